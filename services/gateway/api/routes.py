@@ -32,6 +32,7 @@ from services.gateway.replay.contents import EdgeContents
 from services.gateway.replay.history import History
 from services.gateway.request.request import RequestFactory
 from services.gateway.responses.context import ResponseContext
+from services.gateway.responses.drawing import ImageDrawers
 from services.gateway.responses.service import Responses
 from services.gateway.tasks.chat import Chat
 from services.gateway.tasks.images import ImageTasks
@@ -76,6 +77,7 @@ class RouteTable:
         self.uploads = UploadRoutes(settings, chat.files)
         self.videos = VideoRoutes(settings, videos)
         self._made = responses
+        responses.drawers = ImageDrawers(runs.router, chat, painters)
         self.responses = ResponseRoutes(responses)
         self.conversations = ConversationRoutes(settings, responses.conversations)
         self.batches = Batches(settings, videos.store, chat.files, self._batch_routes())

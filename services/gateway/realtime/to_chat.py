@@ -6,7 +6,7 @@ from omnibus.errors import BadRequest
 from services.gateway.openai import chat_request as chat
 from services.gateway.openai.chat_request import ChatRequest, ImageUrl, Message
 from services.gateway.openai.realtime.session import RealtimeTool, SessionConfig
-from services.gateway.openai.responses.request import FlatNamedChoice
+from services.gateway.openai.responses.tools import FlatNamedChoice
 from services.gateway.openai.tools import (
     FunctionCall,
     FunctionDefinition,

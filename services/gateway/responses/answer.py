@@ -1,7 +1,8 @@
 """The chat behind a response, turned into the events of its stream."""
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from typing import Any, NamedTuple
 
 from omnibus.encoding.audio import SoundFormat
@@ -16,6 +17,7 @@ from services.gateway.openai.responses.events import AnswerEvents, Event
 from services.gateway.openai.responses.items import OutputAudio
 from services.gateway.request.accumulator import AnswerAccumulator
 from services.gateway.request.request import ClientRequest
+from services.gateway.responses.drawing import ImageDrawer
 from services.gateway.tasks.chat_response import ACCEPTED_STREAM, AcceptanceStream, AudioOutputFile
 from services.gateway.tasks.output_streams import open_output_streams
 
@@ -28,12 +30,18 @@ class AnswerStep(NamedTuple):
 
 
 class AnswerReader:
-    """Reads ``output``, the answer of ``run`` to ``request``, as ``events``."""
+    """Reads ``output``, the answer of ``run`` to ``request``, as ``events``; ``drawer`` draws what it calls for."""
 
     def __init__(
-        self, run: ClientRequest, request: ChatRequest, events: AnswerEvents, spoken: SpokenAnswers | None
+        self,
+        run: ClientRequest,
+        request: ChatRequest,
+        events: AnswerEvents,
+        spoken: SpokenAnswers | None,
+        drawer: ImageDrawer | None = None,
     ) -> None:
         self._run = run
+        self._drawer = drawer
         self._request = request
         self._events = events
         self._got = run.answer or AnswerAccumulator(run.model_name, run.created)
@@ -42,7 +50,7 @@ class AnswerReader:
         self._calls = CallReader()
         self._sound = AudioOutputFile(format, spoken, new_secret_id("audio_"))
 
-    async def read(self, output: ChatOutput) -> AsyncIterator[AnswerStep]:
+    async def read(self, output: ChatOutput) -> AsyncGenerator[AnswerStep, None]:
         """Yield the steps of the answer: the first one once all executors have taken the request, or with the first
         output if that comes before; the last one has the end. Raises whatever fails."""
         parts = open_output_streams(output)
@@ -57,6 +65,10 @@ class AnswerReader:
                 accepted.end()
                 batch = [each for each in batch if each[0] != ACCEPTED_STREAM]
             yield await self._read_batch(batch, events)
+        if self._drawer is not None:
+            async with aclosing(self._drawer.draw_called(self._run, self._events)) as steps:
+                async for drawn in steps:
+                    yield AnswerStep(drawn, [])
         events = [] if begun else self._events.begin()
         yield AnswerStep([*events, *await self._finish(output)], [])
 
@@ -82,6 +94,8 @@ class AnswerReader:
         return events
 
     def _read_call(self, part: CallPart) -> list[Event]:
+        if self._drawer is not None and self._drawer.take_call(part):
+            return []
         begun = self._events.begin_call(part.name, call_id(self._events.response.id, part.number)) if part.name else []
         return [*begun, *(self._events.add_arguments(part.arguments) if part.arguments else ())]
 

@@ -6,8 +6,8 @@ background: whoever asks for the rest of it later, here or at another gateway, h
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, aclosing, contextmanager
 from typing import NamedTuple
 
 import msgspec
@@ -32,6 +32,7 @@ from services.gateway.request.lifecycle import run_to_end
 from services.gateway.request.request import ClientRequest
 from services.gateway.request.token_ids import TokenIds
 from services.gateway.responses.answer import AnswerReader, AnswerStep
+from services.gateway.responses.drawing import ImageDrawer
 from services.gateway.responses.log import LogContent, ResponseLog
 from services.gateway.tasks.chat import Chat
 
@@ -47,7 +48,8 @@ _PASSING = (GatewayStopping, Conflict, BusUnavailable, StoreUnavailable)
 
 class ProductionSpec(NamedTuple):
     """All that is needed to make a response. ``opened`` opens the request behind it, ``begun`` is awaited before its
-    first event, ``ended`` after its last one; neither is needed for one that is not stored."""
+    first event, ``ended`` after its last one; neither is needed for one that is not stored. ``drawer`` draws images.
+    """
 
     response: ResponseObject
     asked: ChatOfResponse
@@ -58,6 +60,7 @@ class ProductionSpec(NamedTuple):
     known: LogContent | None = None
     begun: Callable[[], Awaitable[None]] | None = None
     ended: Callable[[ResponseObject], Awaitable[None]] | None = None
+    drawer: ImageDrawer | None = None
 
 
 class Production:
@@ -191,23 +194,37 @@ class Production:
     async def _make_once(self, events: AnswerEvents, sequence: EventSequence) -> None:
         if self.is_background:
             await self._publish(AnswerStep(events.wait(), []), sequence)
-        run, request = self.run, self.spec.asked.request
+        run = self.run
         self._made_ids, self._unsaved_ids = TokenIds(self._token_ids), []
-        run.answer = AnswerAccumulator(request.model, run.created)
         if self.spec.deadline:
             run.resume_until(self.spec.deadline)
         if run.model:  # an app's graphs are its own
             run.known = tuple(self._token_ids)
         try:
-            async with run_to_end(run):
-                output = await self._chats.begin_answer(run, await self._chat.prepare_request(run, request))
-                reader = AnswerReader(run, request, events, self._chat.spoken)
-                async for step in reader.read(output):
+            async with run_to_end(run), aclosing(self._read_steps(run, events)) as steps:
+                async for step in steps:
                     await self._publish(step, sequence)
         except Rejected as error:
             error.param = self.spec.asked.client_param(error.param)
             raise
         await self._settle(events.response)
+
+    async def _read_steps(self, run: ClientRequest, events: AnswerEvents) -> AsyncGenerator[AnswerStep, None]:
+        """Send the request on its way, and yield the steps of its answer."""
+        request, drawer = self.spec.asked.request, self.spec.drawer
+        if drawer is not None and drawer.alone:
+            async with aclosing(drawer.draw_alone(run, request, events)) as images:
+                async for drawn in images:
+                    yield AnswerStep(drawn, [])
+            return
+        if drawer is not None:
+            drawer.forget_calls()
+        run.answer = AnswerAccumulator(request.model, run.created)
+        output = await self._chats.begin_answer(run, await self._chat.prepare_request(run, request))
+        reader = AnswerReader(run, request, events, self._chat.spoken, drawer)
+        async with aclosing(reader.read(output)) as steps:
+            async for step in steps:
+                yield step
 
     async def _publish(self, step: AnswerStep, sequence: EventSequence) -> None:
         """Give out what is new of ``step``, once the log has it."""

@@ -47,6 +47,7 @@ from services.gateway.responses.archive import (
     with_status,
 )
 from services.gateway.responses.conversations import Conversations, page_items
+from services.gateway.responses.drawing import ImageDrawer, ImageDrawers
 from services.gateway.responses.holders import HolderQuestion, Holders
 from services.gateway.responses.log import LogContent, LogReader, ResponseLog, read_log
 from services.gateway.responses.production import FollowedProduction, Production, ProductionSpec
@@ -81,6 +82,8 @@ class Responses:
         self._adoption: asyncio.Task[None] | None = None
         #: Those of apps too, once there are any.
         self.chats: Chat | AppChats = chat
+        #: What draws images of responses, once there is anything.
+        self.drawers: ImageDrawers | None = None
         self.conversations = Conversations(settings, store)
         self._archive = ResponseArchive(settings, store, bus, self.conversations, gateway)
 
@@ -113,8 +116,12 @@ class Responses:
         asked = to_chat(wanted, before.items, items, before.param)
         id, seed = new_secret_id("resp_"), asked.request.seed
 
+        drawer = self.drawers.choose(wanted) if self.drawers is not None else None
+        if drawer is not None and prices.before:
+            raise BadRequest("Images of responses are not priced before they are drawn: leave these headers out.")
+
         def opened() -> ClientRequest:
-            return self.chats.open_request(wanted.model, seed, pinned)
+            return self._open_request(wanted.model, seed, pinned, drawer)
 
         run = opened()
         seed = run.seed
@@ -125,7 +132,8 @@ class Responses:
             raise
         run.price = None  # it is checked, for all attempts
         response = new_response(id, run.created, wanted)
-        spec = ProductionSpec(response, asked, _first(run, opened), encrypts=wanted.wants_encrypted_reasoning)
+        encrypts = wanted.wants_encrypted_reasoning
+        spec = ProductionSpec(response, asked, _first(run, opened), encrypts=encrypts, drawer=drawer)
         if wanted.is_stored:
             if len(body) > MAX_STORED_BYTES:
                 raise TooLarge(
@@ -135,6 +143,11 @@ class Responses:
             record = self._new_record(wanted, response, run, body, pinned, items)
             spec = await self._stored_spec(spec, record)
         return self._start(spec)
+
+    def _open_request(self, model: str, seed: int | None, path: str, drawer: ImageDrawer | None) -> ClientRequest:
+        if drawer is not None and drawer.alone:
+            return drawer.open_request(seed, path)
+        return self.chats.open_request(model, seed, path)
 
     def _new_record(
         self,
@@ -309,15 +322,17 @@ class Responses:
         before = await history.load_record_history(self._store, record)
         items = history.resolve_references(wanted.items, before.items)
         asked = to_chat(wanted, before.items, items, before.param)
+        drawer = self.drawers.choose(wanted) if self.drawers is not None else None
         return ProductionSpec(
             new_response(record.id, record.created, wanted),
             asked,
-            lambda: self.chats.open_request(record.model, record.seed, record.path),
+            lambda: self._open_request(record.model, record.seed, record.path, drawer),
             deadline=record.deadline,
             encrypts=wanted.wants_encrypted_reasoning,
             log=ResponseLog(self._bus, record.id, content),
             known=content,
             ended=partial(self._archive.put_end, record),
+            drawer=drawer,
         )
 
     async def _is_held(self, stored: StoredResponse) -> bool:

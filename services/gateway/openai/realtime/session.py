@@ -6,7 +6,8 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from services.gateway.openai.chat_request import Effort, Temperature, VoiceId
-from services.gateway.openai.responses.request import FlatNamedChoice, Metadata
+from services.gateway.openai.responses.request import Metadata
+from services.gateway.openai.responses.tools import FlatNamedChoice
 from services.gateway.openai.tools import MAX_TOOLS, Description, Name
 
 #: Bytes per second of the formats of audio.

@@ -16,18 +16,21 @@ from services.gateway.openai.responses.items import InputItem
 from services.gateway.openai.responses.request import (
     PATH,
     ConversationReference,
-    FlatAllowedChoice,
-    FlatFunctionTool,
-    FlatNamedChoice,
     ReasoningConfig,
     ResponseId,
     ResponseRequest,
     TextConfig,
     check_response_request,
     name_message,
-    refuse_image_generation,
 )
 from services.gateway.openai.responses.response import ResponseUsage
+from services.gateway.openai.responses.tools import (
+    FlatAllowedChoice,
+    FlatFunctionTool,
+    FlatNamedChoice,
+    ImageGenerationTool,
+    NamedImageChoice,
+)
 from services.gateway.openai.tools import MAX_TOOLS
 
 INPUT_TOKENS, COMPACT = f"{PATH}/input_tokens", f"{PATH}/compact"
@@ -58,8 +61,10 @@ class InputTokensRequest(_ContextRequest, frozen=True, kw_only=True, forbid_unkn
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningConfig | None = None
     text: TextConfig | None = None
-    tools: Annotated[list[FlatFunctionTool], Meta(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | FlatNamedChoice | FlatAllowedChoice | None = None
+    tools: Annotated[list[FlatFunctionTool | ImageGenerationTool], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | FlatNamedChoice | FlatAllowedChoice | NamedImageChoice | None = (
+        None
+    )
     truncation: Literal["auto", "disabled"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -105,7 +110,6 @@ def parse_context_request(body: bytes, kind: type[Kind]) -> Kind:
         raise BadRequest("The request body is not valid JSON in UTF-8.") from None
     if isinstance(found, dict) and isinstance(found.get("input"), list):
         found["input"] = [name_message(item) for item in found["input"]]
-    refuse_image_generation(found)
     try:
         wanted = convert_json(found, kind)
     except (msgspec.ValidationError, RecursionError) as error:

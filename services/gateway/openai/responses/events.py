@@ -14,6 +14,7 @@ from omnibus.errors import ProtocolError
 from services.gateway.openai.chat_response import Usage
 from services.gateway.openai.responses.items import (
     FunctionCallItem,
+    ImageGenerationCall,
     OutputAudio,
     OutputMessage,
     OutputText,
@@ -84,6 +85,31 @@ class AnswerEvents:
         item = self._item()
         item.text.append(delta)
         return [{"type": "response.function_call_arguments.delta", **item.place(), "delta": delta}]
+
+    def begin_image(self) -> list[Event]:
+        """An image is being drawn."""
+        events = self._close_item("completed")
+        events += self._open_item(_OpenItem("image_generation_call", "ig_", len(self._items)))
+        return [*events, self._image_event("in_progress"), self._image_event("generating")]
+
+    def add_partial_image(self, file: bytes, index: int, about: dict[str, Any]) -> list[Event]:
+        """The image as it is before it is complete."""
+        data = base64.b64encode(file).decode()
+        return [
+            {**self._image_event("partial_image"), "partial_image_b64": data, "partial_image_index": index, **about}
+        ]
+
+    def finish_image(self, image: ImageGenerationCall) -> list[Event]:
+        """The image that was begun last is ``image``."""
+        self._item().image = image
+        return [self._image_event("completed"), *self._close_item("completed")]
+
+    def fail_image(self) -> list[Event]:
+        """The image that was begun last cannot be drawn."""
+        return self._close_item("failed")
+
+    def _image_event(self, state: str) -> Event:
+        return {"type": f"response.image_generation_call.{state}", **self._item().place()}
 
     def add_transcript(self, delta: str) -> list[Event]:
         """More of what is said aloud, where no text is wanted."""
@@ -187,6 +213,7 @@ class _OpenItem:
         self.text: list[str] = []
         self.has_part = False
         self.sound: OutputAudio | None = None
+        self.image = ImageGenerationCall(result=None)
         self._name = name
         self._call_id = call_id
 
@@ -198,6 +225,8 @@ class _OpenItem:
 
     def build(self, status: Any, *, encrypts: bool) -> Any:
         text = "".join(self.text)
+        if self.kind == "image_generation_call":
+            return msgspec.structs.replace(self.image, id=self.id, status=status)
         if self.kind == "function_call":
             return FunctionCallItem(self._call_id, self._name, text, self.id, status)
         if self.kind == "reasoning":

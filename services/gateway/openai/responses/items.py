@@ -134,9 +134,16 @@ class ItemReference(Struct, frozen=True, tag_field="type", tag="item_reference")
 
 
 class ImageGenerationCall(Struct, frozen=True, tag_field="type", tag="image_generation_call"):
-    """Read so that it can be refused by name: no model here goes on with a picture of its own."""
+    """An image that was drawn: ``result`` is its file in base64. Models that go on with a conversation see none."""
 
     id: str | UnsetType = UNSET
+    status: Literal["in_progress", "generating", "completed", "failed"] | UnsetType = UNSET
+    result: str | UnsetType | None = UNSET
+    revised_prompt: str | UnsetType | None = UNSET
+    size: str | UnsetType | None = UNSET
+    quality: str | UnsetType | None = UNSET
+    background: str | UnsetType | None = UNSET
+    output_format: str | UnsetType | None = UNSET
 
 
 class Compaction(Struct, frozen=True, tag_field="type", tag="compaction"):
@@ -162,7 +169,7 @@ class OutputMessage(Struct, frozen=True, tag_field="type", tag="message"):
     role: Literal["assistant"] = "assistant"
 
 
-OutputItem = OutputMessage | Reasoning | FunctionCallItem
+OutputItem = OutputMessage | Reasoning | FunctionCallItem | ImageGenerationCall
 
 _ITEMS = msgspec.json.Decoder(list[InputItem])
 _encode = msgspec.json.Encoder().encode

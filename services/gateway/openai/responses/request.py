@@ -20,8 +20,17 @@ from services.gateway.openai.chat_request import (
     TopK,
 )
 from services.gateway.openai.density import check_values
+from services.gateway.openai.images import check_options
 from services.gateway.openai.parse import convert_json, invalid_request
 from services.gateway.openai.responses.items import InputItem, InputMessage, InputText
+from services.gateway.openai.responses.tools import (
+    IMAGE_TOOL,
+    FlatAllowedChoice,
+    FlatFunctionTool,
+    FlatNamedChoice,
+    ImageGenerationTool,
+    NamedImageChoice,
+)
 from services.gateway.openai.tools import MAX_TOOLS, Description, Name
 
 PATH = "/v1/responses"
@@ -40,28 +49,6 @@ ResponseId = Annotated[str, Meta(min_length=1, max_length=128)]
 
 class ConversationReference(Struct, frozen=True, forbid_unknown_fields=True):
     id: ResponseId
-
-
-class FlatFunctionTool(Struct, frozen=True, tag_field="type", tag="function", forbid_unknown_fields=True):
-    """A function that a model may call. ``parameters`` is a JSON schema; with ``strict`` a call holds to it."""
-
-    name: Name
-    description: Description | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class FlatNamedChoice(Struct, frozen=True, tag_field="type", tag="function", forbid_unknown_fields=True):
-    """The one function that has to be called."""
-
-    name: Name
-
-
-class FlatAllowedChoice(Struct, frozen=True, tag_field="type", tag="allowed_tools", forbid_unknown_fields=True):
-    """Some of the tools, the only ones that may be called."""
-
-    mode: Literal["auto", "required"]
-    tools: Annotated[list[FlatNamedChoice], Meta(min_length=1, max_length=MAX_TOOLS)]
 
 
 class PlainFormat(Struct, frozen=True, tag_field="type", tag="text"):
@@ -112,8 +99,10 @@ class ResponseRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     reasoning: ReasoningConfig | None = None
     include: Annotated[list[str], Meta(max_length=16)] | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    tools: Annotated[list[FlatFunctionTool], Meta(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | FlatNamedChoice | FlatAllowedChoice | None = None
+    tools: Annotated[list[FlatFunctionTool | ImageGenerationTool], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | FlatNamedChoice | FlatAllowedChoice | NamedImageChoice | None = (
+        None
+    )
     parallel_tool_calls: bool | None = None
     max_tool_calls: Count | None = None
 
@@ -165,6 +154,11 @@ class ResponseRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return self.conversation if isinstance(self.conversation, str) else self.conversation.id
 
     @property
+    def image_tool(self) -> ImageGenerationTool | None:
+        """The tool that draws, if there is one."""
+        return next((tool for tool in self.tools or () if isinstance(tool, ImageGenerationTool)), None)
+
+    @property
     def wants_encrypted_reasoning(self) -> bool:
         return "reasoning.encrypted_content" in (self.include or ())
 
@@ -184,10 +178,6 @@ _ACCEPTED_VALUES: dict[str, Callable[[Any], bool]] = {
 }
 #: What ``include`` may name: what is in every answer, or is put into it.
 _INCLUDABLE = frozenset({"reasoning.encrypted_content", "message.input_image.image_url"})
-_NO_IMAGES = (
-    "No model here draws while it answers, so there is no tool 'image_generation': send the prompt to "
-    '/v1/images/generations, or to /v1/chat/completions with "modalities": ["image"] and a model that makes pictures.'
-)
 
 
 def parse_response_request(body: bytes) -> ResponseRequest:
@@ -209,22 +199,10 @@ def convert_response_request(found: Any) -> ResponseRequest:
     """``found``, JSON, as a request; items without a type are messages. Raises ``BadRequest``."""
     if isinstance(found, dict) and isinstance(found.get("input"), list):
         found["input"] = [name_message(item) for item in found["input"]]
-    refuse_image_generation(found)
     try:
         return convert_json(found, ResponseRequest)
     except (msgspec.ValidationError, RecursionError) as error:
         raise invalid_request(str(error), ResponseRequest) from None
-
-
-def refuse_image_generation(found: Any) -> None:
-    """Raise ``BadRequest`` where ``found``, a request as JSON, has OpenAI's tool ``image_generation``."""
-    if not isinstance(found, dict):
-        return
-    tools = found["tools"] if isinstance(found.get("tools"), list) else []
-    places = {f"tools[{index}].type": tool for index, tool in enumerate(tools)}
-    for param, tool in {**places, "tool_choice.type": found.get("tool_choice")}.items():
-        if isinstance(tool, dict) and tool.get("type") == "image_generation":
-            raise BadRequest(_NO_IMAGES, param=param)
 
 
 def name_message(item: Any) -> Any:
@@ -242,6 +220,7 @@ def check_response_request(wanted: ResponseRequest) -> None:
         if name not in _INCLUDABLE:
             raise BadRequest(f"include cannot be {name[:64]!r} here: leave it out.", param="include")
     _check_text(wanted)
+    _check_images(wanted)
     _check_audio(wanted)
     _check_state(wanted)
 
@@ -252,6 +231,25 @@ def _check_text(wanted: ResponseRequest) -> None:
         return
     if text.verbosity not in (None, "medium"):
         raise _unsupported_value("text.verbosity")
+
+
+def _check_images(wanted: ResponseRequest) -> None:
+    """Check the tool that draws, of which there is one at most, and whose name no function has."""
+    tools = wanted.tools or []
+    places = [index for index, tool in enumerate(tools) if isinstance(tool, ImageGenerationTool)]
+    if isinstance(wanted.tool_choice, NamedImageChoice) and not places:
+        raise BadRequest("tool_choice names a tool that tools do not have.", param="tool_choice")
+    if len(places) > 1:
+        raise BadRequest("There is one tool image_generation at most.", param=f"tools[{places[1]}]")
+    for index, tool in enumerate(tools):
+        if isinstance(tool, FlatFunctionTool) and places and tool.name == IMAGE_TOOL:
+            raise BadRequest("This is the name of the tool that draws.", param=f"tools[{index}].name")
+        if isinstance(tool, ImageGenerationTool):
+            try:
+                check_options(tool.to_image_request("-", "-"))
+            except BadRequest as error:
+                error.param = f"tools[{index}].{error.param}"
+                raise
 
 
 def _check_audio(wanted: ResponseRequest) -> None:

@@ -8,7 +8,8 @@ from msgspec import Struct
 from omnibus.errors import OmnibusError, Overloaded, Rejected
 from services.gateway.openai.chat_response import Usage
 from services.gateway.openai.responses.items import OutputItem
-from services.gateway.openai.responses.request import FlatFunctionTool, ReasoningConfig, ResponseRequest
+from services.gateway.openai.responses.request import ReasoningConfig, ResponseRequest
+from services.gateway.openai.responses.tools import FlatFunctionTool, ImageGenerationTool
 
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
@@ -153,8 +154,10 @@ def new_response(id: str, created: float, wanted: ResponseRequest) -> ResponseOb
     )
 
 
-def _whole_tool(tool: FlatFunctionTool) -> dict[str, Any]:
+def _whole_tool(tool: FlatFunctionTool | ImageGenerationTool) -> dict[str, Any]:
     """``tool`` with all the keys that a response has of it."""
+    if isinstance(tool, ImageGenerationTool):
+        return {name: value for name, value in msgspec.to_builtins(tool).items() if value is not None}
     return {
         "type": "function",
         "name": tool.name,

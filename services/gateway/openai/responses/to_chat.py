@@ -14,6 +14,7 @@ from services.gateway.openai.responses.items import (
     Compaction,
     FunctionCallItem,
     FunctionCallOutput,
+    ImageGenerationCall,
     InputAudioContent,
     InputFile,
     InputImage,
@@ -26,13 +27,16 @@ from services.gateway.openai.responses.items import (
     Reasoning,
     Refusal,
 )
-from services.gateway.openai.responses.request import (
+from services.gateway.openai.responses.request import ObjectFormat, ResponseRequest, SchemaFormat
+from services.gateway.openai.responses.tools import (
+    IMAGE_TOOL,
+    IMAGE_TOOL_DESCRIPTION,
+    IMAGE_TOOL_PARAMETERS,
     FlatAllowedChoice,
     FlatFunctionTool,
     FlatNamedChoice,
-    ObjectFormat,
-    ResponseRequest,
-    SchemaFormat,
+    ImageGenerationTool,
+    NamedImageChoice,
 )
 from services.gateway.openai.tools import (
     AllowedToolChoice,
@@ -102,6 +106,8 @@ def to_chat(
     listed = isinstance(wanted.input, list)
     named += [(item, f"input[{index}]" if listed else "input") for index, item in enumerate(items)]
     for item, param in named:
+        if isinstance(item, ImageGenerationCall):  # models do not see what was drawn before
+            continue
         message = _to_message(item, param)
         if isinstance(message, chat.AssistantMessage) and messages and _joins(messages[-1], item):
             messages[-1] = _join_messages(messages[-1], message)
@@ -142,7 +148,9 @@ def _to_request(wanted: ResponseRequest, messages: list[Message]) -> ChatRequest
     )
 
 
-def _to_tool(tool: FlatFunctionTool) -> FunctionTool:
+def _to_tool(tool: FlatFunctionTool | ImageGenerationTool) -> FunctionTool:
+    if isinstance(tool, ImageGenerationTool):
+        return FunctionTool(FunctionDefinition(IMAGE_TOOL, IMAGE_TOOL_DESCRIPTION, IMAGE_TOOL_PARAMETERS))
     return FunctionTool(FunctionDefinition(tool.name, tool.description, tool.parameters, tool.strict))
 
 
@@ -150,6 +158,8 @@ def _to_tool_choice(wanted: ResponseRequest) -> ToolChoice | None:
     match wanted.tool_choice:
         case FlatNamedChoice(name):
             return NamedToolChoice(FunctionName(name))
+        case NamedImageChoice():
+            return NamedToolChoice(FunctionName(IMAGE_TOOL))
         case FlatAllowedChoice(mode, allowed):
             return AllowedToolChoice(AllowedTools(mode, [NamedToolChoice(FunctionName(each.name)) for each in allowed]))
         case choice:

@@ -1,0 +1,221 @@
+"""Images of a response: drawn where its model calls the tool for it, or all that a model which draws answers with.
+
+Each image is a request of its own to a model that draws, from a seed that follows from the response's.
+"""
+
+import base64
+import json
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from omnibus.errors import BadRequest, NotFound
+from omnibus.structured.calls import CallPart
+from services.gateway.openai.chat_request import ChatRequest
+from services.gateway.openai.chat_response import build_usage
+from services.gateway.openai.images import ImageRequest
+from services.gateway.openai.messages import convert_messages
+from services.gateway.openai.responses.events import AnswerEvents, Event
+from services.gateway.openai.responses.items import ImageGenerationCall
+from services.gateway.openai.responses.request import ResponseRequest
+from services.gateway.openai.responses.tools import IMAGE_TOOL, FlatFunctionTool, ImageGenerationTool
+from services.gateway.pricing.headers import NO_PRICES
+from services.gateway.request.lifecycle import run_to_end
+from services.gateway.request.request import ClientRequest
+from services.gateway.routing.router import Router
+from services.gateway.tasks.chat import Chat
+from services.gateway.tasks.images import (
+    CLIENT_PARAM_NAMES,
+    GeneratedImages,
+    ImageTasks,
+    collect_images,
+    encode_image,
+    preview_interval,
+    step_count,
+)
+from services.gateway.tasks.resolve import rename_params, request_class
+
+#: Images of one response at most; ``max_tool_calls`` may say less.
+MAX_IMAGES = 8
+MAX_SEED = 2**62 - 1
+#: What clients call the fields of a drawing that is all of the response.
+_ALONE_PARAMS = {**CLIENT_PARAM_NAMES, "prompt": "input"}
+
+
+class ImageDrawer:
+    """Draws the images of one response with ``model``, as ``tool`` says. ``alone``: the response is one image.
+
+    ``most`` bounds the calls that are obeyed; those behind them change nothing.
+    """
+
+    def __init__(
+        self, painters: ImageTasks, model: str, tool: ImageGenerationTool, most: int = 1, *, alone: bool = False
+    ) -> None:
+        self.alone = alone
+        self._painters = painters
+        self._model = model
+        self._tool = tool
+        self._most = most
+        self._calls: dict[int, list[str]] = {}
+        self._made: GeneratedImages | None = None
+
+    def open_request(self, seed: int | None, pinned: str) -> ClientRequest:
+        """The request of a response that is one image. Raises as ``ImageTasks.open_request``."""
+        return self._painters.open_request(self._model, seed, pinned, NO_PRICES)
+
+    def forget_calls(self) -> None:
+        """Begin anew, as the answer does."""
+        self._calls.clear()
+
+    def take_call(self, part: CallPart) -> bool:
+        """Take part of a call, if it is one of the tool; whether it is."""
+        if part.name == IMAGE_TOOL:
+            self._calls[part.number] = []
+        taken = part.number in self._calls
+        if taken:
+            self._calls[part.number].append(part.arguments)
+        return taken
+
+    async def draw_called(self, run: ClientRequest, events: AnswerEvents) -> AsyncGenerator[list[Event], None]:
+        """Draw what the model of ``run`` has called for, one image after the other. Yields events of ``events``."""
+        run.release_admission()  # its own work is done, and what draws may wait for the same turn
+        for index, arguments in enumerate([*self._calls.values()][: self._most]):
+            prompt = _read_prompt("".join(arguments))
+            if not prompt:
+                yield [*events.begin_image(), *events.fail_image()]
+                continue
+            drawing = self._painters.open_request(self._model, (run.seed + index) & MAX_SEED, "", NO_PRICES)
+            drawing.deadline = min(drawing.deadline, run.deadline)
+            async with run_to_end(drawing), aclosing(self._draw(drawing, prompt, events)) as steps:
+                async for drawn in steps:
+                    yield drawn
+
+    async def draw_alone(
+        self, run: ClientRequest, request: ChatRequest, events: AnswerEvents
+    ) -> AsyncGenerator[list[Event], None]:
+        """Answer ``request`` with an image by ``run``. Raises ``BadRequest`` where it says nothing, or has pictures."""
+        begin = events.begin
+        with rename_params(_ALONE_PARAMS):
+            async with aclosing(self._draw(run, _join_words(request), events)) as steps:
+                async for drawn in steps:
+                    yield [*begin(), *drawn]
+                    begin = list
+        made = self._made
+        used = build_usage(prompt_text=made.text, image=made.pixels // 256) if made is not None else build_usage()
+        yield events.finish("stop", used, time.time())
+
+    async def _draw(self, run: ClientRequest, prompt: str, events: AnswerEvents) -> AsyncGenerator[list[Event], None]:
+        task = self._painters.get_task(self._model)
+        wanted = self._tool.to_image_request(self._model, prompt)
+        fields = wanted.task_fields() | {"seed": run.seed & MAX_SEED}
+        wish = self._painters.add_defaults(self._model, fields) | {"count": True}
+        wish["previews"] = preview_interval(step_count(task, wish), self._tool.partial_images or 0)
+        wish |= {"progress": True} if "progress" in request_class(task).model_fields else {}
+        output = await self._painters.generate_images(run, wish)
+        for progress in output.progress:
+            async for _ in progress:
+                break  # from the first step on: what the model does not take is refused before an event
+        yield events.begin_image()
+        index = 0
+        for previews in output.previews:
+            async for preview in previews:
+                if preview.array is not None:
+                    size = wanted.extent or (preview.array.shape[1] * 8, preview.array.shape[0] * 8)
+                    file = await encode_image(preview.array, wanted.format, wanted.compression, size)
+                    yield events.add_partial_image(file, index, _about(wanted, size))
+                    index += 1
+        made = self._made = await collect_images(run, output, wanted.format, wanted.compression)
+        result = base64.b64encode(made.files[0]).decode()
+        yield events.finish_image(
+            ImageGenerationCall(result=result, revised_prompt=prompt, **_about(wanted, made.size))
+        )
+
+
+class ImageDrawers:
+    """Chooses what draws the images of a response, among the models of the plan."""
+
+    def __init__(self, router: Router, chat: Chat, painters: ImageTasks) -> None:
+        self._router = router
+        self._chat = chat
+        self._painters = painters
+
+    def choose(self, wanted: ResponseRequest) -> ImageDrawer | None:
+        """Choose the drawer for ``wanted``; None where nothing is to be drawn.
+
+        Raises ``NotFound``, and ``BadRequest`` where no model draws, or several do and none is named.
+        """
+        plan, tool = self._router.plan, wanted.image_tool
+        names = [name for name, model in plan.models.items() if not model.apps] if plan is not None else []
+        if wanted.model in names and not self._chats(wanted.model) and self._draws(wanted.model):
+            if any(isinstance(each, FlatFunctionTool) for each in wanted.tools or ()):
+                raise BadRequest(f"{wanted.model} draws and calls no functions: leave them out.", param="tools")
+            return ImageDrawer(self._painters, wanted.model, tool or ImageGenerationTool(), alone=True)
+        if tool is None or wanted.tool_choice == "none":
+            return None
+        most = min(MAX_IMAGES, wanted.max_tool_calls or MAX_IMAGES)
+        return ImageDrawer(self._painters, self._choose_model(wanted, tool, names), tool, most)
+
+    def _choose_model(self, wanted: ResponseRequest, tool: ImageGenerationTool, names: Sequence[str]) -> str:
+        """The model that ``tool`` names, or the response's own, or the only one that draws."""
+        param = "tools"
+        if tool.model is not None:
+            if tool.model not in names:
+                raise NotFound(f"there is no model {tool.model!r}: leave it out, or name one that draws", param=param)
+            self._painters.get_task(tool.model)
+            return tool.model
+        if wanted.model in names and self._draws(wanted.model):
+            return wanted.model
+        found = [name for name in names if self._draws(name)]
+        if len(found) != 1:
+            there = f"name one of {', '.join(found)} as its 'model'" if found else "no model here draws"
+            raise BadRequest(f"The tool image_generation cannot be used: {there}.", param=param)
+        return found[0]
+
+    def _chats(self, name: str) -> bool:
+        try:
+            self._chat.get_task(name)
+        except BadRequest:
+            return False
+        return True
+
+    def _draws(self, name: str) -> bool:
+        try:
+            self._painters.get_task(name)
+        except BadRequest:
+            return False
+        return True
+
+
+def _about(wanted: ImageRequest, size: tuple[int, int]) -> dict[str, Any]:
+    """Properties of an image besides its bytes."""
+    extent = f"{size[0]}x{size[1]}"
+    return {"size": extent, "quality": "auto", "background": "opaque", "output_format": wanted.format}
+
+
+def _read_prompt(arguments: str) -> str:
+    """The prompt that a model has called with; what is no JSON is the prompt itself."""
+    try:
+        found = json.loads(arguments)
+    except ValueError:
+        return arguments.strip()
+    prompt = found.get("prompt") if isinstance(found, dict) else found
+    return prompt.strip() if isinstance(prompt, str) else ""
+
+
+def _join_words(request: ChatRequest) -> str:
+    """The words of users and systems: a model that draws remembers nothing else."""
+    messages, refs = convert_messages(request)
+    if refs:
+        raise BadRequest(
+            f"{request.model} draws by words: send pictures to /v1/images/edits.", param=refs[0].param or "input"
+        )
+    said = [_words(message["content"]) for message in messages if message["role"] not in ("assistant", "tool")]
+    prompt = "\n".join(each for each in said if each.strip())
+    if not prompt:
+        raise BadRequest("The input says nothing of the picture.", param="input")
+    return prompt
+
+
+def _words(content: str | list[dict[str, str]]) -> str:
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content if "text" in part)

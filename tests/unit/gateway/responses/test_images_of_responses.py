@@ -1,0 +1,179 @@
+"""Images of responses: drawn where the model calls the tool for them, or all that a model which draws answers with."""
+
+import base64
+import io
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from openai import AsyncOpenAI
+from openai.types.responses import Response
+from PIL import Image
+
+from omnibus.executor.runner import Job
+from omnibus.store import Store
+from omnibus.structured.calls import call_head
+from tests.unit.gateway.house import PAINTER, TEXT, House, error, house
+from tests.unit.gateway.responses_house import create, events_of, whole
+
+DRAW: dict[str, Any] = {"type": "image_generation", "size": "64x32"}
+
+
+class Artist:
+    """A thinker that says something, calls the tool that draws, and a function; it remembers what it was given."""
+
+    def __init__(self) -> None:
+        self.messages: list[Any] = []
+        self.params: dict[str, Any] = {}
+        self.prompts = ["a red cat"]
+
+    async def __call__(self, job: Job) -> None:
+        self.messages, self.params = await job.value("messages"), job.inputs["params"]
+        await job.send("text", {"text": "Look.", "ids": [1]})
+        for prompt in self.prompts:
+            arguments = json.dumps({"prompt": prompt})
+            await job.send("text", {"calls": call_head("image_generation") + arguments[:5], "ids": [2]})
+            await job.send("text", {"calls": arguments[5:], "ids": [3]})
+        job.close("text", {"finish_reason": "stop", "usage": {"prompt_tokens": 5, "completion_tokens": 3}})
+
+
+@pytest.fixture
+def artist() -> Artist:
+    return Artist()
+
+
+@pytest.fixture
+async def studio(tmp_path: Path, store: Store, artist: Artist) -> AsyncIterator[House]:
+    """A model that chats, and one that draws."""
+    async with house(tmp_path, store) as made:
+        made.serve(TEXT, PAINTER)
+        assert made.router.plan is not None
+        for model, works in ((TEXT, {"thinker": artist}), (PAINTER, {})):
+            for option, spec in made.router.plan.models[model].options.items():
+                await made.executor(model, option, *spec.components, **works)
+        yield made
+
+
+def read_picture(data: str) -> Any:
+    """The pixels of a file in base64."""
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB"))
+
+
+def images(response: dict[str, Any]) -> list[Any]:
+    """The pixels of the images of a response."""
+    return [read_picture(item["result"]) for item in response["output"] if "result" in item]
+
+
+async def test_an_image_is_drawn_where_the_model_calls_for_it(studio: House, artist: Artist) -> None:
+    made = whole(await create(studio, "draw a cat", tools=[DRAW]))
+    again = whole(await create(studio, "draw a cat", tools=[DRAW]))
+
+    message, image = made["output"]
+    assert message["content"][0]["text"] == "Look."
+    assert (image["type"], image["status"]) == ("image_generation_call", "completed")
+    assert image["revised_prompt"] == "a red cat"
+    assert (image["size"], image["output_format"]) == ("64x32", "png")
+    [pixels] = images(made)
+    assert pixels.shape == (32, 64, 3)
+    assert pixels[0, 0, 1] == 3  # words of the prompt, as the toy draws
+    assert again["output"][1]["result"] == image["result"]  # by the response's seed
+    assert made["tools"] == [DRAW]
+    [tool] = artist.params["tools"]
+    assert (tool["function"]["name"], tool["function"]["parameters"]["required"]) == ("image_generation", ["prompt"])
+
+
+async def test_its_events_are_those_of_openai(studio: House) -> None:
+    events = events_of((await create(studio, "draw", tools=[{**DRAW, "partial_images": 2}], stream=True)).text)
+
+    kinds = [event["type"].removeprefix("response.") for event in events]
+    begin = kinds.index("output_item.added", kinds.index("output_item.done"))
+    assert kinds[begin:] == [
+        "output_item.added", "image_generation_call.in_progress", "image_generation_call.generating",
+        "image_generation_call.partial_image", "image_generation_call.partial_image",
+        "image_generation_call.completed", "output_item.done", "completed",
+    ]  # fmt: skip
+    added, partial, done = events[begin], events[begin + 3], events[-2]
+    assert (added["item"]["status"], added["item"]["result"]) == ("in_progress", None)
+    assert [each["partial_image_index"] for each in events[begin + 3 : begin + 5]] == [0, 1]
+    assert read_picture(partial["partial_image_b64"]).shape == (32, 64, 3)
+    assert {event["item_id"] for event in events[begin + 1 : -2]} == {added["item"]["id"]}
+    assert events[-1]["response"]["output"][1] == done["item"]
+
+
+async def test_openais_client_reads_it_strictly(studio: House) -> None:
+    async with AsyncOpenAI(
+        base_url="http://localhost/v1",
+        api_key="none",
+        max_retries=0,
+        http_client=studio.http,
+        _strict_response_validation=True,
+    ) as client:
+        tools: Any = [{**DRAW, "partial_images": 1}]
+        choice: Any = {"type": "image_generation"}
+        made = await client.responses.create(model=TEXT, input="draw", tools=tools, tool_choice=choice)
+        stream = await client.responses.create(model=TEXT, input="draw", tools=tools, stream=True)
+        kinds = {event.type async for event in stream}
+
+    assert isinstance(made, Response)
+    assert [item.type for item in made.output] == ["message", "image_generation_call"]
+    assert {"response.image_generation_call.partial_image", "response.image_generation_call.completed"} <= kinds
+
+
+async def test_the_model_is_made_to_draw_by_the_choice_of_the_tool(studio: House, artist: Artist) -> None:
+    whole(await create(studio, "draw", tools=[DRAW], tool_choice={"type": "image_generation"}))
+    assert artist.params["tool_choice"] == "required"
+    assert artist.params["allowed_tools"] == ["image_generation"]
+
+
+async def test_several_are_drawn_one_after_the_other_as_many_as_are_allowed(studio: House, artist: Artist) -> None:
+    artist.prompts = ["a cat", "a very big dog", "", "a mouse"]
+
+    made = whole(await create(studio, "draw", tools=[DRAW], max_tool_calls=3))
+
+    assert [item.get("status") for item in made["output"][1:]] == ["completed", "completed", "failed"]
+    assert [pixels[0, 0, 1] for pixels in images({"output": made["output"][1:3]})] == [2, 4]
+    assert made["output"][1]["result"] != made["output"][2]["result"]
+
+
+async def test_a_conversation_goes_on_without_its_images(studio: House, artist: Artist) -> None:
+    first = whole(await create(studio, "draw", tools=[DRAW]))
+
+    whole(await create(studio, "thanks", previous_response_id=first["id"]))
+    assert [message["role"] for message in artist.messages] == ["user", "assistant", "user"]
+    whole(await create(studio, [*first["output"], {"role": "user", "content": "again"}], store=False))
+    assert [message["role"] for message in artist.messages] == ["assistant", "user"]
+
+
+async def test_a_model_that_draws_answers_with_an_image(studio: House) -> None:
+    given: Any = [{"role": "user", "content": "a small"}, {"role": "user", "content": "blue fish"}]
+    made = whole(await create(studio, given, model=PAINTER, tools=[DRAW]))
+    events = events_of((await create(studio, "a fish", model=PAINTER, tools=[DRAW], stream=True)).text)
+
+    [image] = made["output"]
+    [pixels] = images(made)
+    assert (image["type"], image["revised_prompt"]) == ("image_generation_call", "a small\nblue fish")
+    assert pixels.shape == (32, 64, 3)
+    assert (pixels[0, 0, 0], pixels[0, 0, 1]) == (5, 4)  # the request's seed, and the words
+    assert (made["status"], made["usage"]["input_tokens"], made["usage"]["output_tokens"]) == ("completed", 4, 8)
+    kinds = [event["type"].removeprefix("response.") for event in events]
+    assert kinds[:4] == ["created", "in_progress", "output_item.added", "image_generation_call.in_progress"]
+    assert kinds[-2:] == ["output_item.done", "completed"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "param"),
+    [
+        ({"tools": [{"type": "image_generation", "model": "nobody"}]}, 404, "tools"),
+        ({"tools": [{"type": "image_generation", "model": TEXT}]}, 400, "model"),
+        ({"model": PAINTER, "input": [{"role": "assistant", "content": "x"}]}, 400, "input"),
+        ({"model": PAINTER, "tools": [{"type": "image_generation", "size": "63x32"}]}, 400, "size"),
+        ({"model": PAINTER, "tools": [{"type": "function", "name": "f"}]}, 400, "tools"),
+    ],
+)
+async def test_what_cannot_be_drawn_is_refused(studio: House, fields: dict[str, Any], status: int, param: str) -> None:
+    refused = await create(studio, **fields)
+
+    assert (refused.status_code, error(refused)["param"]) == (status, param), refused.text
