@@ -1,5 +1,6 @@
 """Images of responses: drawn where the model calls the tool for them, or all that a model which draws answers with."""
 
+import asyncio
 import base64
 import io
 import json
@@ -16,8 +17,8 @@ from PIL import Image
 from omnibus.executor.runner import Job
 from omnibus.store import Store
 from omnibus.structured.calls import call_head
-from tests.unit.gateway.house import PAINTER, TEXT, House, error, house
-from tests.unit.gateway.responses_house import create, events_of, whole
+from tests.unit.gateway.house import PAINTER, TEXT, House, error, house, paint
+from tests.unit.gateway.responses_house import PATH, Pair, Reading, create, events_of, whole
 
 DRAW: dict[str, Any] = {"type": "image_generation", "size": "64x32"}
 
@@ -161,6 +162,41 @@ async def test_a_model_that_draws_answers_with_an_image(studio: House) -> None:
     kinds = [event["type"].removeprefix("response.") for event in events]
     assert kinds[:4] == ["created", "in_progress", "output_item.added", "image_generation_call.in_progress"]
     assert kinds[-2:] == ["output_item.done", "completed"]
+
+
+async def test_a_stream_with_an_image_goes_on_at_another_gateway(pair: Pair) -> None:
+    go = asyncio.Event()
+
+    async def paint_later(job: Job) -> None:
+        await go.wait()
+        await paint(job)
+
+    await pair.serve(PAINTER, vae=paint_later)
+    body = {
+        "model": PAINTER,
+        "input": "a blue fish",
+        "seed": 5,
+        "stream": True,
+        "tools": [{**DRAW, "partial_images": 1}],
+    }
+    reading = Reading(pair.first, "POST", PATH, json=body)
+    await reading.until("partial_image")
+    had = reading.events
+    reading.client.leave()
+    await asyncio.wait_for(reading.task, 10)
+
+    go.set()
+    query = {"stream": "true", "starting_after": had[-1]["sequence_number"]}
+    rest = events_of((await pair.second.http.get(f"{PATH}/{had[0]['response']['id']}", params=query)).text)
+
+    kinds = [event["type"].removeprefix("response.") for event in (*had, *rest)]
+    assert kinds == [
+        "created", "in_progress", "output_item.added",
+        *(f"image_generation_call.{state}" for state in ("in_progress", "generating", "partial_image", "completed")),
+        "output_item.done", "completed",
+    ]  # fmt: skip
+    [pixels] = images(rest[-1]["response"])
+    assert (pixels[0, 0, 0], pixels[0, 0, 1]) == (5, 3)
 
 
 @pytest.mark.parametrize(
