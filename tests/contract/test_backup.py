@@ -22,6 +22,7 @@ from omnibus.settings import BusSettings, StoreSettings
 from omnibus.store import Store
 from omnibus.up import infra
 from omnibus.up.infra import InfraServer
+from tests.contract.test_store_adapters import adapter
 from tests.contract.test_store_apps import TEXT, uploaded
 from tests.contract.test_store_jobs import KIND, MANY, job
 from tests.contract.test_store_keys import record
@@ -68,6 +69,7 @@ async def fill(store: Store, bus: NatsBus, messages: int = MESSAGES) -> dict[str
     await store.put_source(TEXT)
     await store.put_app(uploaded(), 0)
     await store.put_key(record())
+    await store.put_adapter(adapter())
     await store.put_job(KIND, job("first"), MANY)
     await store.put_job(KIND, job("second"), MANY)
     for number in range(messages):
@@ -87,6 +89,7 @@ async def read(store: Store, bus: NatsBus) -> dict[str, Any]:
         "source": await store.source(uploaded().source.sha256),
         "apps": await anext(aiter(store.app_changes())),
         "keys": await store.keys(),
+        "adapters": await store.adapters(),
         "jobs": [await store.job(KIND, name) for name in ("first", "second")],
         "records": [(each.subject, each.data) for each in await bus.read_records("omnibus.inv.>")],
         "dead": [(each.subject, each.data) for each in await bus.read_latest(DEADLETTERS, 10)],

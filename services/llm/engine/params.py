@@ -98,7 +98,7 @@ def read_params(params: Any, kind: type[P]) -> P:
 
 def unknown_adapter_error(name: str) -> NotFound:
     """The error of a request for an adapter that was not loaded here."""
-    return NotFound(f"this executor has no adapter {name!r}: declare it with its model", param="model")
+    return NotFound(f"this executor has no adapter {name!r}: declare it with its model, or load it", param="model")
 
 
 def max_answer_tokens(context: int, length: int, wanted: int | None) -> int:
