@@ -1,4 +1,4 @@
-"""``omnibus app`` and ``omnibus tasks`` against a gateway that listens, found as people find it."""
+"""``omnibus app``, ``omnibus adapters`` and ``omnibus tasks`` against a gateway that listens, found as people find it."""
 
 import asyncio
 import io
@@ -15,8 +15,9 @@ import redis.asyncio as redis
 from omnibus.cli import main
 from omnibus.up.run_dir import RunDirectory, RunState
 from services.gateway.http.server import create_server
+from tests.unit.checkpoints.test_adapters import adapter
 from tests.unit.gateway.apps.estate import COUNT, ECHO, LOUD, TOKEN, Estate, Gateway, estate, source
-from tests.unit.gateway.house import VL
+from tests.unit.gateway.house import TEXT, VL
 
 WORDS = """
     from collections.abc import AsyncIterator
@@ -72,7 +73,7 @@ async def desk(
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
     for name in ("OMNIBUS_GATEWAY_ADMIN_TOKEN", "OMNIBUS_GATEWAY_APPS_DIR"):
         monkeypatch.delenv(name, raising=False)
-    async with estate(tmp_path, valkey_url) as land:
+    async with estate(tmp_path, valkey_url, adapters_dir=str(tmp_path)) as land:
         gate = land.gateway()
         listener = socket.create_server(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -264,3 +265,24 @@ def test_check_says_what_is_wrong_in_one_line(text: str, said: str, tmp_path: Pa
     found = capsys.readouterr().err
     assert said in found
     assert found.count("\n") == 1
+
+
+async def test_an_adapter_is_added_listed_and_removed(desk: Desk, tmp_path: Path):
+    adapter(tmp_path / "pirate-2")
+    await desk.land.home.all_of(TEXT)
+
+    assert "'nobody'" in await desk.bad("adapters", "add", "pirate", "nobody")
+    made = json.loads(await desk.good("adapters", "add", "pirate", "pirate-2", "--model", TEXT, "--json"))
+    assert (made["id"], made["parent"], made["root"]) == ("pirate", TEXT, "pirate-2")
+    assert "already been loaded" in await desk.bad("adapters", "add", "pirate", "pirate-2")
+    assert "is loaded" in await desk.good("adapters", "add", "pirate", "pirate-2", "--replace")
+
+    head, row = (await desk.good("adapters", "list")).splitlines()
+    assert head.split() == ["ADAPTER", "MODEL", "ROOT"]
+    assert row.split() == ["pirate", TEXT, "pirate-2"]
+    assert await desk.good("adapters", "list", "-q") == "pirate\n"
+
+    gone = json.loads(await desk.good("adapters", "remove", "pirate", "--json"))
+    assert gone == {"id": "pirate", "deleted": True}
+    assert json.loads(await desk.good("adapters", "list", "--json")) == []
+    assert "cannot be found" in await desk.bad("adapters", "remove", "pirate")
