@@ -52,9 +52,9 @@ from services.gateway.replay.replay import Replayer
 from services.gateway.request import metrics
 from services.gateway.request.continuing import Continuations
 from services.gateway.request.dead_letters import DeadLetters
+from services.gateway.request.factory import RequestFactory
 from services.gateway.request.load_report import LoadReporter
 from services.gateway.request.record import HOLD_SECONDS, MODES, Records
-from services.gateway.request.request import RequestFactory
 from services.gateway.responses.service import Responses
 from services.gateway.routing.executors import ExecutorTable
 from services.gateway.routing.nearness import Nearness

@@ -22,9 +22,10 @@ from omnibus.task import UnitTask, use
 from services.gateway.dispatch.dispatcher import Dispatcher
 from services.gateway.media.blob_store import MediaStore
 from services.gateway.pricing.meter import UsageMeter
+from services.gateway.request.factory import RequestFactory
 from services.gateway.request.load_report import LoadReporter
 from services.gateway.request.record import Records
-from services.gateway.request.request import ClientRequest, RequestFactory
+from services.gateway.request.request import ClientRequest
 from services.gateway.routing.executors import ExecutorTable
 from services.gateway.routing.router import Router
 from services.sidecar.server import Sidecar

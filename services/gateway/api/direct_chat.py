@@ -22,7 +22,8 @@ from services.gateway.openai.parse import parse_chat
 from services.gateway.openai.plain_chat import is_plain_chat
 from services.gateway.request.accumulator import AnswerAccumulator
 from services.gateway.request.ends import deadline_error
-from services.gateway.request.request import ClientRequest, RequestFactory
+from services.gateway.request.factory import RequestFactory
+from services.gateway.request.request import ClientRequest
 from services.gateway.tasks.chat import Chat, PlainChat
 from services.gateway.tasks.direct_answer import DirectAnswer, SentChat, StreamedAnswer, WholeAnswer
 from services.gateway.tasks.output_streams import open_output_streams

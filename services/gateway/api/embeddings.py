@@ -17,8 +17,9 @@ from services.gateway.media.inspect import MediaLimits
 from services.gateway.openai import embeddings
 from services.gateway.openai.embeddings import EmbeddingRequest
 from services.gateway.request.arena_inputs import MAX_READERS, place_input
+from services.gateway.request.factory import RequestFactory
 from services.gateway.request.lifecycle import run_to_end
-from services.gateway.request.request import ClientRequest, RequestFactory
+from services.gateway.request.request import ClientRequest
 from services.gateway.tasks.prepared_chat import MAX_INLINE_BYTES
 from services.gateway.tasks.resolve import TaskCache, create_embedding_task, rename_params
 

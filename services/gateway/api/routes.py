@@ -30,7 +30,7 @@ from services.gateway.realtime.secrets import ClientSecrets
 from services.gateway.realtime.service import Realtime
 from services.gateway.replay.contents import EdgeContents
 from services.gateway.replay.history import History
-from services.gateway.request.request import RequestFactory
+from services.gateway.request.factory import RequestFactory
 from services.gateway.responses.context import ResponseContext
 from services.gateway.responses.drawing import ImageDrawers
 from services.gateway.responses.service import Responses

@@ -14,7 +14,8 @@ from services.gateway.apps.served_apps import Registry
 from services.gateway.openai.chat_request import ChatRequest
 from services.gateway.openai.parse import parse_chat
 from services.gateway.request.arena_inputs import MAX_READERS
-from services.gateway.request.request import ClientRequest, RequestFactory
+from services.gateway.request.factory import RequestFactory
+from services.gateway.request.request import ClientRequest
 from services.gateway.tasks.chat import Chat
 from services.gateway.tasks.prepared_chat import PreparedChat
 

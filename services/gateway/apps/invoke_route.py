@@ -16,8 +16,8 @@ from services.gateway.http.exchange import ConnectedClient, PostRequest, Request
 from services.gateway.http.response import JSON, ResponseWriter, as_events
 from services.gateway.openai.density import check_values
 from services.gateway.pricing.headers import refuse_price_options
+from services.gateway.request.factory import RequestFactory
 from services.gateway.request.lifecycle import run_to_end
-from services.gateway.request.request import RequestFactory
 
 _BEFORE, _AFTER = "/v1/apps/", "/invoke"
 _DONE = b"data: [DONE]\n\n"

@@ -12,7 +12,7 @@ from services.gateway.apps.invoke_route import InvokeRoute
 from services.gateway.apps.registration import AppControl
 from services.gateway.apps.served_apps import Registry
 from services.gateway.apps.worker_supervisor import WorkerLimits, WorkerSupervisor
-from services.gateway.request.request import RequestFactory
+from services.gateway.request.factory import RequestFactory
 from services.gateway.routing.router import Router
 from services.gateway.tasks.chat import Chat
 

@@ -8,92 +8,44 @@ end        done, cancelled, expired or failed: everything stops, memory is relea
 """
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
-from itertools import count
 from typing import Any
 
 from omnibus import tracing
-from omnibus.errors import OmnibusError, Overloaded, ProtocolError
+from omnibus.errors import OmnibusError, ProtocolError
 from omnibus.graph import WIRE_VERSION, GraphNode, Invocation
 from omnibus.metrics import GATEWAY
 from omnibus.plan import choice_point
-from omnibus.settings import GatewaySettings
 from omnibus.task import Segment
-from omnibus.tensors.client import TensorClient
 from services.gateway.dispatch.digest import Fingerprint
-from services.gateway.dispatch.dispatcher import Dispatcher
 from services.gateway.dispatch.inflight import InflightInvocation, token_resume_states
 from services.gateway.dispatch.streams import ResultStream
-from services.gateway.media.blob_store import MediaStore
 from services.gateway.pricing.quantities import Estimates
-from services.gateway.pricing.quotes import PriceCheck, Quotes
+from services.gateway.pricing.quotes import PriceCheck
 from services.gateway.request import metrics
 from services.gateway.request.accumulator import AnswerAccumulator
 from services.gateway.request.arena_inputs import MAX_READERS, TensorPlacer, place_input
 from services.gateway.request.ends import request_over_error
-from services.gateway.request.entrance import Entrance
-from services.gateway.request.load_report import CountedInvocation, LoadReporter
+from services.gateway.request.load_report import CountedInvocation
 from services.gateway.request.names import app_letters
-from services.gateway.request.record import Records
+from services.gateway.request.request_admission import RequestAdmission
+from services.gateway.request.resources import RequestResources
 from services.gateway.request.segment_inputs import fill_references, find_earlier, has_references
 from services.gateway.request.validate import validate_segment
-from services.gateway.request.waiting_room import WaitingRoom
 from services.gateway.routing.assignment import Assignment
-from services.gateway.routing.draining import check_queue_time as check_room
-from services.gateway.routing.router import ExecutorRoute, InvocationTicket, Router
+from services.gateway.routing.router import InvocationTicket
 from services.gateway.tenancy import body_budget
 from services.gateway.tenancy import tenant as tenants
-from services.gateway.tenancy.admission import CAPACITY_REASONS, Admission
-from services.gateway.tenancy.slot import AdmissionSlot
-
-#: Part of the time until the deadline that a queue may take at most before more counts as an overload.
-MAX_QUEUE_OVER_DEADLINE = 0.5
-
-
-class RequestFactory:
-    """Opens runs: what they all work with."""
-
-    def __init__(
-        self,
-        settings: GatewaySettings,
-        router: Router,
-        dispatcher: Dispatcher,
-        tensors: TensorClient,
-        records: Records,
-        keep: MediaStore,
-        loads: LoadReporter,
-        admission: Admission | None = None,
-    ) -> None:
-        self.settings = settings
-        self.router = router
-        self.dispatcher = dispatcher
-        self.tensors = tensors
-        self.records = records
-        self.quotes = Quotes(router, records.meter)
-        self.kept = keep if records.full else None
-        self.loads = loads
-        self.admission = admission
-        #: Seconds that a queue may grow to: where deadlines are short, less than would use them up.
-        self.queue_seconds = min(settings.queue_seconds, MAX_QUEUE_OVER_DEADLINE * settings.deadline)
-        self.room = WaitingRoom(router)
-        self._numbers: dict[str, count[int]] = defaultdict(count)  # by the letters in ids, which apps may share
-
-    def open_request(self, app: str, model: str = "", *, seed: int | None = None, pinned: str = "") -> "ClientRequest":
-        """A new request to ``app``, for ``model`` when it is one model's. Raises ``Overloaded`` at the limit."""
-        inflight = self.dispatcher.inflight_count + self.room.waiting
-        if inflight >= self.settings.max_inflight:
-            self.loads.count_limit_refusal(model)
-            raise Overloaded(f"{inflight} requests are in flight here: try again later")
-        return ClientRequest(self, app, model, next(self._numbers[app_letters(app)]), seed, pinned)
 
 
 class ClientRequest:
     """A request under way. It is the ``Runtime`` of the tasks that its app calls."""
 
-    def __init__(self, runs: RequestFactory, app: str, model: str, number: int, seed: int | None, pinned: str) -> None:
+    def __init__(
+        self, runs: RequestResources, app: str, model: str, number: int, seed: int | None, pinned: str
+    ) -> None:
         self._runs = runs
         self.app = app
         self.model = self.model_name = model  # the name is an adapter's where the client called one
@@ -115,11 +67,9 @@ class ClientRequest:
         self.price: PriceCheck | None = None  # to be checked before it is sent
         self._holds = False
         self._assigned: tuple[Segment, Assignment] | None = None  # of the ticket
-        self._patient = False
         self._counted: list[CountedInvocation] = []  # of each segment
-        self._entrance: Entrance | None = None  # where it had to wait for room
         self.tenant = tenants.current_tenant()
-        self._stay = AdmissionSlot(runs.admission, self.tenant) if runs.admission is not None else None
+        self._admission = RequestAdmission(runs, self.tenant)
 
     @property
     def seed(self) -> int:
@@ -206,24 +156,7 @@ class ClientRequest:
             self._runs.room.check_spare_room(self._runs.router.assign(segment.nodes, self.model))
         if self.price is not None:
             self.pinned = await self.price.choose_path(self.model, segment, self.pinned)
-        if self._stay is None:
-            if self._runs.router.growing and not (self.segments or self._patient):
-                await self._wait_for_room(segment)
-            return
-        assignment = self._runs.router.assign(segment.nodes, self.model)
-        try:
-            await self._stay.acquire(assignment, segment.work, step, self.seconds_left)
-        except Overloaded as error:
-            if error.reason in CAPACITY_REASONS and not self.early:
-                self._runs.loads.count_rejection(assignment, self.estimates)
-            raise
-        self._check_open()
-
-    async def _wait_for_room(self, segment: Segment) -> None:
-        self._entrance = Entrance(self._runs.room, self._runs.loads)
-        assignment = self._runs.router.assign(segment.nodes, self.model)
-        if await self._entrance.wait(assignment, self.estimates, self.seconds_left):
-            self._patient = True
+        if await self._admission.wait(self, segment, step):
             self._check_open()
 
     def _check_open(self) -> None:
@@ -234,10 +167,8 @@ class ClientRequest:
 
     def release_admission(self) -> None:
         """Give the turn back: nothing is at work any more."""
-        if self._entrance is not None and (unsent := self._entrance.leave()) is not None:
+        if (unsent := self._admission.release(self.segments)) is not None:
             self._runs.loads.count_failure(unsent, self.failure)
-        if self._stay is not None:
-            self._stay.release(self.segments)
 
     def resume_until(self, deadline: float) -> None:
         """Go on with a request that another gateway admitted: by its deadline, Unix seconds, however many wait."""
@@ -246,9 +177,7 @@ class ClientRequest:
 
     def disable_queue_limit(self) -> None:
         """It may take its turn as late as its deadline, however many wait: its client does not, or was let in."""
-        self._patient = True
-        if self._stay is not None:
-            self._stay.patient = True
+        self._admission.disable_queue_limit()
 
     def take_ticket(self, segment: Segment, assignment: Assignment | None = None) -> InvocationTicket:
         """Take the next number among requests of this kind; it is this request's name from now on.
@@ -286,7 +215,7 @@ class ClientRequest:
         except BaseException:
             runs.tensors.end_invocation(self._invocation_id(step))
             raise
-        counted = self._entrance.leave() if self._entrance is not None else None
+        counted = self._admission.take_arrival()
         if counted is None:
             counted = runs.loads.count_arrival(assignment, () if self.segments else self.estimates)
         try:
@@ -308,7 +237,7 @@ class ClientRequest:
             ticket = ticket or runs.router.issue_ticket(assignment.model, assignment.kind, self._invocation_id(step))
             again = partial(runs.router.route, assignment, ticket, pins=segment.pins, work=segment.work)
             route = again(pinned=self.pinned)  # a header asks for where to begin, not for failing there
-            self._check_queue_time(route)
+            self._admission.check_queue_time(self, route)
         except BaseException:
             runs.tensors.end_invocation(self._invocation_id(step))
             raise
@@ -334,14 +263,6 @@ class ClientRequest:
             resumes=tuple(token_resume_states(assignment.nodes, segment.outputs, self.known)) if self.known else (),
         )
         return runs.dispatcher.submit(invocation, route.work, again, self.trace)
-
-    def _check_queue_time(self, route: ExecutorRoute) -> None:
-        """Refuse what would not end in time. Raises ``Overloaded``; what was begun goes on, however long it takes."""
-        if self.segments or self._patient:
-            return
-        runs = self._runs
-        drains = runs.router.members.drain_rates(dict.fromkeys(route.executors))
-        check_room(drains, self.deadline - time.time(), runs.queue_seconds)
 
     def _invocation_id(self, step: int) -> str:
         """The first segment that is sent has the request's own id."""

@@ -32,7 +32,8 @@ from services.gateway.pricing.headers import PriceOptions
 from services.gateway.pricing.quotes import ExpectedSizes
 from services.gateway.request.arena_inputs import MAX_READERS, place_input
 from services.gateway.request.continuing import Continuations
-from services.gateway.request.request import ClientRequest, RequestFactory
+from services.gateway.request.factory import RequestFactory
+from services.gateway.request.request import ClientRequest
 from services.gateway.tasks.kinds import ChatKind, ChatKinds, RequestGraph
 from services.gateway.tasks.prepared_chat import MAX_INLINE_BYTES, PreparedChat
 from services.gateway.tasks.resolve import TaskCache, create_chat_task

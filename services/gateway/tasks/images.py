@@ -18,7 +18,8 @@ from omnibus.task.runtime import run as run_task
 from services.gateway.media.inspect import InspectedMedia
 from services.gateway.pricing.headers import PriceOptions
 from services.gateway.request.arena_inputs import MAX_READERS, place_input
-from services.gateway.request.request import ClientRequest, RequestFactory
+from services.gateway.request.factory import RequestFactory
+from services.gateway.request.request import ClientRequest
 from services.gateway.tasks.resolve import (
     IMAGE,
     IMAGES,

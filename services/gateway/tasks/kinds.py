@@ -16,7 +16,8 @@ from omnibus.plan import Plan
 from omnibus.task import ChatInput, ChatOutput, CompositeTask, Segment, record, replay
 from omnibus.task.hole import Hole
 from omnibus.task.skeleton import Skeleton, record_skeleton
-from services.gateway.request.request import ClientRequest, RequestFactory
+from services.gateway.request.factory import RequestFactory
+from services.gateway.request.request import ClientRequest
 from services.gateway.routing.assignment import Assignment
 
 log = logging.getLogger(__name__)

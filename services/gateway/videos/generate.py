@@ -14,8 +14,9 @@ from omnibus.task.library import VideoGeneration, VideoOutput
 from omnibus.task.runtime import merged
 from omnibus.task.runtime import run as run_task
 from services.gateway.pricing.headers import PriceOptions
+from services.gateway.request.factory import RequestFactory
 from services.gateway.request.lifecycle import run_to_end
-from services.gateway.request.request import ClientRequest, RequestFactory
+from services.gateway.request.request import ClientRequest
 from services.gateway.tasks.resolve import TaskCache, build_request, create_video_task, rename_params
 from services.gateway.tenancy.tenant import Tenant, acting_as
 from services.gateway.videos import job_payload

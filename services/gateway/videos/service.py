@@ -20,7 +20,7 @@ from services.gateway.media.peer_files import KeptFile
 from services.gateway.media.peers import MediaPeers
 from services.gateway.openai.videos import ListQuery, Variant, Video, VideoList, VideoRequest
 from services.gateway.pricing.headers import NO_PRICES, PriceOptions
-from services.gateway.request.request import RequestFactory
+from services.gateway.request.factory import RequestFactory
 from services.gateway.tenancy.tenant import current_tenant
 from services.gateway.videos import job_payload
 from services.gateway.videos.generate import VideoGenerator

@@ -1,0 +1,47 @@
+"""What all requests of a gateway work with."""
+
+from collections import defaultdict
+from itertools import count
+
+from omnibus.settings import GatewaySettings
+from omnibus.tensors.client import TensorClient
+from services.gateway.dispatch.dispatcher import Dispatcher
+from services.gateway.media.blob_store import MediaStore
+from services.gateway.pricing.quotes import Quotes
+from services.gateway.request.load_report import LoadReporter
+from services.gateway.request.record import Records
+from services.gateway.request.waiting_room import WaitingRoom
+from services.gateway.routing.router import Router
+from services.gateway.tenancy.admission import Admission
+
+#: Part of the time until the deadline that a queue may take at most before more counts as an overload.
+MAX_QUEUE_OVER_DEADLINE = 0.5
+
+
+class RequestResources:
+    """The parts of a gateway that every request shares. Media are kept where records are ``full``."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        router: Router,
+        dispatcher: Dispatcher,
+        tensors: TensorClient,
+        records: Records,
+        keep: MediaStore,
+        loads: LoadReporter,
+        admission: Admission | None = None,
+    ) -> None:
+        self.settings = settings
+        self.router = router
+        self.dispatcher = dispatcher
+        self.tensors = tensors
+        self.records = records
+        self.quotes = Quotes(router, records.meter)
+        self.kept = keep if records.full else None
+        self.loads = loads
+        self.admission = admission
+        #: Seconds that a queue may grow to: where deadlines are short, less than would use them up.
+        self.queue_seconds = min(settings.queue_seconds, MAX_QUEUE_OVER_DEADLINE * settings.deadline)
+        self.room = WaitingRoom(router)
+        self.numbers: dict[str, count[int]] = defaultdict(count)  # by the letters in ids, which apps may share
