@@ -7,7 +7,18 @@ import pytest
 import redis.asyncio as redis
 
 from tests.unit.gateway.apps.estate import Estate, Gateway, estate
+from tests.unit.gateway.apps.forked_workers import fork_workers
 from tests.unit.sidecar.node import until
+
+#: Files whose workers are started as a gateway starts them: they are about the process and its walls.
+_STARTED = ("test_worker_supervisor", "test_uploads")
+
+
+@pytest.fixture(autouse=True)
+def forked_workers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that import nothing, see ``forked_workers``."""
+    if request.path.stem not in _STARTED:
+        fork_workers(monkeypatch)
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from omnibus.store import Store
 from services.gateway.api.app import Frontend
 from services.gateway.apps.service import AppService
 from services.planner.declared import app_models
+from tests.unit.gateway.apps.forked_workers import template_pid
 from tests.unit.gateway.house import House
 from tests.unit.gateway.house import house as plain_house
 from tests.unit.sidecar.node import until
@@ -267,7 +268,8 @@ def source(text: str, **values: str) -> str:
 def workers() -> set[int]:
     """Process ids of all workers that this process has."""
     children = psutil.Process().children(recursive=True)
-    return {child.pid for child in children if "omnibus.app.worker" in " ".join(_line(child))}
+    found = {child.pid for child in children if "omnibus.app.worker" in " ".join(_line(child))}
+    return found - {template_pid()}
 
 
 def _line(process: psutil.Process) -> list[str]:

@@ -1,0 +1,100 @@
+"""Workers of apps that are forked from a template instead of importing for most of a second each.
+
+Everything else is as in ``omnibus.process.process``: a child of this process in a session of its own.
+"""
+
+import atexit
+import ctypes
+import functools
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from omnibus.process import process
+from omnibus.process.parent_death import die_with_parent
+from services.gateway.apps.worker_process import worker_environment
+
+_PROGRAM = Path(__file__).with_name("worker_template.py")
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+_FORK_SECONDS = 60.0  # the template imports before the first one, perhaps on a busy machine
+_STOP_SECONDS = 10.0
+
+
+class ForkedWorker:
+    """A worker as ``subprocess.Popen`` would have it."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def wait(self) -> int:
+        """Wait for its end; the exit code, or minus the signal that killed it."""
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def fork_workers(patch: pytest.MonkeyPatch) -> None:
+    """Have workers forked until ``patch`` is undone; every other process is started as ever."""
+    started = SimpleNamespace(Popen=_start, DEVNULL=subprocess.DEVNULL, STDOUT=subprocess.STDOUT)
+    patch.setattr(process, "subprocess", started)
+
+
+def template_pid() -> int:
+    """The process id of the template; 0 before the first worker was forked."""
+    return _template()[1].pid if _template.cache_info().currsize else 0
+
+
+def _start(argv: Sequence[str], **options: Any) -> "ForkedWorker | subprocess.Popen[bytes]":
+    is_worker = argv[0] == sys.executable and "omnibus.app.worker" in argv
+    return _fork(options) if is_worker else subprocess.Popen(argv, **options)
+
+
+def _fork(options: Mapping[str, Any]) -> ForkedWorker:
+    orders, _ = _template()
+    (link,) = options["pass_fds"]
+    order = {"environment": dict(options["env"]), "directory": options["cwd"] or os.getcwd()}
+    with _subreaper():
+        socket.send_fds(orders, [json.dumps(order).encode()], [options["stdout"], link])
+        return ForkedWorker(int(orders.recv(64)))
+
+
+@contextmanager
+def _subreaper() -> Iterator[None]:
+    """For as long as this lasts, a descendant whose parent has ended becomes a child of this process."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+    try:
+        yield
+    finally:
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+@functools.cache
+def _template() -> "tuple[socket.socket, subprocess.Popen[bytes]]":
+    """The socket and the process of the template, which the first call starts and the end of this process ends."""
+    mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    mine.settimeout(_FORK_SECONDS)
+    command = [sys.executable, "-P", "-u", str(_PROGRAM), str(theirs.fileno()), "omnibus.app.worker"]
+    environment = worker_environment("directory", os.environ)
+    started = subprocess.Popen(
+        command,
+        env=environment,
+        pass_fds=(theirs.fileno(),),
+        start_new_session=True,
+        preexec_fn=die_with_parent(),
+    )
+    theirs.close()
+
+    def end() -> None:
+        mine.close()
+        started.wait(_STOP_SECONDS)
+
+    atexit.register(end)
+    return mine, started
