@@ -1,4 +1,4 @@
-"""What all requests of a gateway work with."""
+"""Resources that all requests of a gateway share."""
 
 from collections import defaultdict
 from itertools import count
