@@ -147,20 +147,15 @@ class System:
 
     def _begin(self) -> bool:
         self._up.clear()
-        born = warm.SERVICES if self._bears_services else warm.EXECUTORS_ALONE
-        program = ("tests.e2e.warm", warm.fork_server_socket(), born) if self._is_warm else ("omnibus.cli",)
-        self._process = self._popen(*program, "up", "--port", "0", *self._models, *self._flags)
+        self._process = self.command("up", "--port", "0", *self._models, *self._flags)
         threading.Thread(target=self._read, args=(self._process,), daemon=True).start()
         assert self._up.wait(_UP_WITHIN), "not up in time"
         return "Omnibus is up" in self.log
 
     def command(self, *arguments: str) -> "subprocess.Popen[str]":
         """``omnibus <arguments>`` beside this system, output and errors in one pipe."""
-        return self._popen("omnibus.cli", *arguments)
-
-    def _popen(self, module: str, *arguments: str) -> "subprocess.Popen[str]":
         return subprocess.Popen(
-            [sys.executable, "-u", "-m", module, *arguments],
+            self.program(*arguments),
             env=self.env,
             cwd=ROOT,
             text=True,
@@ -168,6 +163,13 @@ class System:
             stderr=subprocess.STDOUT,
             preexec_fn=die_with_parent(),
         )
+
+    def program(self, *arguments: str) -> Sequence[str]:
+        """The command line of ``omnibus <arguments>``."""
+        if not self._is_warm:
+            return (sys.executable, "-u", "-m", "omnibus.cli", *arguments)
+        born = warm.SERVICES if self._bears_services else warm.EXECUTORS_ALONE
+        return warm.omnibus_command(*arguments, born=born)
 
     def _read(self, process: "subprocess.Popen[str]") -> None:
         assert process.stdout is not None
@@ -214,7 +216,7 @@ class System:
     def processes(self) -> list[psutil.Process]:
         """Everything that this system runs at this moment, the supervisor left out."""
         assert self._process is not None
-        children = psutil.Process(self._process.pid).children(recursive=True)
+        children = psutil.Process(find_forked_pid(self._process.pid)).children(recursive=True)
         return [*children, *self._warm_processes()] if self._is_warm and hasattr(self, "state") else children
 
     def _warm_processes(self) -> list[psutil.Process]:
@@ -232,6 +234,13 @@ class System:
     def gateway(self, index: int) -> psutil.Process:
         """The process of a gateway."""
         return psutil.Process(find_forked_pid(self._gateway_command(index).pid))
+
+    def sidecar(self, node: int = 0) -> psutil.Process:
+        """The process of the sidecar of a node, which is counted from 0."""
+        sidecars = (one for one in self.processes() if "services.sidecar" in command_line(one))
+        name = self.node_name(node)
+        found = next(one for one in sidecars if one.environ()["OMNIBUS_SIDECAR_NODE"] == name)
+        return psutil.Process(find_forked_pid(found.pid))
 
     def gateway_environment(self, index: int) -> dict[str, str]:
         """The environment that a gateway was started with."""

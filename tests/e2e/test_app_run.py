@@ -5,13 +5,13 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import urllib.request
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
+from tests.e2e import warm
 from tests.e2e.system import ROOT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -56,7 +56,7 @@ def environment(here: Path) -> dict[str, str]:
 
 def omnibus(here: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, "-m", "omnibus.cli", *arguments],
+        warm.omnibus_command(*arguments),
         env=environment(here),
         cwd=here,
         text=True,
@@ -82,7 +82,7 @@ def test_it_needs_no_models_unless_its_tasks_do(here: Path):
 
 def test_the_tiny_models_that_its_tasks_name_are_started_and_no_others(here: Path):
     asked = json.dumps({"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2, "temperature": 0})
-    argv = [sys.executable, "-m", "omnibus.cli", "app", "run", str(ROOT / "examples" / "mllm.py"), "--port", "0"]
+    argv = warm.omnibus_command("app", "run", str(ROOT / "examples" / "mllm.py"), "--port", "0")
     with subprocess.Popen(argv, env=environment(here), cwd=here, stdout=subprocess.PIPE, text=True) as running:
         try:
             assert running.stdout is not None
@@ -119,7 +119,7 @@ def test_a_file_that_is_no_app_is_said_in_one_line(here: Path):
 
 
 def test_without_a_request_it_stays_and_other_commands_find_it(here: Path):
-    argv = [sys.executable, "-m", "omnibus.cli", "app", "run", "shout.py", "--port", "0", "--no-models"]
+    argv = warm.omnibus_command("app", "run", "shout.py", "--port", "0", "--no-models")
     with subprocess.Popen(argv, env=environment(here), cwd=here, stdout=subprocess.PIPE, text=True) as running:
         try:
             assert running.stdout is not None

@@ -3,7 +3,6 @@
 import os
 import re
 import subprocess
-import sys
 import wave
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from PIL import Image
 
 from omnibus_models.world import image_oracle, scenes
+from tests.e2e import warm
 from tests.e2e.system import ROOT
 from tests.unit.models import files
 
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 def demo(tmp_path: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     paths = os.pathsep.join([str(ROOT), str(ROOT / "shared")])
     return subprocess.run(
-        [sys.executable, "-m", "omnibus.cli", "demo", "--out", str(tmp_path / "answer.wav"), *arguments],
+        warm.omnibus_command("demo", "--out", str(tmp_path / "answer.wav"), *arguments),
         env={**os.environ, "PYTHONPATH": paths, "XDG_RUNTIME_DIR": str(tmp_path)},
         cwd=tmp_path,
         text=True,

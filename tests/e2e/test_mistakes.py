@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e import warm
 from tests.mistakes import ALONE, Mistake
 from tests.mistakes.run import run_mistake
 
@@ -12,4 +13,4 @@ pytestmark = pytest.mark.e2e
 
 @pytest.mark.parametrize("mistake", ALONE, ids=lambda each: each.what)
 def test_a_mistake_is_answered_as_the_documentation_has_it(mistake: Mistake, tmp_path: Path) -> None:
-    assert not run_mistake(mistake, tmp_path).problems
+    assert not run_mistake(mistake, tmp_path, omnibus=warm.omnibus_command()).problems

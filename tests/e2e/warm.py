@@ -2,7 +2,8 @@
 
 The import takes most of the processor time of a start. ``python -m tests.e2e.warm SOCKET BORN up ...`` is
 ``omnibus up ...`` with that one difference: its fork server is a child of the one at SOCKET, and bears executors as any
-other. So are its gateways and its planner, if BORN is ``services``: each of them imports for one to two seconds.
+other. So are its gateways, its sidecars and its planner, if BORN is ``services``: each of them imports for one to two
+seconds. The command itself imports as long, and is forked as well: see ``omnibus_command``.
 """
 
 import atexit
@@ -18,31 +19,41 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
-
-import pytest
+from typing import TYPE_CHECKING, Any
 
 from omnibus.cli import main as run_command
 from omnibus.cli import up
 from omnibus.process import run_module
 from omnibus.process.parent_death import die_with_parent
 from omnibus.process.spec import ProcessSpec, python_command
-from omnibus.up import fork_client
+from omnibus.up import fork_client, stack
+from omnibus.up.motion import find_forked_pid
 from omnibus.up.stack import FORK_SERVER_MODULES, Stack
+
+if TYPE_CHECKING:
+    import pytest
 
 _ROOT = Path(__file__).parents[2]
 _STOP_SECONDS = 10.0
 _IMPORT_SECONDS = 240.0  # on a busy machine
-_OURS = "OMNIBUS_"
+#: How variables begin that are read later than the fork server's libraries are imported: our own, and those of libraries
+#: that a service imports when it needs them.
+_READ_LATE = ("OMNIBUS_", "OTEL_", "UCX_")
 #: Services that are born, and what they import.
-_SERVICE_MODULES = {"gateway": "services.gateway.service", "planner": "services.planner.service"}
+_SERVICE_MODULES = {
+    "gateway": "services.gateway.service",
+    "planner": "services.planner.service",
+    "sidecar": "services.sidecar.service",
+}
+#: What the command imports to run a system.
+_COMMAND_MODULES = ("omnibus.cli.up",)
 #: What is born beside executors.
 SERVICES, EXECUTORS_ALONE = "services", "executors"
 
 
 def may_start_warm(settings: Mapping[str, str]) -> bool:
-    """Return whether ``settings`` are all Omnibus's own: libraries read theirs while they are imported."""
-    return all(name.startswith(_OURS) for name in settings)
+    """Return whether no library of the fork server reads one of ``settings``: they do so while they are imported."""
+    return all(name.startswith(_READ_LATE) for name in settings)
 
 
 @lru_cache(1)
@@ -59,8 +70,11 @@ def fork_server_socket() -> str:
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+        "PYTHONWARNINGS": "ignore::RuntimeWarning:runpy",  # of modules that are run where others have imported them
     }
-    command = python_command("omnibus.up.fork_server", path, *FORK_SERVER_MODULES, *_SERVICE_MODULES.values())
+    command = python_command(
+        "omnibus.up.fork_server", path, *FORK_SERVER_MODULES, *_SERVICE_MODULES.values(), *_COMMAND_MODULES
+    )
     process = subprocess.Popen(command, env=env, cwd=_ROOT, preexec_fn=die_with_parent())
 
     def end() -> None:
@@ -77,7 +91,22 @@ def fork_server_socket() -> str:
     return path
 
 
-def fork_modules(patch: pytest.MonkeyPatch) -> None:
+def omnibus_command(*arguments: str, born: str = SERVICES) -> tuple[str, ...]:
+    """The command line of ``omnibus arguments`` that imports nothing itself, and whose systems are as ``born`` says."""
+    fork_server = fork_server_socket()
+    return fork_client.fork_server_command(fork_server, "tests.e2e.warm", fork_server, born, *arguments)
+
+
+def wait_for_fork(command: "subprocess.Popen[str]") -> int:
+    """Wait until a process of ``omnibus_command`` stands for a forked one, or has ended; the id of the forked one."""
+    give_up = time.monotonic() + _IMPORT_SECONDS
+    while (pid := find_forked_pid(command.pid)) == command.pid and command.poll() is None:
+        assert time.monotonic() < give_up, "the command was not forked"
+        time.sleep(0.002)
+    return pid
+
+
+def fork_modules(patch: "pytest.MonkeyPatch") -> None:
     """Have what ``omnibus.process.run_module`` runs of ``omnibus_models`` forked by the session's fork server."""
 
     def command(module: str, *arguments: str) -> tuple[str, ...]:
@@ -126,7 +155,8 @@ def warm_stack_class(parent_socket: str, born: str = EXECUTORS_ALONE) -> type[St
 
 def main(parent_socket: str, born: str, *arguments: str) -> int:
     """Run ``omnibus`` with ``arguments``."""
-    up.Stack = warm_stack_class(parent_socket, born)  # type: ignore[misc]
+    stack.Stack = up.Stack = warm_stack_class(parent_socket, born)  # type: ignore[misc]
+    tempfile.tempdir = None  # that of whoever started this
     return run_command(arguments)
 
 

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,8 @@ ROOT = Path(__file__).parents[2]
 TIMEOUT_SECONDS = 60
 #: Most lines that an answer may have.
 MAX_LINES = 3
+#: The command as people start it.
+OMNIBUS = (sys.executable, "-m", "omnibus.cli")
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,13 @@ class Answer:
     problems: list[str]
 
 
-def run_mistake(mistake: Mistake, directory: Path, environ: Mapping[str, str] | None = None) -> Answer:
-    """Make ``mistake`` in an empty ``directory``, which is also the home and the place of temporary files."""
+def run_mistake(
+    mistake: Mistake, directory: Path, environ: Mapping[str, str] | None = None, omnibus: Sequence[str] = OMNIBUS
+) -> Answer:
+    """Make ``mistake`` in an empty ``directory``, which is also the home and the place of temporary files.
+
+    ``omnibus`` starts the command.
+    """
     work, home = directory / "work", directory / "home"
     for each in (work, home):
         each.mkdir()
@@ -40,7 +47,7 @@ def run_mistake(mistake: Mistake, directory: Path, environ: Mapping[str, str] | 
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("OMNIBUS_")}
     with socket.create_server(("127.0.0.1", 0)) as taken:
         values = {"taken": str(taken.getsockname()[1])}
-        command = [sys.executable, "-m", "omnibus.cli", *shlex.split(_fill(mistake.command, values))[1:]]
+        command = [*omnibus, *shlex.split(_fill(mistake.command, values))[1:]]
         begun = time.monotonic()
         done = subprocess.run(
             command,

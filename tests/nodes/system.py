@@ -4,8 +4,8 @@ import asyncio
 import contextlib
 import ctypes
 import os
-import subprocess
-from collections.abc import AsyncGenerator, Iterator
+import sys
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any
 
 from omnibus.bus import messages, subjects
@@ -23,8 +23,9 @@ _CLONE_NEWNET = 0x40000000
 class NamespaceSystem(System):
     """``omnibus up`` of which all nodes but the first are namespaces."""
 
-    def _popen(self, module: str, *arguments: str) -> "subprocess.Popen[str]":
-        return super()._popen("tests.nodes.up" if arguments[:1] == ("up",) else module, *arguments)
+    def program(self, *arguments: str) -> Sequence[str]:
+        module = "tests.nodes.up" if arguments[:1] == ("up",) else "omnibus.cli"
+        return (sys.executable, "-u", "-m", module, *arguments)
 
     async def ledger_is_empty(self, within: float = 1.0, node: int | None = 0) -> None:
         """Fails unless the first node's leases are given back, and other nodes say that nothing of theirs is in use.

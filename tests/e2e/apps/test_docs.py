@@ -2,12 +2,12 @@
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from omnibus import errors, task
+from tests.e2e import warm
 from tests.e2e.system import ROOT
 
 pytestmark = pytest.mark.e2e
@@ -42,7 +42,7 @@ def checked(directory: Path, text: str) -> str:
     """What ``omnibus app check`` says of ``text``, which is fine."""
     (directory / "shown.py").write_text(text)
     done = subprocess.run(
-        [sys.executable, "-m", "omnibus.cli", "app", "check", "shown.py"],
+        warm.omnibus_command("app", "check", "shown.py"),
         cwd=directory,
         env={"PYTHONPATH": str(ROOT / "shared"), "PATH": ""},
         stdout=subprocess.PIPE,
@@ -112,7 +112,7 @@ def test_every_command_exists():
     }
 
     for command in sorted(used):
-        argv = [sys.executable, "-m", "omnibus.cli", "app", command, "--help"]
+        argv = warm.omnibus_command("app", command, "--help")
         done = subprocess.run(argv, env={"PYTHONPATH": str(ROOT / "shared")}, capture_output=True, check=False)
         assert done.returncode == 0, command
     assert {"check", "run", "register", "update"} <= used

@@ -2,10 +2,10 @@
 
 import asyncio
 import contextlib
-import subprocess
+import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -37,9 +37,9 @@ FILM = {
 class OtherServersSystem(System):
     """A system that does not use the servers that it starts."""
 
-    def _popen(self, module: str, *arguments: str) -> "subprocess.Popen[str]":
-        own = "tests.e2e.available.up" if arguments[:1] == ("up",) else module
-        return super()._popen(own, *arguments)
+    def program(self, *arguments: str) -> Sequence[str]:
+        module = "tests.e2e.available.up" if arguments[:1] == ("up",) else "omnibus.cli"
+        return (sys.executable, "-u", "-m", module, *arguments)
 
     @property
     def ports(self) -> list[int]:

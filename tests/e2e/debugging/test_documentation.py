@@ -5,6 +5,7 @@ import asyncio
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import sys
@@ -17,6 +18,7 @@ import pytest
 
 from omnibus.bus.subjects import DEADLETTERS
 from omnibus.recording import records
+from tests.e2e import warm
 from tests.e2e.debugging import stand_in
 from tests.e2e.debugging.test_deadletters import asked, letter, served
 from tests.e2e.questions import ask, image
@@ -66,14 +68,13 @@ def tools(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "CLI":
         (directory / "nats").symlink_to(str(CLI))
     else:
-        _script(directory / "nats", stand_in.__file__)
-    _script(directory / "omnibus", "-m", "omnibus.cli")
+        _script(directory / "nats", sys.executable, stand_in.__file__)
+    _script(directory / "omnibus", *warm.omnibus_command())
     return str(directory)
 
 
-def _script(path: Path, *arguments: str) -> None:
-    quoted = " ".join(f"'{each}'" for each in (sys.executable, *arguments))
-    path.write_text(f'#!/bin/sh\nexec {quoted} "$@"\n')
+def _script(path: Path, *command: str) -> None:
+    path.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
     path.chmod(0o755)
 
 

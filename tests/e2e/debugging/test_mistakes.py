@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e import warm
 from tests.e2e.system import System
 from tests.mistakes import RUNNING, Mistake
 from tests.mistakes.run import run_mistake
@@ -13,4 +14,5 @@ pytestmark = pytest.mark.e2e
 
 @pytest.mark.parametrize("mistake", RUNNING, ids=lambda each: each.what)
 def test_a_mistake_is_answered_as_the_documentation_has_it(seen: System, mistake: Mistake, tmp_path: Path) -> None:
-    assert not run_mistake(mistake, tmp_path, {"XDG_RUNTIME_DIR": seen.env["XDG_RUNTIME_DIR"]}).problems
+    beside = {"XDG_RUNTIME_DIR": seen.env["XDG_RUNTIME_DIR"]}
+    assert not run_mistake(mistake, tmp_path, beside, warm.omnibus_command()).problems

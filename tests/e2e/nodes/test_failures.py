@@ -11,18 +11,11 @@ import pytest
 from tests.e2e.nodes.conftest import NODES, PAINTER
 from tests.e2e.nodes.test_same_answers import chat, nothing_is_left, post
 from tests.e2e.questions import VL_QUESTIONS
-from tests.e2e.system import System, command_line
+from tests.e2e.system import System
 
 pytestmark = pytest.mark.e2e
 
 TYPED = {"node_unreachable", "unavailable", "stage_unavailable", "stale_handle", "stage_failed"}
-
-
-def sidecar_of(system: System, node: int) -> psutil.Process:
-    """The process of a node's sidecar."""
-    name = system.node_name(node)
-    sidecars = (one for one in system.processes() if "services.sidecar" in command_line(one))
-    return next(one for one in sidecars if one.environ()["OMNIBUS_SIDECAR_NODE"] == name)
 
 
 async def ask(system: System, gateway: int) -> tuple[int, Any]:
@@ -53,7 +46,7 @@ async def test_requests_are_answered_or_refused_by_name_and_serve_again(nodes: S
     asking = asyncio.create_task(ask_until(nodes, end))
     await asyncio.sleep(0.5)
 
-    sidecar_of(nodes, node).send_signal(how)
+    nodes.sidecar(node).send_signal(how)
     await asyncio.sleep(12.0)
     end.set()
     answers = await asyncio.wait_for(asking, 120.0)

@@ -12,7 +12,6 @@ import pytest
 
 from omnibus.errors import NodeUnreachable
 from tests.e2e.nodes.conftest import NODES
-from tests.e2e.nodes.test_failures import sidecar_of
 from tests.e2e.nodes.test_same_answers import chat
 from tests.e2e.questions import VL_QUESTIONS
 from tests.e2e.system import System
@@ -98,7 +97,7 @@ async def test_a_pair_is_unreachable_until_its_node_answers_again(nodes: System)
     async with nodes.tensors(source) as producer, nodes.tensors(reader) as consumer:
         until = time.time() + PATIENCE
         handle = await producer.put(np.ones(1000, np.uint8), invocation="cut", deadline=until)
-        sidecar_of(nodes, source).send_signal(signal.SIGSTOP)
+        nodes.sidecar(source).send_signal(signal.SIGSTOP)
         with pytest.raises(NodeUnreachable):
             await consumer.open_tensor(handle, invocation="cut", deadline=until)
     async with asyncio.timeout(PATIENCE):

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ import psutil
 
 from omnibus.process.parent_death import die_with_parent
 from omnibus.up.shm import SHARED_MEMORY
+from tests.e2e import warm
 from tests.e2e.system import ROOT, VL
 
 WITHIN = 200.0  # seconds
@@ -47,7 +47,7 @@ class Run:
     def __init__(self, here: Path, *arguments: str) -> None:
         paths = os.pathsep.join([str(ROOT), str(ROOT / "shared")])
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "omnibus.cli", "profile", *arguments],
+            warm.omnibus_command("profile", *arguments),
             cwd=here,
             env={**os.environ, "PYTHONPATH": paths, "XDG_RUNTIME_DIR": str(here)},
             text=True,
@@ -55,6 +55,7 @@ class Run:
             stderr=subprocess.PIPE,
             preexec_fn=die_with_parent(),
         )
+        self._pid = warm.wait_for_fork(self._process)
         self.said = ""
         self._news = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -73,7 +74,7 @@ class Run:
 
     def executor(self, option: str) -> psutil.Process:
         """The process that runs ``option``."""
-        mine = psutil.Process(self._process.pid).children(recursive=True)
+        mine = psutil.Process(self._pid).children(recursive=True)
         return next(one for one in mine if one.environ().get("OMNIBUS_EXECUTOR_OPTION") == option)
 
     def interrupt(self) -> None:
@@ -81,14 +82,14 @@ class Run:
 
     def end(self) -> tuple[int, str]:
         """Exit code and output; nothing may be left."""
-        family = psutil.Process(self._process.pid).children(recursive=True) if self._process.poll() is None else []
+        family = psutil.Process(self._pid).children(recursive=True) if self._process.poll() is None else []
         assert self._process.stdout is not None
         output = self._process.stdout.read()
         code = self._process.wait(WITHIN)
         self._reader.join(WITHIN)
         alive = [one for one in family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
         assert alive == []
-        assert list(SHARED_MEMORY.glob(f"omnibus-local-{self._process.pid}*")) == []
+        assert list(SHARED_MEMORY.glob(f"omnibus-local-{self._pid}*")) == []
         return code, output
 
     def kill(self) -> None:

@@ -17,7 +17,7 @@ from omnibus.bus.nats.bus import APPEND_TIMEOUT_SECONDS
 from tests.e2e.questions import ask, audio, image
 from tests.e2e.small import media
 from tests.e2e.small.streams import MODEL, SPOKEN, question
-from tests.e2e.system import System, command_line, running
+from tests.e2e.system import System, running
 
 pytestmark = pytest.mark.e2e
 
@@ -168,9 +168,7 @@ def is_typed(response: httpx.Response) -> bool:
 
 
 def part_process(system: System, part: str) -> psutil.Process:
-    if part == "sidecar":
-        return next(one for one in system.processes() if "services.sidecar" in command_line(one))
-    return system.server(part)
+    return system.sidecar() if part == "sidecar" else system.server(part)
 
 
 @pytest.mark.parametrize("part", ["nats", "valkey", "sidecar"])

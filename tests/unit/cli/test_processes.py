@@ -3,10 +3,11 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.e2e import warm
 
 ROOT = Path(__file__).parents[3]
 
@@ -21,7 +22,7 @@ class Shell:
     def run(self, *arguments: str, code: int = 0, **env: str) -> str:
         """The output of ``omnibus arguments``, which ends with ``code``."""
         done = subprocess.run(
-            [sys.executable, "-m", "omnibus.cli", *arguments], env={**self.env, **env}, cwd=ROOT,
+            warm.omnibus_command(*arguments), env={**self.env, **env}, cwd=ROOT,
             capture_output=True, text=True, timeout=200, check=False,
         )  # fmt: skip
         assert done.returncode == code, done.stdout + done.stderr
