@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import gc
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 from omnibus.process.parent_death import die_with_parent
 from omnibus.up import infra
 from omnibus.up.infra import InfraServer
-from tests import by_night
+from tests import by_night, checkpoint_cache
 from tests.e2e import docker_engine as docker
 
 # Threads of OpenMP spin while they wait for each other: on a machine that other tests keep busy they make a model ten times
@@ -86,6 +87,13 @@ def valkey_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield server.url
 
 
+@pytest.fixture(scope="session", autouse=True)
+def checkpoints_built_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tiny checkpoints are built by the first test of the run that wants them, and copied for the others."""
+    with checkpoint_cache.cached(checkpoint_cache.directory_of_run(tmp_path_factory) / "checkpoints"):
+        yield
+
+
 @pytest.fixture(scope="session")
 def docker_engine() -> Iterator[docker.Engine]:
     """A running Docker engine with the Python base image; tests that ask for it are skipped without one."""
@@ -96,6 +104,18 @@ def docker_engine() -> Iterator[docker.Engine]:
         except docker.NoEngine as reason:
             pytest.skip(f"no Docker: {reason}")
         yield engine
+
+
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """Let the garbage collector rest while millions of objects are made that stay."""
+    if isinstance(collector, pytest.Session):
+        gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """From now on the garbage collector looks at what tests make, and at nothing that was there before."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,11 +14,20 @@ from safetensors.torch import load_file
 
 from omnibus.errors import Fatal, NotFound
 from omnibus_models import families, tiny
+from tests import checkpoint_cache
 from tests.unit.models import files
 
 #: Weights that see, and those that make pictures of what the LLM says.
 EYES = ("model.visual.", "model.vision_", "model.multi_modal_projector.", "model.image_newline", "model.aligner.")
 HANDS = ("model.vqmodel.", "model.generation_")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def built_anew() -> Iterator[None]:
+    """No copies: what is built is what these tests are about."""
+    with pytest.MonkeyPatch.context() as patch:
+        checkpoint_cache.build_anew(patch)
+        yield
 
 
 def size(checkpoint: Path) -> int:
