@@ -17,7 +17,9 @@ from tests.unit.planner.town import Town
 @pytest.fixture
 async def town(nats_url: str, valkey_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Town]:
     models = tmp_path / "models.json"
-    for name, value in {"BUS_URL": nats_url, "STORE_URL": valkey_url, "PLANNER_MODELS": str(models)}.items():
+    settings = {"BUS_URL": nats_url, "STORE_URL": valkey_url, "PLANNER_MODELS": str(models)}
+    settings["PLANNER_SIMULATE"] = "0.01"  # one round: a second one takes seconds
+    for name, value in settings.items():
         monkeypatch.setenv(f"OMNIBUS_{name}", value)
     raw = redis.Redis.from_url(valkey_url)
     await raw.flushall()

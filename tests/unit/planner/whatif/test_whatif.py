@@ -8,7 +8,7 @@ import pytest
 
 from omnibus.cli.main import main
 from omnibus.errors import OmnibusError
-from omnibus.plan import Plan, encode_plan
+from omnibus.plan import ModelPlan, Plan, encode_plan
 from omnibus.profile import encode_profile
 from services.planner.whatif.__main__ import answer_question
 from services.planner.whatif.question import WhatIfQuestion
@@ -83,16 +83,26 @@ async def test_a_workload_comes_by_its_shares(declared: Path, tmp_path: Path):
     assert came[testbed.SEEN] / sum(came.values()) == pytest.approx(0.25, abs=0.04)
 
 
-async def test_a_plan_of_a_file_is_simulated_as_it_is(declared: Path, tmp_path: Path):
-    plans = testbed.planner().plan().models
-    path = tmp_path / "plan.json"
-    body = encode_plan(Plan(7, 1, 0.0, {"vl": plans["q"]}))
-    path.write_text(json.dumps({"plan": json.loads(body), "staged": None}))
+@pytest.fixture(scope="module")
+def planned() -> ModelPlan:
+    """A plan of the model that is declared."""
+    return testbed.planner().plan().models["q"]
 
-    found = await answer(declared, plan=str(path), rate="1")
+
+@pytest.fixture
+def plan_file(tmp_path: Path, planned: ModelPlan) -> Path:
+    """The plan as ``omnibus plan show --json`` writes it."""
+    path = tmp_path / "plan.json"
+    body = encode_plan(Plan(7, 1, 0.0, {"vl": planned}))
+    path.write_text(json.dumps({"plan": json.loads(body), "staged": None}))
+    return path
+
+
+async def test_a_plan_of_a_file_is_simulated_as_it_is(declared: Path, plan_file: Path, planned: ModelPlan):
+    found = await answer(declared, plan=str(plan_file), rate="1")
 
     assert found["plan"].startswith("epoch 7 of ")
-    assert {each["option"] for each in found["options"]} == set(plans["q"].options)
+    assert {each["option"] for each in found["options"]} == set(planned.options)
 
 
 @pytest.mark.parametrize(
@@ -106,17 +116,21 @@ async def test_a_plan_of_a_file_is_simulated_as_it_is(declared: Path, tmp_path: 
     ],
 )
 async def test_a_question_that_cannot_be_answered_says_what_to_change(
-    declared: Path, options: dict[str, str], said: str
+    declared: Path, plan_file: Path, options: dict[str, str], said: str
 ):
+    usual = {} if "gpus" in options else {"plan": str(plan_file)}  # a question with a plan makes none
+
     with pytest.raises(OmnibusError, match=said):
-        await answer(declared, **options)
+        await answer(declared, **{**usual, **options})
 
 
-def test_a_trace_without_times_is_said_to_lack_them(declared: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+def test_a_trace_without_times_is_said_to_lack_them(
+    declared: Path, plan_file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
     path = tmp_path / "sizes.csv"
     path.write_text("text_tokens\n5\n")
 
-    code = main(["whatif", "--models", str(declared), "--trace", str(path)])
+    code = main(["whatif", "--models", str(declared), "--plan", str(plan_file), "--trace", str(path)])
 
     assert code == 1
     assert "must have column t_s" in capfd.readouterr().err
