@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from tests.kube import yaml_text
 from tests.kube.serve import TOKEN
 
 CHART = Path(__file__).parents[2] / "deploy" / "helm" / "omnibus"
@@ -44,7 +45,7 @@ def overlay(*names: str) -> Values:
     """The values of these files of the chart, the last one wins."""
     whole: Values = {}
     for name in names:
-        merge(whole, yaml.safe_load((CHART / name).read_text()))
+        merge(whole, yaml_text.read((CHART / name).read_text()))
     return whole
 
 
@@ -58,7 +59,7 @@ def merge(into: Values, values: Mapping[str, Any]) -> Values:
 
 
 def _objects(release: Values) -> list[Values]:
-    return [each for each in yaml.safe_load_all(release["manifest"]) if each]
+    return [each for each in yaml_text.read_all(release["manifest"]) if each]
 
 
 def _access(url: str) -> str:

@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-import yaml
-
-from tests.kube import protobuf
+from tests.kube import protobuf, yaml_text
 from tests.kube.api import Api
 
 CERTIFICATE = Path(__file__).with_name("cluster.test.pem")  # for 127.0.0.1, valid until 2125
@@ -50,7 +48,7 @@ class Door:
 def _read(body: bytes, media: str) -> Any:
     if body.startswith(protobuf.MAGIC):
         return protobuf.secret(body)
-    return yaml.safe_load(body) if media.endswith("yaml") else json.loads(body)
+    return yaml_text.read(body) if media.endswith("yaml") else json.loads(body)
 
 
 @contextmanager
