@@ -64,7 +64,7 @@ async def test_the_planner_of_a_job_learns_and_stays_the_same_object(valkey_url:
     profile = testbed.profile({"E": testbed.E, "L": testbed.L})
     (tmp_path / "q.json").write_bytes(encode_profile(profile))
     store = Store(StoreSettings(url=valkey_url))
-    job = PlanningJob(store, str(tmp_path / "models.json"), simulate=1.0)
+    job = PlanningJob(store, str(tmp_path / "models.json"), simulate=WITHIN)
     eager, stubborn = ({"q": testbed.model(profile="q.json", learn=learn).declared} for learn in (True, False))
     taught = {"q": LearnedSeconds(profile_digest(profile), {"L": LearnedOption(1.6, 4000)})}
     try:

@@ -1,5 +1,6 @@
 """An any-to-any model in a small world: the times of its engines, and the profile that an honest profiler makes of them."""
 
+import functools
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -74,7 +75,15 @@ def true_devices(times: Profile | None = None) -> ModelDevices:
 
 def measured_profile(times: Profile | None = None) -> ModelProfile:
     """Seconds of full replicas, by request type and role, and of one request at a time; sizes are those that were sent."""
-    times = times or engine_times()
+    return _usual_profile() if times is None else _measure_profile(times)
+
+
+@functools.cache
+def _usual_profile() -> ModelProfile:
+    return _measure_profile(engine_times())
+
+
+def _measure_profile(times: Profile) -> ModelProfile:
     devices = true_devices(times)
     return ModelProfile(
         model="omni",

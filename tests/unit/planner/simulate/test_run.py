@@ -31,7 +31,7 @@ def test_a_request_alone_takes_the_sum_of_its_stages_and_the_first_token_comes_a
 def test_random_arrivals_wait_as_a_queue_with_fixed_service_times_does():
     rate = 0.5 / IMAGE  # half of what one encoder serves
     found = simulate_plan(
-        simulated(chain(thinkers=4)), poisson_arrivals([TypeRate("vl", SEEN, rate)], 20_000.0), 20_000.0
+        simulated(chain(thinkers=4)), poisson_arrivals([TypeRate("vl", SEEN, rate)], 6_000.0), 6_000.0
     )
 
     # M/D/1 (Erlang): half of all do not wait, 1 % wait longer than 3.16 service times.
