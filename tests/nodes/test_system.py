@@ -1,6 +1,6 @@
 """The whole system over nodes that share nothing: the same answers, failures that clients see by name, no hang.
 
-One system for all of it: its executors import their libraries one by one, which takes most of a minute.
+One system for all of it: each of its nodes imports the libraries of executors, which takes most of a minute.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """``omnibus up`` over namespaces: ``python -m tests.nodes.up up ... --nodes 3``; its first node is the hub.
 
 ``TEST_NODES`` holds, as JSON, the addresses of all nodes on both cables and the commands that enter all but the first.
-Executors are processes of their own, since a fork server bears them where it is itself.
+A fork server bears executors where it is itself, so each node has one.
 """
 
 import json
@@ -13,10 +13,11 @@ from typing import Any
 
 from omnibus.cli import main as run_command
 from omnibus.cli import up
-from omnibus.process.spec import ProcessSpec
-from omnibus.up import infra
+from omnibus.process.spec import ProcessSpec, python_command
+from omnibus.up import fork_client, infra
 from omnibus.up.nodes import Nodes
-from omnibus.up.stack import Stack
+from omnibus.up.probes import wait_for_socket
+from omnibus.up.stack import FORK_SERVER_MODULES, Stack
 from tests.nodes.namespaces import BUS, DATA
 
 _PLACES: list[dict[str, Any]] = json.loads(os.environ.get("TEST_NODES", "[]"))
@@ -38,14 +39,23 @@ class NamespaceNodes(Nodes):
         return {**super().sidecar_env(index), "OMNIBUS_SIDECAR_HOST": str(_PLACES[index][DATA])}
 
     def place_executor(self, spec: ProcessSpec) -> ProcessSpec:
-        return self.enter_node(super().place_executor(spec))
+        placed = super().place_executor(spec)
+        *_, module = placed.argv
+        fork_server = self.fork_server(self._node_of(placed))
+        return self.enter_node(replace(placed, argv=fork_client.fork_server_command(fork_server, module)))
+
+    def fork_server(self, index: int) -> str:
+        """The socket of the fork server of a node."""
+        return str(self._directory / f"fork-server-{index}.sock")
 
     def enter_node(self, spec: ProcessSpec) -> ProcessSpec:
         """``spec`` as a process in the namespaces of its node."""
-        name = spec.env["OMNIBUS_SIDECAR_NODE"]
-        index = next(index for index in range(self.count) if self.client_env(index)["OMNIBUS_SIDECAR_NODE"] == name)
         # Health endpoints are on the loopback of a node, where the supervisor does not reach them.
-        return replace(spec, argv=(*_PLACES[index]["enter"], *spec.argv), alive=None)
+        return replace(spec, argv=(*_PLACES[self._node_of(spec)]["enter"], *spec.argv), alive=None)
+
+    def _node_of(self, spec: ProcessSpec) -> int:
+        name = spec.env["OMNIBUS_SIDECAR_NODE"]
+        return next(index for index in range(self.count) if self.client_env(index)["OMNIBUS_SIDECAR_NODE"] == name)
 
 
 class NamespaceStack(Stack):
@@ -58,6 +68,22 @@ class NamespaceStack(Stack):
         nodes.__dict__.update(vars(self._nodes))  # prepared already
         nodes.servers = {"OMNIBUS_BUS_URL": self.nats.url, "OMNIBUS_STORE_URL": self.valkey.url}
         self._nodes = nodes
+
+    def _service_specs(self) -> list[ProcessSpec]:
+        return [*super()._service_specs(), *(self._node_fork_server(index) for index in range(self._nodes.count))]
+
+    def _node_fork_server(self, index: int) -> ProcessSpec:
+        assert isinstance(self._nodes, NamespaceNodes)
+        socket, usual = self._nodes.fork_server(index), self._fork_server_spec()
+        return self._nodes.enter_node(
+            replace(
+                usual,
+                name=f"fork-server-{index}",
+                argv=python_command("tests.nodes.fork_server", socket, *FORK_SERVER_MODULES),
+                env={**usual.env, **self._nodes.client_env(index)},
+                ready=lambda: wait_for_socket(socket),
+            )
+        )
 
     def _sidecar_spec(self, index: int) -> ProcessSpec:
         spec = super()._sidecar_spec(index)
