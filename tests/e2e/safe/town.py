@@ -7,7 +7,6 @@ import asyncio
 import os
 import ssl
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -26,10 +25,12 @@ from omnibus.bus.subjects import task_name
 from omnibus.families import catalog
 from omnibus.process.parent_death import die_with_parent
 from omnibus.settings import BusSettings
-from omnibus.up import infra
+from omnibus.up import fork_client, infra
+from omnibus.up.motion import find_forked_pid
 from omnibus.up.ports import free_ports
 from tests import certificates
 from tests.conftest import running as served
+from tests.e2e import warm
 from tests.tls_proxy import proxied
 
 ROOT = Path(__file__).parents[3]
@@ -89,7 +90,7 @@ class Town:
         who = {"OMNIBUS_BUS_USER": service, "OMNIBUS_BUS_PASSWORD": PASSWORDS.get(service, "")}
         with self.logs[name].open("wb") as log:
             self._processes[name] = subprocess.Popen(
-                [sys.executable, "-u", "-m", f"services.{service}"],
+                fork_client.fork_server_command(warm.fork_server_socket(), f"services.{service}"),
                 env={**self._env, **who, **settings},
                 cwd=ROOT,
                 stdout=log,
@@ -120,7 +121,7 @@ class Town:
         return [
             (name, door.laddr.ip)
             for name, process in self._processes.items()
-            for door in psutil.Process(process.pid).net_connections("inet")
+            for door in psutil.Process(find_forked_pid(process.pid)).net_connections("inet")
             if door.status == psutil.CONN_LISTEN
         ]
 

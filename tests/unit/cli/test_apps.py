@@ -17,6 +17,7 @@ from omnibus.up.run_dir import RunDirectory, RunState
 from services.gateway.http.server import create_server
 from tests.unit.checkpoints.test_adapters import adapter
 from tests.unit.gateway.apps.estate import COUNT, ECHO, LOUD, TOKEN, Estate, Gateway, estate, source
+from tests.unit.gateway.apps.forked_workers import fork_workers
 from tests.unit.gateway.house import TEXT, VL
 
 WORDS = """
@@ -61,6 +62,12 @@ class Desk:
         assert said.err.startswith("omnibus: ")
         assert said.err.count("\n") == 1
         return said.err
+
+
+@pytest.fixture(autouse=True)
+def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that import nothing, see ``forked_workers``."""
+    fork_workers(monkeypatch)
 
 
 @pytest.fixture

@@ -42,6 +42,7 @@ class ForkedWorker:
 
 def fork_workers(patch: pytest.MonkeyPatch) -> None:
     """Have workers forked until ``patch`` is undone; every other process is started as ever."""
+    _template()  # here, for the kernel ends it with the thread that has started it
     started = SimpleNamespace(Popen=_start, DEVNULL=subprocess.DEVNULL, STDOUT=subprocess.STDOUT)
     patch.setattr(process, "subprocess", started)
 
