@@ -60,6 +60,7 @@ from services.gateway.routing.executors import ExecutorTable
 from services.gateway.routing.nearness import Nearness
 from services.gateway.routing.router import Router
 from services.gateway.shadow.mirror import CandidateMirror
+from services.gateway.shadow.spare_room import waiting_counter
 from services.gateway.tasks.chat import Chat
 from services.gateway.videos.copies import VIDEO
 from services.gateway.videos.service import Videos
@@ -173,19 +174,12 @@ class GatewayService:
         await tenancy.startup(bus, lambda: self._announce_status("ready"))
         self._closing.push_async_callback(tenancy.shutdown)
         runs = RequestFactory(settings, router, dispatcher, tensors, records, self._keep, loads, tenancy.admission)
-        self._start_mirror(router, records, replayer, runs)
+        mirror = CandidateMirror(router, records, replayer, self._store, waiting_counter(runs))
+        mirror.startup()
+        self._closing.push_async_callback(mirror.shutdown)
         await follow_events(bus, {subjects.PLAN: runs.room.handle_plan_event}, partial(log.warning, "%s"))
         self._closing.callback(runs.room.close)
         return runs
-
-    def _start_mirror(self, router: Router, records: Records, replayer: Replayer, runs: RequestFactory) -> None:
-        def count_waiting() -> int:
-            queues = runs.admission.queues() if runs.admission is not None else ()
-            return runs.room.waiting + sum(queue.fair.waiting for queue in queues)
-
-        mirror = CandidateMirror(router, records, replayer, self._store, count_waiting)
-        mirror.startup()
-        self._closing.push_async_callback(mirror.shutdown)
 
     async def _open_frontend(self, bus: NatsBus, runs: RequestFactory, chat: Chat, tenancy: Tenancy) -> None:
         """Follow plans, apps and videos, and answer over HTTP."""

@@ -14,6 +14,7 @@ from services.gateway.apps.graph_submission import SegmentRunner, SegmentSubmiss
 from services.gateway.apps.output_buffer import AppOutputStream, check_json_line, output_names
 from services.gateway.apps.worker_process import WorkerProcess
 from services.gateway.dispatch.streams import ItemStream
+from services.gateway.request.app_call import AppCallLog
 from services.gateway.request.ends import app_deadline_error
 
 
@@ -30,6 +31,8 @@ class Call:
         self._process = process
         self._run = run
         self._kind = kind
+        self._placed = bool(issued)
+        self.log: AppCallLog | None = None  # once it was sent
         self._cancel_within = cancel_within
         self._loop = asyncio.get_running_loop()
         self._id = process.add_request(self)
@@ -58,6 +61,7 @@ class Call:
     def send_to_worker(self, body: bytes, number: int) -> None:
         """Hand it to the worker. Raises ``TooLarge``."""
         run = self._run
+        self.log = AppCallLog(self._kind, number, body, placed=self._placed)
         try:
             self._process.send(protocol.Serve(self._id, run.id, body, self._kind, number, run.deadline))
         except OmnibusError as error:
@@ -213,6 +217,8 @@ class Call:
             self._outputs = {
                 name: self._output_stream(name, message.refs.get(name)) for name in output_names(message.body)
             }
+        elif self.log is not None:
+            self.log.answer.add_part(message.body)
         self._news.set()
 
     def _output_stream(self, name: str, place: tuple[int, int, str] | None) -> ItemStream:
@@ -225,6 +231,8 @@ class Call:
     def _on_part(self, message: protocol.AnswerPart, nbytes: int) -> None:
         self._count_bytes(nbytes)
         self._parts.append((check_json_line(message.body), nbytes))
+        if self.log is not None:
+            self.log.answer.add_part(message.body)
         self._news.set()
 
     def _on_give(self, message: protocol.Give, nbytes: int) -> None:

@@ -63,7 +63,7 @@ class AppChats:
         if run.model:
             return await self._chat.begin_answer(run, asked)
         call = await self._call_app(run, asked, protocol.CHAT)
-        run.on_end = call.close
+        run.call, run.on_end = call.log, call.close
         streams: dict[str, Any] = await call.wait_for_outputs()
         speaks = asked.input.speech is not None
         if speaks and "audio" not in streams:

@@ -64,6 +64,7 @@ class InvokeRoute:
                 call = worker.invoke(run, asked.body)
             else:
                 call = await self._chats.invoke_app(run, chat)
+            run.call = call.log
             if record.streams:
                 await sending.send_stream(as_events(call.read_parts()), last=_DONE)
                 return

@@ -11,18 +11,22 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 import msgspec
+from msgspec import UNSET
 
 from omnibus import app_record as records
 from omnibus.app.module_loader import UPLOAD
 from omnibus.app.protocol import Description
 from omnibus.app_record import AppRecord, AppSource, base_app_name
-from omnibus.errors import AppFailed, BadRequest, Conflict, DeadlineExceeded, NotFound, TooLarge
+from omnibus.errors import AppFailed, BadRequest, Conflict, DeadlineExceeded, NotFound, OmnibusError, TooLarge
 from omnibus.settings import GatewaySettings
 from omnibus.store import AppConflict, Store
 from services.gateway.apps import source_policy, task_bindings
+from services.gateway.apps.canary import AppCanary
 from services.gateway.apps.pending_versions import DRAINING, STARTING, PendingVersions
 from services.gateway.apps.response_schemas import (
     CHAT_REQUEST,
+    AppCanaryRequest,
+    AppCanaryView,
     AppDeleted,
     AppDetail,
     AppView,
@@ -47,7 +51,10 @@ POLL_SECONDS = 0.05
 class AppControl:
     """Operations of the control routes. Nothing here is locked: the store decides which of two changes was first."""
 
-    def __init__(self, settings: GatewaySettings, store: Store, registry: Registry, router: Router) -> None:
+    def __init__(
+        self, settings: GatewaySettings, store: Store, registry: Registry, router: Router, canary: AppCanary
+    ) -> None:
+        self._canary = canary
         self._settings = settings
         self._store = store
         self.registry = registry
@@ -79,10 +86,11 @@ class AppControl:
     async def register(self, body: bytes) -> tuple[AppDetail, bool]:
         """Register the app that ``body`` names; returns it and whether it is new.
 
-        The same source with the same description is registered already. Raises ``Rejected`` for one that cannot
-        be served, ``Conflict`` for one that would disturb others, and ``DeadlineExceeded``.
+        The same source with the same description is registered already. With a canary what is loaded is a new version
+        of the app of its name, and takes over if it finds no difference. Raises ``Rejected`` for one that cannot be
+        served, ``Conflict`` for one that would disturb others, and ``DeadlineExceeded``.
         """
-        given = source_policy.parse_source(body, self._settings)
+        given, canary = source_policy.parse_source(body, self._settings), source_policy.parse_request(body).canary
         if given is None:
             raise BadRequest("Missing required parameter: 'source'.", param="source")
         async with self._load_worker(given.source, given.text) as worker:
@@ -99,6 +107,9 @@ class AppControl:
                         raise
             if known is None:
                 return self._app_detail(record), True
+            if canary is not None:  # the code of the same source may be another one
+                proof = await self._publish_record(record, known, apps, worker, canary)
+                return self._app_detail(record, proof), False
         if not _is_same_app(record, known):
             raise Conflict(
                 f"the app {known.name!r} is registered at version {known.version} and is another one: "
@@ -109,7 +120,7 @@ class AppControl:
 
     async def update(self, name: str, body: bytes) -> AppDetail:
         """Serve app ``name`` from the source in ``body``, or load its own anew. The old version serves meanwhile."""
-        given = source_policy.parse_source(body, self._settings)
+        given, canary = source_policy.parse_source(body, self._settings), source_policy.parse_request(body).canary
         apps = await self._store.apps()
         known = apps.get(name)
         if known is None:
@@ -123,8 +134,8 @@ class AppControl:
             if called != name:
                 raise BadRequest(f"this is the app {called[:80]!r}, not {name!r}: register it beside", param="name")
             record = _next_record(worker.description, await self._store_source(given), known)
-            await self._publish_record(record, known, apps, worker)
-        return self._app_detail(record)
+            proof = await self._publish_record(record, known, apps, worker, canary)
+        return self._app_detail(record, proof)
 
     async def unregister(self, name: str) -> AppDeleted:
         """End app ``name``: requests in flight finish, new ones find nothing. Raises ``NotFound``."""
@@ -157,9 +168,14 @@ class AppControl:
         return msgspec.structs.replace(given.source, sha256=await self._store.put_source(given.text))
 
     async def _publish_record(
-        self, record: AppRecord, before: AppRecord | None, apps: Mapping[str, AppRecord], worker: WorkerSupervisor
-    ) -> None:
-        """Make ``record`` the current one of its app."""
+        self,
+        record: AppRecord,
+        before: AppRecord | None,
+        apps: Mapping[str, AppRecord],
+        worker: WorkerSupervisor,
+        canary: AppCanaryRequest | None = None,
+    ) -> AppCanaryView | None:
+        """Make ``record`` the current one of its app, once its ``canary`` found no difference; returns that one."""
         if record.model in self._router.loaded_adapters:
             raise Conflict(f"{record.model!r} is an adapter: give the app's model another name", param="model")
         task_bindings.check_app(record, self._router.plan, apps)
@@ -170,6 +186,9 @@ class AppControl:
             if kept is not None:
                 task_bindings.check_app(record, self._router.plan, await self._store.apps())  # others may do the same
                 await self._until_bound(record)
+            proof = (
+                await self._prove(record.name, canary, worker) if before is not None and canary is not None else None
+            )
             if before is not None and theirs.keys() - mine.keys():
                 await self._aside.put_record(before, DRAINING)
             self.registry.expect_record(record, worker)
@@ -182,6 +201,14 @@ class AppControl:
             if kept is not None:
                 await self._aside.drop_record(kept)
         log.info("app %s version %d is registered", record.name, record.version)
+        return proof
+
+    async def _prove(self, name: str, canary: AppCanaryRequest, worker: WorkerSupervisor) -> AppCanaryView:
+        try:
+            _, serving = self.registry.worker(name)
+        except OmnibusError:  # broken here: its recorded answers are all that there is
+            return await self._canary.prove(name, canary, worker, None)
+        return await self._canary.prove(name, canary, worker, serving)
 
     async def _until_bound(self, record: AppRecord) -> None:
         """Wait until every own unit task of ``record`` has an executor. Raises ``DeadlineExceeded``."""
@@ -209,7 +236,7 @@ class AppControl:
             worker=self.registry.worker_view(record.name),
         )
 
-    def _app_detail(self, record: AppRecord) -> AppDetail:
+    def _app_detail(self, record: AppRecord, proof: AppCanaryView | None = None) -> AppDetail:
         source = record.source
         directory = source_policy.relative_directory(source, self._settings) if source.root else ""
         return AppDetail(
@@ -228,6 +255,7 @@ class AppControl:
             created=record.created,
             updated=record.updated,
             worker=self.registry.worker_view(record.name),
+            canary=UNSET if proof is None else proof,
         )
 
 

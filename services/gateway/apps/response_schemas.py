@@ -1,9 +1,13 @@
 """Bodies of requests and responses of the app routes, as they are written and documented."""
 
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
+from omnibus.canary.gate import GateRules
+
+#: Calls that are given to a new version at most.
+MAX_CALLS = 1000
 #: The schema of a chat request, as one app's own is shown.
 CHAT_REQUEST = {"$ref": "/openapi.json#/components/schemas/AppChatRequest"}
 
@@ -44,6 +48,33 @@ class SourceView(Struct, frozen=True, omit_defaults=True):
     sha256: str = ""
 
 
+class AppCanaryRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """Trial of a new version: on the ``last`` recorded calls, within so many seconds. ``tolerance`` and ``score``
+    are those of ``omnibus.canary.gate.GateRules``."""
+
+    last: Annotated[int, Meta(ge=1, le=MAX_CALLS)]
+    tolerance: Annotated[float, Meta(ge=0)] = GateRules().tolerance
+    score: Annotated[float, Meta(ge=0, le=1)] = GateRules().score
+    within: Annotated[float, Meta(gt=0, le=3600)] = 200.0
+
+
+class ComparedCall(Struct, frozen=True, omit_defaults=True):
+    """One recorded call, and how the new version did: ``same``, ``differed``, ``failed``, or ``skipped`` where nothing
+    can be said. ``stage`` is the component whose output differed first."""
+
+    id: str
+    outcome: str
+    what: str = ""
+    stage: str = ""
+
+
+class AppCanaryView(Struct, frozen=True):
+    """Result of a canary that let the new version take over."""
+
+    compared: int
+    calls: tuple[ComparedCall, ...]
+
+
 class AppView(Struct, frozen=True, kw_only=True):
     """A registered app. ``route`` is ``chat`` for one that answers chat completions as ``model``."""
 
@@ -60,7 +91,7 @@ class AppView(Struct, frozen=True, kw_only=True):
 
 class AppDetail(Struct, frozen=True, kw_only=True):
     """All about a registered app. ``request`` and ``response`` are JSON schemas, empty when untyped. ``chat``: it takes
-    chat requests."""
+    chat requests. ``canary``: what was compared before this version took over."""
 
     object: str = "app"
     name: str
@@ -78,6 +109,7 @@ class AppDetail(Struct, frozen=True, kw_only=True):
     created: float
     updated: float
     worker: WorkerView | None
+    canary: AppCanaryView | UnsetType = UNSET
 
 
 class AppDeleted(Struct, frozen=True, kw_only=True):
@@ -131,6 +163,8 @@ class AppSourceRequest(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AppRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """``source`` may be left out of an update: the app's own is loaded again."""
+    """``source`` may be left out of an update: the app's own is loaded again. With ``canary`` a new version takes over
+    only if it answers the last recorded calls as before."""
 
     source: AppSourceRequest | None = None
+    canary: AppCanaryRequest | None = None

@@ -7,6 +7,7 @@ from omnibus.service import until_cancelled
 from omnibus.settings import GatewaySettings
 from omnibus.store import Store
 from services.gateway.adapters.control import AdapterControl
+from services.gateway.apps.canary import AppCanary
 from services.gateway.apps.chat import AppChats
 from services.gateway.apps.invoke_route import InvokeRoute
 from services.gateway.apps.registration import AppControl
@@ -14,6 +15,7 @@ from services.gateway.apps.served_apps import Registry
 from services.gateway.apps.worker_supervisor import WorkerLimits, WorkerSupervisor
 from services.gateway.request.factory import RequestFactory
 from services.gateway.routing.router import Router
+from services.gateway.shadow.spare_room import SpareRoom, waiting_counter
 from services.gateway.tasks.chat import Chat
 
 
@@ -28,7 +30,8 @@ class AppService:
     ) -> None:
         rules = WorkerLimits(ready_within=settings.app_ready, show_errors=settings.app_errors)
         self.registry = Registry(settings, store, partial(WorkerSupervisor, rules=rules))
-        self.control = AppControl(settings, store, self.registry, router)
+        canary = AppCanary(runs, SpareRoom(router, waiting_counter(runs)))
+        self.control = AppControl(settings, store, self.registry, router, canary)
         self.chats = AppChats(runs, chat, self.registry)
         self.invoke = InvokeRoute(settings, runs, self.registry, self.chats)
         self.adapters = AdapterControl(settings, store, router, chat, self._model_names)

@@ -35,14 +35,19 @@ class SubmittedSource(NamedTuple):
 _decode = msgspec.json.Decoder(AppRequest).decode
 
 
-def parse_source(body: bytes, settings: GatewaySettings) -> SubmittedSource | None:
-    """The source that a client names; None for none. Raises ``BadRequest`` and ``Forbidden``."""
+def parse_request(body: bytes) -> AppRequest:
+    """The body of a registration or an update. Raises ``BadRequest``."""
     try:
-        source = _decode(body or b"{}").source
+        return _decode(body or b"{}")
     except msgspec.ValidationError as error:
-        raise BadRequest(f"Invalid request: {error}", param="source") from None
+        raise BadRequest(f"Invalid request: {error}", param="canary" if "canary" in str(error) else "source") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise BadRequest("The request body is not valid JSON in UTF-8.") from None
+
+
+def parse_source(body: bytes, settings: GatewaySettings) -> SubmittedSource | None:
+    """The source that a client names; None for none. Raises ``BadRequest`` and ``Forbidden``."""
+    source = parse_request(body).source
     if source is None:
         return None
     if source.upload is not None:

@@ -13,6 +13,7 @@ from omnibus.app_record import AppSource
 from omnibus.errors import DeadlineExceeded, OmnibusError, StageUnavailable
 from omnibus.graph import HANDLE
 from omnibus.process.restart import Backoff, RestartPolicy, restart_on_exit
+from omnibus.recording.records import AppCall
 from omnibus.service import until_cancelled
 from omnibus.task import ChatInput
 from services.gateway.apps import graph_submission
@@ -100,14 +101,24 @@ class WorkerSupervisor:
         issued = graph_submission.handle_literals([request.media, request.messages if long else None])
         return self._start_call(run, _encode(request.__dict__), kind, frozenset(issued))
 
-    def _start_call(self, run: SegmentRunner, body: bytes, kind: str, issued: frozenset[bytes]) -> Call:
+    def serve_again(self, run: SegmentRunner, body: bytes, recorded: AppCall, issued: frozenset[bytes]) -> Call:
+        """Serve ``body``, the one of a ``recorded`` call, whose media were placed again as ``issued`` says.
+
+        Raises ``StageUnavailable`` and ``TooLarge``.
+        """
+        return self._start_call(run, body, recorded.kind, issued, recorded.number)
+
+    def _start_call(
+        self, run: SegmentRunner, body: bytes, kind: str, issued: frozenset[bytes], number: int = -1
+    ) -> Call:
+        """``number`` is that of a call that was recorded; else the next one."""
         process = self._process
         # A worker that is gone has failed its requests already, and would never fail one more.
         if process is None or process.gone.is_set() or self._draining:
             state = "is being replaced" if self._draining else "starts again after a crash"
             raise StageUnavailable(f"the app {self._app_name} {state}: try again in a moment", stage=self._app_name)
         call = Call(process, run, kind, issued, self._rules.cancel_within)
-        call.send_to_worker(body, next(self._numbers))
+        call.send_to_worker(body, number if number >= 0 else next(self._numbers))
         return call
 
     @property

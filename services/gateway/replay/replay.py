@@ -152,7 +152,7 @@ class Replayer:
             self._tensors.end_invocation(ticket.id)
             raise
         invocation = self._build_invocation(recorded, ticket.id, route, nodes, now, deadline)
-        return self._dispatcher.submit(invocation, route.work, _refuse_other_routes(route), mirrored=True)
+        return self._dispatcher.submit(invocation, route.work, refuse_other_routes(route), mirrored=True)
 
     def _build_invocation(
         self,
@@ -284,7 +284,9 @@ def _salt_value(value: Any, salt: str) -> Any:
     return value
 
 
-def _refuse_other_routes(route: ExecutorRoute) -> Callable[[frozenset[str]], ExecutorRoute]:
+def refuse_other_routes(route: ExecutorRoute) -> Callable[[frozenset[str]], ExecutorRoute]:
+    """Return a function for who would move an invocation that runs for comparison alone: it refuses."""
+
     def find_route(lost: frozenset[str]) -> ExecutorRoute:
         raise StageUnavailable(f"executor {', '.join(sorted(lost))[:80]} was lost, and a comparison moves to no other")
 

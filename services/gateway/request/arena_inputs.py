@@ -77,7 +77,12 @@ class TensorPlacer:
 
 
 async def restore_input(
-    tensors: TensorClient, keep: MediaStore, value: dict[str, Any], invocation: str, deadline: float
+    tensors: TensorClient,
+    keep: MediaStore,
+    value: dict[str, Any],
+    invocation: str,
+    deadline: float,
+    readers: int = MAX_ATTEMPTS + 1,
 ) -> dict[str, Any]:
     """An input that was recorded by its content hash, at a new handle.
 
@@ -92,6 +97,6 @@ async def restore_input(
             wanted = f"{str(value['dtype'])[:40]} {str(value.get('shape'))[:80]}"
             raise ProtocolError(f"a recorded tensor cannot be {wanted}: {error}") from error
     handle = await tensors.put(
-        array, invocation=invocation, deadline=deadline + DEADLINE_GRACE_SECONDS, readers=MAX_ATTEMPTS + 1
+        array, invocation=invocation, deadline=deadline + DEADLINE_GRACE_SECONDS, readers=readers
     )
     return {**value, HANDLE: msgspec.to_builtins(handle)}

@@ -21,6 +21,7 @@ from services.gateway.dispatch.inflight import InflightInvocation
 from services.gateway.media.blob_store import MediaStore
 from services.gateway.pricing.meter import UsageMeter
 from services.gateway.request.accumulator import AnswerAccumulator
+from services.gateway.request.app_call import AppCallLog
 from services.gateway.request.dead_letters import DeadLetters
 
 log = logging.getLogger(__name__)
@@ -120,9 +121,10 @@ class Records:
         tenant: str = "",
         *,
         billed: bool = True,
+        call: AppCallLog | None = None,
     ) -> None:
         """Write the end of one invocation of ``tenant``; ``got`` is what a chat's client received. What is not
-        ``billed`` has GPU-seconds and no price."""
+        ``billed`` has GPU-seconds and no price. ``call`` is what its app was asked."""
         usage = self.meter.measure(running)
         if not billed:
             usage = msgspec.structs.replace(usage, money=UNSET)
@@ -132,6 +134,7 @@ class Records:
         if got is not None and self.full and answer.audio_sha256:
             self.media.put_nowait(answer.audio_sha256, got.pcm)
         shown = answer.text[:MAX_RECORDED_CHARS] if self.full else ""
+        recorded = self.full and status == "done"
         ended = EndRecord(
             inv=invocation.id,
             status=status,
@@ -153,6 +156,7 @@ class Records:
             pulls=running.pull_log.costs() if running.pull_log is not None else (),
             usage=usage,
             tenant=tenant,
+            call=call.to_record(invocation, self.media) if call is not None and recorded else UNSET,
         )
         self._publish_end(invocation, messages.encode(ended))
         if status == "failed" and self._dead is not None:

@@ -26,6 +26,7 @@ from services.gateway.pricing.quantities import Estimates
 from services.gateway.pricing.quotes import PriceCheck
 from services.gateway.request import metrics
 from services.gateway.request.accumulator import AnswerAccumulator
+from services.gateway.request.app_call import AppCallLog
 from services.gateway.request.arena_inputs import MAX_READERS, TensorPlacer, place_input
 from services.gateway.request.ends import request_over_error
 from services.gateway.request.load_report import CountedInvocation
@@ -58,6 +59,7 @@ class ClientRequest:
         self.status = ""  # how it ended
         self.estimates: Estimates = ()  # of its first segment
         self.answer: AnswerAccumulator | None = None  # what a chat's client has received
+        self.call: AppCallLog | None = None  # what its app was asked
         self.on_end: Callable[[], None] | None = None
         self.trace = tracing.current_context()
         self._number = number
@@ -65,7 +67,6 @@ class ClientRequest:
         self.early = False  # sent before its client wants it: only into spare room, and not billed until then
         self.pinned = pinned  # the path that it must take, empty for any
         self.price: PriceCheck | None = None  # to be checked before it is sent
-        self._holds = False
         self._assigned: tuple[Segment, Assignment] | None = None  # of the ticket
         self._counted: list[CountedInvocation] = []  # of each segment
         self.tenant = tenants.current_tenant()
@@ -291,7 +292,6 @@ class ClientRequest:
         model = self.answer.model if self.answer is not None else self.model
         if model and not self.early and (self.segments or status == "done"):  # what was refused took no time
             GATEWAY.duration_histogram(model).observe(time.time() - self.created)
-        dispatcher = self._runs.dispatcher
         for running, counted in zip(self.segments, self._counted, strict=True):
             first = running is self.segments[0]
             estimates, seen = (self.estimates, figures) if first else ((), {})
@@ -299,10 +299,10 @@ class ClientRequest:
             self._runs.loads.count_end(counted, running, status == "done", waited_since, estimates, seen)
             ended = partial(self._record_end, running, status)
             if status == "done":
-                dispatcher.complete(running, ended)
+                self._runs.dispatcher.complete(running, ended)
                 self._runs.records.publish_begin(running.id)  # its client may look for it from now on
             else:
-                dispatcher.finish(running, status)
+                self._runs.dispatcher.finish(running, status)
                 ended()
         self.release_admission()
         if self._holds:
@@ -313,8 +313,8 @@ class ClientRequest:
     def _record_end(self, running: InflightInvocation, status: str) -> None:
         first = running is self.segments[0]
         later = [each.id for each in self.segments[1:]] if first else ()
-        answer, billed = self.answer if first else None, not self.early
-        self._runs.records.write_end(running, status, answer, later, self.tenant.name, billed=billed)
+        answer, call = (self.answer, self.call) if first else (None, None)
+        self._runs.records.write_end(running, status, answer, later, self.tenant.name, billed=not self.early, call=call)
         self._runs.records.meter.learn(running, self.estimates if first else (), by_work=first and self.model != "")
         for stream in running.streams.values():  # whoever still reads is not left waiting
             if not stream.ended:

@@ -84,14 +84,22 @@ def _text_difference(one: _JoinedOutput, other: _JoinedOutput, rules: GateRules)
     if (one.texts, one.lists) == (other.texts, other.lists):
         return "" if one.rest == other.rest else "other values"
     for key in sorted(one.texts.keys() | other.texts.keys()):
-        score = _similarity(one.texts.get(key, "").split(), other.texts.get(key, "").split())
-        if one.texts.get(key, "") != other.texts.get(key, "") and (score < rules.score or rules.score == 1):
-            return f"{key} is similar by {score:.2f}, {rules.score:.2f} is expected"
+        what = describe_text_difference(key, one.texts.get(key, ""), other.texts.get(key, ""), rules)
+        if what:
+            return what
     for key in sorted(one.lists.keys() | other.lists.keys()):
         score = _similarity(one.lists.get(key, []), other.lists.get(key, []))
         if score < rules.score:
             return f"{key} is similar by {score:.2f}, {rules.score:.2f} is expected"
     return ""
+
+
+def describe_text_difference(name: str, one: str, other: str, rules: GateRules) -> str:
+    """The difference of two texts in words; empty where they are as similar as ``rules`` demand."""
+    score = _similarity(one.split(), other.split())
+    if one == other or (score >= rules.score and rules.score < 1):
+        return ""
+    return f"{name} is similar by {score:.2f}, {rules.score:.2f} is expected"
 
 
 def _similarity(one: Sequence[Any], other: Sequence[Any]) -> float:

@@ -29,21 +29,17 @@ from services.gateway.dispatch.inflight import InflightInvocation
 from services.gateway.replay.options import ReplayOptions
 from services.gateway.replay.replay import Replayer
 from services.gateway.request.record import Records
-from services.gateway.routing.executors import ExecutorEntry
 from services.gateway.routing.router import Router
 from services.gateway.shadow.pair import Comparison, compare_runs, is_void
 from services.gateway.shadow.served import ServedRequests
+from services.gateway.shadow.spare_room import LOOK_SECONDS, PAUSE_SECONDS, ROOM_SECONDS, SpareRoom
 
 log = logging.getLogger(__name__)
 
 #: Finished requests that wait for their comparison; of more the oldest are left out.
 MAX_WAITING = 16
-#: Seconds that a comparison waits for room, and between two looks whether there is some.
-ROOM_SECONDS, LOOK_SECONDS = 5.0, 0.01
 #: Seconds between two reports of what users got.
 REPORT_SECONDS = 1.0
-#: Seconds without comparisons after one that had no room.
-PAUSE_SECONDS = 1.0
 
 
 def is_sampled(id: str, share: float) -> bool:
@@ -63,7 +59,7 @@ class CandidateMirror:
         count_waiting: Callable[[], int] = lambda: 0,
     ) -> None:
         """``count_waiting`` counts the requests that wait at this gateway for their turn, or for room."""
-        self._count_waiting = count_waiting
+        self._room = SpareRoom(router, count_waiting)
         self._router = router
         self._records = records
         self._replayer = replayer
@@ -204,18 +200,6 @@ class CandidateMirror:
         return True
 
     def _has_room(self, model: str, paths: tuple[Path, Path], mine: int = 0) -> bool:
-        """Return whether nobody waits, and the executors of ``paths`` have less than half of what they batch.
-
-        ``mine`` invocations of it are comparisons.
-        """
+        """Return whether the executors of ``paths`` have room beside ``mine`` invocations for comparison."""
         options = {option for path in paths for option in path.options.values()}
-        return not self._count_waiting() and all(
-            _option_has_room(self._router.serving_executors(model, option), mine) for option in options
-        )
-
-
-def _option_has_room(members: Sequence[ExecutorEntry], mine: int) -> bool:
-    if any(member.drain.overloaded for member in members):
-        return False
-    users = sum(member.own + member.foreign for member in members) - mine
-    return users < sum(max(1, member.status.slots // 2) for member in members)
+        return self._room.is_free([(model, option) for option in options], mine)

@@ -33,9 +33,13 @@ async def run_app_command(options: argparse.Namespace) -> int:
     return await asyncio.to_thread(commands[options.app_command], there, options)
 
 
-def register_app(there: Gateway, target: str | None, upload: str | None) -> dict[str, Any]:
-    """Register an app; returns it as the gateway shows it."""
-    found: dict[str, Any] = there.call("POST", APPS, {"source": app_target.source_body(target, upload, there.apps_dir)})
+def register_app(
+    there: Gateway, target: str | None, upload: str | None, canary: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Register an app; returns it as the gateway shows it. ``canary``: how another version of a registered one is
+    tried."""
+    body = {"source": app_target.source_body(target, upload, there.apps_dir), **(canary or {})}
+    found: dict[str, Any] = there.call("POST", APPS, body)
     return found
 
 
@@ -50,14 +54,22 @@ def print_response(there: Gateway, name: str, request: Any, plain: bool) -> None
 
 
 def _register_and_print(there: Gateway, options: argparse.Namespace) -> int:
-    return _print_changed_app(register_app(there, options.target, options.upload), options, "registered")
+    app = register_app(there, options.target, options.upload, _canary_body(options))
+    return _print_changed_app(app, options, "registered")
 
 
 def _update_app(there: Gateway, options: argparse.Namespace) -> int:
-    changes = {}
+    changes = _canary_body(options)
     if options.target is not None or options.upload is not None:
-        changes = {"source": app_target.source_body(options.target, options.upload, there.apps_dir)}
+        changes["source"] = app_target.source_body(options.target, options.upload, there.apps_dir)
     return _print_changed_app(there.call("PUT", _app_url_path(options.name), changes), options, "updated")
+
+
+def _canary_body(options: argparse.Namespace) -> dict[str, Any]:
+    """The canary that is asked for, as the gateway takes it; empty for none."""
+    if options.canary is None:
+        return {}
+    return {"canary": {"last": options.canary, "tolerance": options.tolerance, "score": options.score}}
 
 
 def _print_changed_app(app: dict[str, Any], options: argparse.Namespace, what: str) -> int:
@@ -65,6 +77,9 @@ def _print_changed_app(app: dict[str, Any], options: argparse.Namespace, what: s
         print_json(app)
         return 0
     print(f"{app['name']} is {what}, version {app['version']}: call it with `omnibus app invoke {app['name']} JSON`")
+    if canary := app.get("canary"):
+        left = len(canary["calls"]) - canary["compared"]
+        print(f"{canary['compared']} recorded calls were answered as before" + (f", {left} left out" if left else ""))
     if app["model"]:
         print(f"it also answers chat completions as model {app['model']!r}")
     return 0

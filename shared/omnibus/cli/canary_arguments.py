@@ -38,6 +38,17 @@ def _add_start_arguments(add: Callable[..., Any]) -> None:
     add("--slack", type=float, default=1.25, help="factor by which it may take longer (default 1.25)")
 
 
+def add_app_canary_arguments(*commands: Any) -> None:
+    """Add the arguments of a canary of an app to ``commands``, which let a new version serve."""
+    for command in commands:
+        add = command.add_argument
+        add(
+            "--canary", type=int, metavar="N", help="first give it the last N recorded calls: it serves if none differs"
+        )
+        add("--tolerance", type=float, default=0.02, help="with --canary: relative error that is none (default 0.02)")
+        add("--score", type=float, default=1.0, help="with --canary: least similarity of texts (default 1: equal)")
+
+
 def add_bisect_command(commands: Any) -> None:
     bisect = commands.add_parser("bisect", help="which stage of a recorded invocation differs, and on which executors")
     bisect.add_argument("id", help="an invocation, e.g. from the x-request-id header")

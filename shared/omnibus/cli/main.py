@@ -211,6 +211,7 @@ def _add_app(commands: Any) -> None:
     for command in (register, update, check):
         command.add_argument("target", nargs="?", help="a module, or a Python file below the directory of apps")
         command.add_argument("--upload", metavar="FILE", help="a file whose text is sent; its code runs restricted")
+    canary_arguments.add_app_canary_arguments(register, update)
     check.add_argument("--request", metavar="JSON", help="the request to draw the graph for (default: one is made up)")
     run.add_argument("target", help="a Python file, or a module")
     for command in (invoke, run):

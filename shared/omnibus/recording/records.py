@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from omnibus import graph
 from omnibus.bus import Bus, Delivery, subjects
@@ -54,6 +55,24 @@ class KeptOutput(msgspec.Struct, frozen=True, omit_defaults=True):
     digest: str = ""
 
 
+class AppCall(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One request to ``app``, as its worker got it, so that another version can be given the same.
+
+    ``kind`` is that of ``omnibus.app.protocol``; ``number`` and ``seed`` are what its choices and samples follow from.
+    ``body`` is JSON, in which media are named by content hash where ``placed``; a long one is kept under
+    ``body_sha256`` instead. ``answer_sha256`` is of the answer: see ``services.gateway.request.app_call``.
+    """
+
+    app: str
+    kind: str
+    number: int
+    seed: int
+    body: str = ""
+    body_sha256: str = ""
+    placed: bool = False
+    answer_sha256: str = ""
+
+
 class EndRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="end"):
     """The end of an invocation as it is recorded. Times are Unix seconds."""
 
@@ -87,6 +106,8 @@ class EndRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="end"):
     usage: RequestUsage | None = None
     #: Who sent it; empty where no API keys are required, and for the operator.
     tenant: str = ""
+    #: Of an app's first segment, where inputs are recorded.
+    call: AppCall | UnsetType = UNSET
 
 
 class Record(NamedTuple):

@@ -1,0 +1,180 @@
+"""A recorded call given to a worker again: its answer, and the outputs of its graphs."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import aclosing
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+
+from omnibus.app import protocol
+from omnibus.canary.gate import GateRules
+from omnibus.encoding.audio import to_pcm16
+from omnibus.errors import OmnibusError
+from services.gateway.apps.call import Call
+from services.gateway.apps.mirrored_request import MirroredRequest
+from services.gateway.apps.recorded_calls import RecordedCall
+from services.gateway.apps.worker_supervisor import WorkerSupervisor
+from services.gateway.dispatch.capture import RecordedChunk
+from services.gateway.dispatch.streams import merge_streams
+from services.gateway.media.blob_store import MediaStore
+from services.gateway.replay.mirrored import digest_chunks
+from services.gateway.request.app_call import AnswerDigest
+from services.gateway.request.ends import app_deadline_error
+from services.gateway.shadow.compare import describe_difference
+from services.gateway.shadow.compare_json import describe_json_difference
+
+#: An output of a graph: its step, the node and its name.
+OutputKey = tuple[int, int, str]
+
+
+class ReplayedCall(msgspec.Struct, frozen=True):
+    """``parts`` of an answer of JSON, each text whole, with their ``digest``, or the ``streams`` of a chat; why it
+    failed, if it did. ``outputs`` are those of its graphs, ``components`` who made them."""
+
+    parts: Sequence[Any] = ()
+    digest: str = ""
+    streams: dict[str, list[RecordedChunk]] = {}
+    outputs: dict[OutputKey, list[RecordedChunk]] = {}
+    components: dict[OutputKey, str] = {}
+    failure: OmnibusError | None = None
+
+
+async def replay_call(
+    worker: WorkerSupervisor, request: MirroredRequest, recorded: RecordedCall, media: MediaStore
+) -> ReplayedCall:
+    """Give ``recorded`` to ``worker`` as ``request``, which is ended on every exit.
+
+    Raises what keeps it from being given; what the app or a stage does wrong is in the result.
+    """
+    try:
+        body, issued = await request.restore_body(media)
+        call = worker.serve_again(request, body, recorded.call, issued)
+    except BaseException:
+        request.end("failed")
+        raise
+    try:
+        if recorded.call.kind == protocol.CHAT:
+            answered = ReplayedCall(streams=await _read_chat(call, request, bool(recorded.answer.audio_sha256)))
+        else:
+            parts = await _read_parts(call, streams=worker.description.streams)
+            answered = ReplayedCall(_join_texts(parts), _digest_parts(parts))
+    except OmnibusError as error:
+        request.end("failed")
+        return ReplayedCall(failure=error)
+    except BaseException:
+        request.end("cancelled")
+        call.close()
+        raise
+    await request.wait_settled()
+    return msgspec.structs.replace(answered, **_collect_outputs(request))
+
+
+async def _read_parts(call: Call, *, streams: bool) -> list[bytes]:
+    if not streams:
+        return [await call.read_answer()]
+    async with aclosing(call.read_parts()) as parts:
+        return [part async for part in parts]
+
+
+async def _read_chat(call: Call, request: MirroredRequest, with_audio: bool) -> dict[str, list[RecordedChunk]]:
+    streams = await call.wait_for_outputs()
+    names = ("text", "audio") if with_audio else ("text",)  # what nobody asked for is not read
+    found: dict[str, list[RecordedChunk]] = {name: [] for name in names if name in streams}
+    try:
+        async with asyncio.timeout(max(0.0, request.deadline - time.time())):
+            async for batch in merge_streams({name: streams[name] for name in found}):
+                for name, item in batch:
+                    found[name].append(RecordedChunk(item.data, item.array))
+    except TimeoutError:
+        raise app_deadline_error(request.app) from None
+    finally:
+        call.close()
+    request.end("done")
+    return found
+
+
+def _join_texts(parts: Sequence[bytes]) -> list[Any]:
+    """Parts as values; texts that follow each other are one."""
+    found: list[Any] = []
+    for part in parts:
+        value = msgspec.json.decode(part)
+        if isinstance(value, str) and found and isinstance(found[-1], str):
+            found[-1] += value
+        else:
+            found.append(value)
+    return found
+
+
+def _digest_parts(parts: Sequence[bytes]) -> str:
+    digest = AnswerDigest()
+    for part in parts:
+        digest.add_part(part)
+    return digest.hexdigest()
+
+
+def _collect_outputs(request: MirroredRequest) -> dict[str, Any]:
+    outputs, components = {}, {}
+    for running in request.segments:
+        for (node, output), tape in running.tapes.items():
+            key = (running.invocation.step, node, output)
+            components[key] = running.invocation.nodes[node].component
+            if tape.chunks is not None:
+                outputs[key] = tape.chunks
+    return {"outputs": outputs, "components": components}
+
+
+# Comparisons
+
+
+def is_as_recorded(recorded: RecordedCall, tried: ReplayedCall) -> bool:
+    """Return whether ``tried`` gave the recorded answer, and its graphs the recorded outputs, bit by bit."""
+    if recorded.call.kind == protocol.CHAT:
+        answer = recorded.answer
+        texts = "".join(chunk.data.get("text", "") for chunk in tried.streams.get("text", ()))
+        same = sha256(texts.encode()).hexdigest() == answer.text_sha256 and (
+            not answer.audio_sha256 or _audio_digest(tried.streams.get("audio", ())) == answer.audio_sha256
+        )
+    else:
+        same = tried.digest == recorded.call.answer_sha256
+    return same and all(
+        digest_chunks(tried.outputs[key]) == digest
+        for key, digest in _recorded_digests(recorded, tried).items()
+        if key in tried.outputs
+    )
+
+
+def _audio_digest(chunks: Sequence[RecordedChunk]) -> str:
+    return sha256(b"".join(to_pcm16(chunk.array) for chunk in chunks if chunk.array is not None)).hexdigest()
+
+
+def _recorded_digests(recorded: RecordedCall, tried: ReplayedCall) -> dict[OutputKey, str]:
+    """Recorded digests of the outputs that the same component gave in both."""
+    found = {}
+    for step, record in recorded.segments:
+        for name, digest in (record.ended.outputs if record.ended is not None else {}).items():
+            node, _, output = name.partition(".")
+            key = (step, int(node), output)
+            if digest and tried.components.get(key) == record.invocation.nodes[int(node)].component:
+                found[key] = digest
+    return found
+
+
+def describe_call_difference(control: ReplayedCall, tried: ReplayedCall, rules: GateRules) -> tuple[str, str]:
+    """The first difference, and the component that it is of, empty for the answer; empty texts where the two are as
+    equal as ``rules`` demand."""
+    for key in sorted(control.outputs.keys() & tried.outputs.keys()):
+        component = tried.components[key]
+        if control.components[key] != component:
+            continue
+        what = describe_difference(control.outputs[key], tried.outputs[key], rules)
+        if what:
+            return component, f"{component}.{key[2]}: {what}"
+    for name in sorted(control.streams.keys() | tried.streams.keys()):
+        what = describe_difference(control.streams.get(name, ()), tried.streams.get(name, ()), rules)
+        if what:
+            return "", f"answer.{name}: {what}"
+    one, other = (call.parts[0] if len(call.parts) == 1 else list(call.parts) for call in (control, tried))
+    return "", describe_json_difference("answer", one, other, rules)

@@ -1,0 +1,49 @@
+"""Spare capacity: whether what nobody waits for may run now."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from services.gateway.request.request import RequestFactory
+from services.gateway.routing.executors import ExecutorEntry
+from services.gateway.routing.router import Router
+
+#: Seconds that a comparison waits for room, and between two looks whether there is some.
+ROOM_SECONDS, LOOK_SECONDS = 5.0, 0.01
+#: Seconds without comparisons after one that had no room.
+PAUSE_SECONDS = 1.0
+
+#: A model, and one of its deployment options.
+Place = tuple[str, str]
+
+
+class SpareRoom:
+    """Room at the executors that ``router`` knows; ``count_waiting`` counts the requests that wait at this gateway."""
+
+    def __init__(self, router: Router, count_waiting: Callable[[], int]) -> None:
+        self._router = router
+        self._count_waiting = count_waiting
+
+    def is_free(self, places: Iterable[Place], mine: int = 0) -> bool:
+        """Return whether nobody waits, and the executors of ``places`` have less than half of what they batch.
+
+        ``mine`` invocations of it are comparisons.
+        """
+        return not self._count_waiting() and all(
+            _has_room(self._router.serving_executors(model, option), mine) for model, option in places
+        )
+
+
+def waiting_counter(runs: RequestFactory) -> Callable[[], int]:
+    """Return a function that counts the requests that wait at this gateway for their turn, or for room."""
+
+    def count_waiting() -> int:
+        queues = runs.admission.queues() if runs.admission is not None else ()
+        return runs.room.waiting + sum(queue.fair.waiting for queue in queues)
+
+    return count_waiting
+
+
+def _has_room(members: Sequence[ExecutorEntry], mine: int) -> bool:
+    if any(member.drain.overloaded for member in members):
+        return False
+    users = sum(member.own + member.foreign for member in members) - mine
+    return users < sum(max(1, member.status.slots // 2) for member in members)

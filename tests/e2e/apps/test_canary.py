@@ -1,0 +1,69 @@
+"""A new version of an app, by hand: it serves once it has answered the last recorded calls as before, and not else."""
+
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from tests.e2e.apps.estate import Estate
+
+pytestmark = pytest.mark.e2e
+
+#: Asks the tiny model about what it is sent.
+ABOUT = """
+    from omnibus.task import MLLM, ChatInput, Think
+
+    TASK = MLLM(encoders={}, thinker=Think(model="qwen2.5-vl-tiny", component="thinker"))
+
+
+    async def serve(request: str) -> dict:
+        asked = ChatInput.of("{prompt}" + request, max_tokens=8, temperature=0.0)
+        found = await (await TASK(asked)).text
+        {then}
+        return {"about": request, "said": found}
+"""
+
+
+async def recorded(twins: Estate, app: str) -> list[str]:
+    response = await twins.ask("GET", f"/v1/invocations?app={app}&limit=100")
+    assert response.status_code == 200, response.text
+    return [each["id"] for each in response.json()["data"]]
+
+
+async def test_a_new_version_serves_once_it_answers_as_before(twins: Estate, tmp_path: Path):
+    file = tmp_path / "about.py"
+
+    def write(prompt: str = "Tell me of ", then: str = "pass") -> None:
+        file.write_text(dedent(ABOUT).replace("{prompt}", prompt).replace("{then}", then))
+
+    def update() -> tuple[int, str]:
+        return twins.omnibus("app", "update", "about", "--upload", str(file), "--canary", "3")
+
+    write()
+    assert twins.omnibus("app", "register", "--upload", str(file))[0] == 0
+    try:
+        for word in ("cats", "dogs", "boats", "trees"):
+            await twins.said("about", word)
+        before = await recorded(twins, "about")
+        write(prompt="Sing of ")
+        other = update()
+        write(then="raise LookupError(request)")
+        broken = update()
+        kept = await twins.show("about")
+        write(then="assert found is not None")
+        good = update()
+        served = await twins.show("about")
+        after = await recorded(twins, "about")
+    finally:
+        await twins.unregister("about")
+
+    assert (other[0], broken[0], good[0]) == (1, 1, 0), (other, broken, good)
+    assert "3 of 3 recorded calls were not answered as before" in other[1]
+    assert other[1].count("differed  thinker.text: text is similar by") == 3
+    assert broken[1].count("failed    app_failed: ") == 3
+    assert (kept or {})["version"] == 1
+    assert "about is updated, version 2" in good[1]
+    assert "3 recorded calls were answered as before" in good[1]
+    assert (served or {})["version"] == 2
+    assert len(before) == 4
+    assert after == before
