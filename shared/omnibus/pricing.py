@@ -1,4 +1,5 @@
-"""Usage of a request: the seconds of engines by stage, GPU-seconds, bytes between nodes, and money by a plan's prices.
+"""Usage of a request: the seconds of engines by stage, GPU-seconds, joules, bytes between nodes, and money by a plan's
+prices.
 
 Data and sums alone. The seconds are those that fall to the request: what an engine computes for several at once is
 divided among them, so that over all requests they are the seconds that executors were busy.
@@ -11,8 +12,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 SECONDS_PER_HOUR = 3600.0
-#: Decimal places of seconds, and of money.
-_SECONDS_PLACES, _MONEY_PLACES = 7, 12
+#: Decimal places of seconds, money and joules.
+_SECONDS_PLACES, _MONEY_PLACES, _JOULES_PLACES = 7, 12, 6
 
 
 class StageRate(NamedTuple):
@@ -27,6 +28,7 @@ class StageUsage(msgspec.Struct, frozen=True):
     """Usage of one node of the graph: ``seconds`` of its engine on ``gpus`` GPUs of type ``gpu``.
 
     ``gpu`` is "cpu" for a place without a GPU, of which there is one, and empty where the plan names no type.
+    ``energy_joules`` is absent where no meter was read.
     """
 
     node: int
@@ -37,10 +39,12 @@ class StageUsage(msgspec.Struct, frozen=True):
     seconds: float
     gpu_seconds: float
     money: float | UnsetType = UNSET
+    energy_joules: float | UnsetType = UNSET
 
 
 class RequestUsage(msgspec.Struct, frozen=True):
-    """Usage of a request. ``money`` in ``currency`` is absent where the plan has no price for one of its stages.
+    """Usage of a request. ``money`` in ``currency`` is absent where the plan has no price for one of its stages,
+    ``energy_joules`` where one has no meter.
 
     ``nbytes`` crossed between nodes for it. ``complete`` is False where a stage did not report, as one that failed.
     """
@@ -51,25 +55,34 @@ class RequestUsage(msgspec.Struct, frozen=True):
     money: float | UnsetType = UNSET
     currency: str | UnsetType = UNSET
     complete: bool = True
+    energy_joules: float | UnsetType = UNSET
 
 
-def stage_usage(node: int, component: str, option: str, rate: StageRate, seconds: float) -> StageUsage:
-    """The usage of a node whose engine computed ``seconds`` for it."""
+def stage_usage(
+    node: int, component: str, option: str, rate: StageRate, seconds: float, joules: float = -1.0
+) -> StageUsage:
+    """The usage of a node whose engine computed ``seconds`` for it, and took ``joules``; below 0: nobody knows."""
     money = UNSET if rate.money is None else round(seconds * rate.money, _MONEY_PLACES)
     gpu_seconds = round(seconds * rate.gpus, _SECONDS_PLACES)
-    return StageUsage(node, component, option, rate.gpu, rate.gpus, seconds, gpu_seconds, money)
+    energy = UNSET if joules < 0 else joules
+    return StageUsage(node, component, option, rate.gpu, rate.gpus, seconds, gpu_seconds, money, energy)
 
 
 def sum_stages(stages: Iterable[StageUsage], currency: str, nbytes: int = 0, *, complete: bool = True) -> RequestUsage:
     """The usage of all ``stages`` together."""
     found = tuple(stages)
-    priced, gpu_seconds, money = bool(currency), 0.0, 0.0
+    priced, metered = bool(currency), bool(found)
+    gpu_seconds = money = joules = 0.0
     for stage in found:  # every request comes by here: no comprehensions, which are calls
         gpu_seconds += stage.gpu_seconds
         if stage.money is UNSET:
             priced = False
         else:
             money += stage.money
+        if stage.energy_joules is UNSET:
+            metered = False
+        else:
+            joules += stage.energy_joules
     return RequestUsage(
         found,
         round(gpu_seconds, _SECONDS_PLACES),
@@ -77,6 +90,7 @@ def sum_stages(stages: Iterable[StageUsage], currency: str, nbytes: int = 0, *, 
         round(money, _MONEY_PLACES) if priced else UNSET,
         currency if priced else UNSET,
         complete,
+        round(joules, _JOULES_PLACES) if metered else UNSET,
     )
 
 

@@ -91,7 +91,7 @@ class UsageMeter:
             if hop is None:
                 continue
             rate = self._plan_rate(plan, node.model or invocation.model, option)
-            stages.append(stage_usage(index, node.component, option, rate, hop.computed))
+            stages.append(stage_usage(index, node.component, option, rate, hop.computed, hop.joules))
             if hop.pulls:
                 nbytes += sum([cost.nbytes for cost in hop.pulls])
         currency = plan.prices.currency if plan is not None else ""

@@ -77,6 +77,7 @@ class Hop(BusMessage, frozen=True, tag="done"):
     ``began`` is when its engine began to compute, 0 from one that does not tell. ``arrived`` is when the first of
     each of ``Node.uses`` came, ``nbytes`` the size of the tensors that it put into the arena, ``pulls`` what it read
     from other nodes. ``computed`` are the seconds of its engine that fall to it; a batch is divided among its members.
+    ``joules`` are those of its device for them, -1 where no meter was read.
     It travels with the node's last output, so a consumer passes it on with its own.
     """
 
@@ -93,6 +94,7 @@ class Hop(BusMessage, frozen=True, tag="done"):
     nbytes: int = 0
     pulls: tuple[PullCost, ...] = ()
     computed: float = 0.0
+    joules: float = -1.0
 
 
 class NodeFailed(BusMessage, frozen=True, tag="failed"):

@@ -56,15 +56,21 @@ def waterfall_lines(found: Waterfall) -> Iterator[str]:
 
 
 def usage_lines(usage: RequestUsage) -> Iterator[str]:
-    """GPU-seconds and money, in all and by stage."""
-    whole = f"{_seconds_text(usage.gpu_seconds)} GPU-seconds{_money_text(usage.money, usage.currency)}"
+    """GPU-seconds, money and joules, in all and by stage."""
+    cost = _money_text(usage.money, usage.currency) + _energy_text(usage.energy_joules)
+    whole = f"{_seconds_text(usage.gpu_seconds)} GPU-seconds{cost}"
     yield f"usage   {whole}{'' if usage.complete else ', and stages that did not report'}"
     if usage.nbytes:
         yield f"  {size_text(usage.nbytes)} between nodes"
     for stage in usage.stages:
         place = f"{stage.gpus} {stage.gpu or 'GPU'}"
         took = f"{_seconds_text(stage.seconds)} s on {place}"
-        yield f"  [{stage.node}] {stage.component:<8} {took:<28}{_money_text(stage.money, usage.currency)}".rstrip()
+        cost = _money_text(stage.money, usage.currency) + _energy_text(stage.energy_joules)
+        yield f"  [{stage.node}] {stage.component:<8} {took:<28}{cost}".rstrip()
+
+
+def _energy_text(joules: float | UnsetType) -> str:
+    return "" if joules is UNSET else f", {joules:.3g} J"
 
 
 def _seconds_text(seconds: float) -> str:

@@ -24,6 +24,8 @@ from omnibus.executor import manual
 from omnibus.executor.acks import Confirmations
 from omnibus.executor.attempts import Attempts, LiveAttempt
 from omnibus.executor.early_edges import EarlyMessages
+from omnibus.executor.energy_bill import EnergyBill
+from omnibus.executor.energy_meters import EnergyMeter
 from omnibus.executor.identity import ExecutorIdentity
 from omnibus.executor.inputs import ChannelChunk
 from omnibus.executor.job import LiveJob
@@ -44,8 +46,15 @@ class Executor:
     """One replica of a deployment option. ``runners`` maps a component to its engine."""
 
     def __init__(
-        self, identity: ExecutorIdentity, runners: Mapping[str, Runner], bus: Bus, tensors: TensorClient, limit: int
+        self,
+        identity: ExecutorIdentity,
+        runners: Mapping[str, Runner],
+        bus: Bus,
+        tensors: TensorClient,
+        limit: int,
+        meter: EnergyMeter | None = None,
     ) -> None:
+        """``limit`` is in bytes, of a message; ``meter`` is that of the device, if it has one."""
         self.identity = identity
         self._runners = runners
         self._bus = bus
@@ -55,6 +64,7 @@ class Executor:
         self._early = EarlyMessages()
         self._state = "ready"
         self._vitals = Vitals(identity, runners)
+        self._energy = EnergyBill(meter, self._vitals.busy_seconds) if meter is not None else None
         self._heart: asyncio.Task[None] | None = None
         self._confirmations = Confirmations(identity.id, self._outbox)
         self._comeback = ReconnectMonitor(bus)
@@ -102,6 +112,8 @@ class Executor:
     async def _send_heartbeats(self) -> None:
         while True:
             self._publish_status()
+            if self._energy is not None:
+                self._energy.update()
             self._end_expired()
             self._comeback.reconnected_within(RECONNECT_GRACE_SECONDS)  # so that it knows when
             for gateway in self._refusals.overdue_peers():
@@ -194,6 +206,8 @@ class Executor:
                 await job.open_checkpoints()
             await runner.run(job)
             hop = job.finish_outputs()
+            if self._energy is not None:
+                hop = self._energy.charge_hop(component, hop)
             self._send_hops(live, job, hop)
             tracing.record_node_spans(live.trace, live.invocation, hop)
             EXECUTOR.observe_finished(component, hop.taken, hop.ready, hop.first, hop.end)

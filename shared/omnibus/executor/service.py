@@ -9,10 +9,11 @@ from omnibus import checkpoints, tracing
 from omnibus.bus.nats import NatsBus
 from omnibus.bus.subjects import subject_token, task_name
 from omnibus.errors import BadRequest
+from omnibus.executor.energy_meters import open_meter
 from omnibus.executor.identity import ExecutorIdentity
 from omnibus.executor.loop import Executor
 from omnibus.executor.runner import Runner
-from omnibus.executor.settings import ExecutorSettings
+from omnibus.executor.settings import ExecutorSettings, VllmSettings
 from omnibus.families import catalog, plugins
 from omnibus.process import run_module
 from omnibus.process.garbage import tune_garbage_collector
@@ -78,7 +79,8 @@ class ExecutorService:
         self._tensors = await waiting.connect_when_ready(sidecar.socket, identity.id, sidecar.node_name)
         if self.settings.pin_arena and self.settings.device.startswith("cuda"):
             self._tensors.observe_mappings(plugins.import_object(_PIN_MEMORY, "OMNIBUS_EXECUTOR_PIN_ARENA"))
-        self.executor = Executor(identity, runners, self._bus, self._tensors, bus.max_payload)
+        meter = open_meter(self.settings.device, read_settings(VllmSettings).tensor_parallel)
+        self.executor = Executor(identity, runners, self._bus, self._tensors, bus.max_payload, meter)
         await self.executor.startup()
         tune_garbage_collector()
 

@@ -65,6 +65,10 @@ class Vitals:
         }
         return {**self._runners[component].stats(), **told}
 
+    def busy_seconds(self) -> float:
+        """Seconds that all engines have computed."""
+        return sum(self._busy_seconds(component) for component in self._runners)
+
     def _gpu_bytes(self) -> int:
         """Bytes of GPU memory that this process has reserved at most, and those of a process of its engines."""
         stats = [runner.stats() for runner in self._runners.values()]

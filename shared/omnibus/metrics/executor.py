@@ -50,6 +50,9 @@ class _ExecutorMetrics:
     jobs = Counter("omnibus_jobs_total", "Jobs by outcome.", ["component", "code"], registry=REGISTRY)
     #: Seconds that the engine has computed. Rises by nearly a second each second: it is at its limit.
     busy = Gauge("omnibus_executor_busy_seconds", "Seconds computed.", ["component"], registry=REGISTRY)
+    #: Joules of the device that jobs were charged, by component; none where there is no meter. Time without work is
+    #: left out.
+    energy = Counter("omnibus_energy_joules_total", "Joules charged to jobs.", ["stage"], registry=REGISTRY)
 
     @cache  # noqa: B019
     def job_histograms(self, component: str) -> tuple[Any, Any, Any]:

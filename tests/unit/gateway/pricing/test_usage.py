@@ -1,15 +1,20 @@
 """What answers cost: the seconds of engines that fall to a request, by stage, and money by the plan's prices."""
 
 import json
+import os
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from omnibus.executor.energy_bill import EnergyBill
+from omnibus.executor.energy_meters import RaplMeter, find_zones
 from omnibus.executor.job_clock import current_clock
 from omnibus.executor.runner import Job
 from omnibus.plan import DeploymentOption, PriceList
 from services.gateway.pricing.meter import UsageMeter
+from tests.unit.executor.powercap import Powercap
 from tests.unit.gateway.house import VL, House, answered, encode, error, events, image, question, text, think
 
 #: Seconds that the engines of these tests compute for a request, and the price of a place for an hour.
@@ -76,6 +81,40 @@ async def test_without_a_currency_there_is_no_money(home: House):
 
     assert usage["gpu_seconds"] == THOUGHT
     assert not {"money", "currency"} & {*usage, *usage["stages"][0]}
+
+
+async def test_energy_is_said_where_every_stage_has_a_meter(home: House, tmp_path: Path):
+    await open_model(home)
+    trees = {id: Powercap(tmp_path / id) for id in ("toy-vl-E-0", "toy-vl-L-0")}
+
+    def measure(id: str) -> None:
+        """Let two seconds of work pass at an executor, of 10 W."""
+        times = [0.0]
+        meter = RaplMeter(find_zones(trees[id].root))
+        bill = EnergyBill(meter, lambda: times[0], lambda: times[0], lambda: times[0] * (os.cpu_count() or 1))
+        times[0] = 2.0
+        trees[id].use(20.0)
+        bill.update()
+        home.place.executors[id]._energy = bill
+
+    measure("toy-vl-L-0")
+
+    async def usage() -> Any:
+        response = await home.http.post(
+            "/v1/chat/completions",
+            json=question(VL, [text("what is it?"), image()]),
+            headers={**ASKED, "x-omnibus-path": "E>L"},
+        )
+        return response.json()["usage"]["omnibus"]
+
+    one = await usage()
+    measure("toy-vl-E-0")
+    both = await usage()
+
+    assert "energy_joules" not in one
+    assert [each.get("energy_joules") for each in one["stages"]] == [None, pytest.approx(10 * THOUGHT)]
+    assert [each["energy_joules"] for each in both["stages"]] == pytest.approx([10 * ENCODED, 10 * THOUGHT])
+    assert both["energy_joules"] == pytest.approx(10 * (ENCODED + THOUGHT))
 
 
 async def test_a_header_that_says_neither_yes_nor_no_is_refused(home: House):

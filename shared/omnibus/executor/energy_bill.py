@@ -1,0 +1,74 @@
+"""Energy of an executor's device, divided over the seconds that its engines compute.
+
+While an engine computes its device takes the power that the meter saw in that time: the joules between two readings,
+over the seconds between them. Seconds in which nothing computed are nobody's, so what requests are charged adds up to
+the meter times the part of the time in which engines were busy. Components that compute at the same time share the
+joules of it. Of processors, which all processes of a machine use, an executor is charged by its own part of their time.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from math import exp
+
+import msgspec
+
+from omnibus.bus.messages import Hop
+from omnibus.executor.energy_meters import EnergyMeter
+from omnibus.metrics import EXECUTOR
+
+log = logging.getLogger(__name__)
+
+#: Seconds between two readings at least.
+READ_SECONDS = 1.0
+#: Seconds of computing over which the joules of a second are a mean.
+AVERAGE_SECONDS = 10.0
+
+
+class EnergyBill:
+    """Charges the joules of ``meter``; ``busy`` are the seconds that the engines have computed, of all components."""
+
+    def __init__(
+        self,
+        meter: EnergyMeter,
+        busy: Callable[[], float],
+        now: Callable[[], float] = time.monotonic,
+        cpu: Callable[[], float] = time.process_time,
+    ) -> None:
+        self._meter: EnergyMeter | None = meter
+        self._busy = busy
+        self._now = now
+        self._cpu = cpu
+        self._cpus = os.cpu_count() or 1
+        self._last = (now(), meter.read_joules(), busy(), cpu())
+        self._joules = self._seconds = 0.0  # older ones with less weight
+
+    def update(self) -> None:
+        """Read the meter, unless that was a moment ago. One that cannot be read any more is left alone."""
+        began, before, busy_before, cpu_before = self._last
+        if self._meter is None or self._now() - began < READ_SECONDS:
+            return
+        try:
+            self._last = now, joules, busy, cpu = self._now(), self._meter.read_joules(), self._busy(), self._cpu()
+        except (OSError, ValueError) as error:
+            log.warning("energy is not measured any more: %s", error)
+            self._meter, self._seconds = None, 0.0
+            return
+        passed, computed = now - began, busy - busy_before
+        if computed <= 0:
+            return
+        part = min(1.0, computed / passed)
+        if self._meter.of_machine:
+            part = min(part, (cpu - cpu_before) / (self._cpus * passed))
+        kept = exp(-computed / AVERAGE_SECONDS)
+        self._joules = self._joules * kept + (joules - before) * part
+        self._seconds = self._seconds * kept + computed
+
+    def charge_hop(self, component: str, hop: Hop) -> Hop:
+        """Return ``hop`` with its joules; as it is while nothing has been measured."""
+        if not self._seconds:
+            return hop
+        joules = round(hop.computed * self._joules / self._seconds, 6)
+        EXECUTOR.energy.labels(component).inc(joules)
+        return msgspec.structs.replace(hop, joules=joules)
