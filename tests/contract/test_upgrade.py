@@ -17,13 +17,17 @@ import pytest
 
 from omnibus import graph
 from omnibus.bus import Delivery, messages, subjects
-from omnibus.bus.messages import Chunk, Hop
+from omnibus.bus.messages import Chunk, Hop, PlanEvent
 from omnibus.bus.nats import NatsBus
+from omnibus.cluster.presence import follow_events
+from omnibus.plan import decode_plan, encode_plan
 from omnibus.recording import records
 from omnibus.settings import BusSettings
 from tests.golden.corpus import HERE
 from tests.unit.executor.arithmetic import LIMIT
 from tests.unit.gateway.house import OMNI, VL, House, answered, house
+from tests.unit.planner.conftest import town  # noqa: F401 - a fixture
+from tests.unit.planner.town import Town
 from tests.unit.sidecar import node as nodes
 
 KIT: dict[str, Any] = json.loads((HERE / "releases" / "previous.json").read_text())
@@ -53,9 +57,19 @@ DECODERS = {
     "invocation": graph.decode_invocation,
     "record": records.decode_message,
 }
-#: Fields that this build sends and the previous one refuses, by kind of message: the changelog says which services to
-#: update first. From 1.0 on there may be none.
-ADDED: dict[str, set[str]] = {"reply": {"computed"}, "edge": {"computed"}}
+#: Fields that this build sends and the previous one refuses, by kind of message, where ``*`` is any name: the changelog
+#: says which services to update first. From 1.0 on there may be none.
+ADDED: dict[str, set[str]] = {
+    "reply": {"computed", "joules"},
+    "edge": {"computed", "joules"},
+    "plan": {
+        "prices",
+        "models.*.adapters",
+        "models.*.goals",
+        "models.*.options.*.checkpoint",
+        "models.*.options.*.dtype",
+    },
+}
 
 
 class Recorded(NamedTuple):
@@ -91,8 +105,25 @@ def parts(message: Recorded) -> Iterator[tuple[str, Any]]:
 def assert_previous_build_reads(crossed: list[Recorded]) -> None:
     for message in crossed:
         for kind, document in parts(message):
-            document = {name: value for name, value in document.items() if name not in ADDED.get(kind, ())}
-            jsonschema.validate(document, KIT["schemas"][kind], jsonschema.Draft202012Validator)
+            assert_fits(kind, document)
+
+
+def assert_fits(kind: str, document: Any) -> None:
+    """What the previous build reads as ``kind`` is what it takes, but for ``ADDED``."""
+    kept = without_fields(document, ADDED.get(kind, set()))
+    jsonschema.validate(kept, KIT["schemas"][kind], jsonschema.Draft202012Validator)
+
+
+def without_fields(value: Any, fields: set[str]) -> Any:
+    """``value`` without ``fields``, named as in ``ADDED``."""
+    if not isinstance(value, dict):
+        return value
+    found = {}
+    for key, each in value.items():
+        below = {rest for head, _, rest in (field.partition(".") for field in fields) if head in (key, "*")}
+        if "" not in below:
+            found[key] = without_fields(each, below)
+    return found
 
 
 class Played(NamedTuple):
@@ -225,3 +256,43 @@ async def previous_executors(home: House, player: NatsBus) -> AsyncIterator[None
         yield
     finally:
         beating.cancel()
+
+
+async def test_a_planner_of_the_previous_build_is_followed_by_a_gateway_of_this_one(tmp_path: Path, nats_url: str):
+    (told,) = KIT["plans"]
+    plan, heard = decode_plan(told["plan"].encode()), list[PlanEvent]()
+    async with recorded_house(tmp_path, nats_url) as (home, player, _):
+        await follow_events(home.bus, {subjects.PLAN: home.runs.room.handle_plan_event})
+        await follow_events(home.bus, {subjects.PLAN: heard.append})
+        player.publish(told["subject"], told["event"].encode())
+        await nodes.until(lambda: bool(heard))
+        home.router.plan = plan
+        for option, spec in plan.models[OMNI].options.items():
+            await home.executor(OMNI, option, *spec.components)
+        response = await home.ask(OMNI, "hello there", path=PATHS[OMNI], seed=5, **SPOKEN)
+
+        assert home.router.growing == {}
+        assert (heard[0].epoch, heard[0].growth) == (plan.epoch, {})
+        assert answered(response) == ANSWERS[OMNI]["text"]
+
+
+async def test_a_planner_of_this_build_is_followed_by_a_gateway_of_the_previous_one(town: Town):  # noqa: F811
+    heard: list[bytes] = []
+    await town.bus.subscribe(subjects.event_subject(subjects.PLAN), lambda delivery: heard.append(delivery.data))
+    async with town.planner():
+        plan = await town.current(1)
+        await nodes.until(lambda: bool(heard))
+
+    assert_fits("plan_event", json.loads(heard[0]))
+    assert json.loads(heard[0])["epoch"] == plan.epoch
+    assert_fits("plan", json.loads(encode_plan(plan)))
+
+
+@pytest.mark.parametrize("field", sorted(ADDED["plan"]))
+def test_what_a_plan_of_this_build_has_more_is_refused_by_the_previous_one(field: str):
+    (told,) = KIT["plans"]
+    plan = json.loads(encode_plan(decode_plan(told["plan"].encode())))
+    strange = without_fields(plan, ADDED["plan"] - {field})
+
+    with pytest.raises(jsonschema.ValidationError, match=field.rpartition(".")[2]):
+        jsonschema.validate(strange, KIT["schemas"]["plan"], jsonschema.Draft202012Validator)

@@ -6,7 +6,8 @@ Run it in a tree of that build, with this file's path and that tree as PYTHONPAT
     cd TREE && PYTHONPATH=TREE:TREE/shared python .../tests/golden/record_previous.py FILE COMMIT
 
 It sends a chat and a spoken chat through a whole gateway with executors of toys, and writes all that crossed the bus, as
-text, and the JSON schema of what each kind of message may have in the eyes of that build: what it refuses is in it.
+text, the plans with what its planner says of each, and the JSON schema of what each kind of message may have in the eyes of
+that build: what it refuses is in it. ``zip_previous.py`` writes that build's code of sidecars in the same way.
 """
 
 import asyncio
@@ -19,7 +20,8 @@ from typing import Any
 import msgspec
 
 from omnibus import __version__
-from omnibus.bus import messages
+from omnibus import plan as plans
+from omnibus.bus import messages, subjects
 from omnibus.graph import Invocation
 from omnibus.plan import Plan
 from omnibus.recording.records import EndRecord
@@ -49,10 +51,20 @@ async def record(file: Path, commit: str) -> None:
             _record_bus(home, crossed)
             answers = [await _ask(home, VL, "EL"), await _ask(home, OMNI, "Th>Ta>V", **SPOKEN)]
             await asyncio.sleep(1.0)  # heartbeats, and the records
+            told = [_plan_of(home)]
             crossed = list({_key(each): each for each in crossed}.values())  # before all of them say that they end
     schemas = {name: msgspec.json.schema(kind) for name, kind in TYPES.items()}
     found = {"commit": commit, "version": __version__, "answers": answers, "messages": crossed, "schemas": schemas}
+    found["plans"] = told
     file.write_text(json.dumps(found, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
+
+
+def _plan_of(home: House) -> dict[str, str]:
+    """A plan as that build's planner stores it, and the event that it publishes."""
+    plan = home.router.plan
+    assert plan is not None
+    event = msgspec.json.encode(messages.PlanEvent(plan.epoch)).decode()
+    return {"plan": plans.encode_plan(plan).decode(), "subject": subjects.event_subject(subjects.PLAN), "event": event}
 
 
 def _key(message: dict[str, str]) -> tuple[str, str]:
