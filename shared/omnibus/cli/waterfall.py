@@ -70,7 +70,7 @@ def usage_lines(usage: RequestUsage) -> Iterator[str]:
 
 
 def _energy_text(joules: float | UnsetType) -> str:
-    return "" if joules is UNSET else f", {joules:.3g} J"
+    return "" if joules is UNSET else f", {joules:.6g} J"
 
 
 def _seconds_text(seconds: float) -> str:

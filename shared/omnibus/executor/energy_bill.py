@@ -6,6 +6,7 @@ the meter times the part of the time in which engines were busy. Components that
 joules of it. Of processors, which all processes of a machine use, an executor is charged by its own part of their time.
 """
 
+import asyncio
 import logging
 import os
 import time
@@ -20,7 +21,7 @@ from omnibus.metrics import EXECUTOR
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two readings at least.
+#: Seconds between two readings.
 READ_SECONDS = 1.0
 #: Seconds of computing over which the joules of a second are a mean.
 AVERAGE_SECONDS = 10.0
@@ -42,33 +43,40 @@ class EnergyBill:
         self._cpu = cpu
         self._cpus = os.cpu_count() or 1
         self._last = (now(), meter.read_joules(), busy(), cpu())
-        self._joules = self._seconds = 0.0  # older ones with less weight
+        self._charged = (0.0, 0.0)  # joules and seconds, older ones with less weight
+
+    async def follow_meter(self) -> None:
+        """Read the meter once a second, in a thread: that of a GPU takes milliseconds, and may hang."""
+        while self._meter is not None:
+            await asyncio.sleep(READ_SECONDS)
+            await asyncio.to_thread(self.update)
 
     def update(self) -> None:
-        """Read the meter, unless that was a moment ago. One that cannot be read any more is left alone."""
+        """Read the meter. One that cannot be read any more is left alone."""
         began, before, busy_before, cpu_before = self._last
-        if self._meter is None or self._now() - began < READ_SECONDS:
+        if self._meter is None:
             return
         try:
             self._last = now, joules, busy, cpu = self._now(), self._meter.read_joules(), self._busy(), self._cpu()
         except (OSError, ValueError) as error:
             log.warning("energy is not measured any more: %s", error)
-            self._meter, self._seconds = None, 0.0
+            self._meter, self._charged = None, (0.0, 0.0)
             return
         passed, computed = now - began, busy - busy_before
-        if computed <= 0:
+        if computed <= 0 or passed <= 0:
             return
         part = min(1.0, computed / passed)
         if self._meter.of_machine:
             part = min(part, (cpu - cpu_before) / (self._cpus * passed))
         kept = exp(-computed / AVERAGE_SECONDS)
-        self._joules = self._joules * kept + (joules - before) * part
-        self._seconds = self._seconds * kept + computed
+        older_joules, older_seconds = self._charged
+        self._charged = (older_joules * kept + (joules - before) * part, older_seconds * kept + computed)
 
     def charge_hop(self, component: str, hop: Hop) -> Hop:
         """Return ``hop`` with its joules; as it is while nothing has been measured."""
-        if not self._seconds:
+        charged, seconds = self._charged
+        if not seconds:
             return hop
-        joules = round(hop.computed * self._joules / self._seconds, 6)
+        joules = round(hop.computed * charged / seconds, 6)
         EXECUTOR.energy.labels(component).inc(joules)
         return msgspec.structs.replace(hop, joules=joules)

@@ -66,6 +66,7 @@ class Executor:
         self._vitals = Vitals(identity, runners)
         self._energy = EnergyBill(meter, self._vitals.busy_seconds) if meter is not None else None
         self._heart: asyncio.Task[None] | None = None
+        self._metering: asyncio.Task[None] | None = None
         self._confirmations = Confirmations(identity.id, self._outbox)
         self._comeback = ReconnectMonitor(bus)
         self._refusals = RefusalMonitor(bus, RECONNECT_GRACE_SECONDS)
@@ -89,7 +90,9 @@ class Executor:
             {task: (subjects.task_subject(task), self._on_manual_request) for task in me.tasks},
             lambda task: self._vitals.component_stats(me.tasks[task]),
         )
-        self._heart = asyncio.get_running_loop().create_task(self._send_heartbeats())
+        loop = asyncio.get_running_loop()
+        self._heart = loop.create_task(self._send_heartbeats())
+        self._metering = loop.create_task(self._energy.follow_meter()) if self._energy is not None else None
         log.info("ready: %s of %s on %s", "+".join(me.tasks.values()), me.model, me.node)
 
     async def drain(self, seconds: float) -> None:
@@ -106,14 +109,14 @@ class Executor:
         self._publish_status()
         if self._heart is not None:
             self._heart.cancel()
+        if self._metering is not None:
+            self._metering.cancel()
         for runner in self._runners.values():
             await runner.close()
 
     async def _send_heartbeats(self) -> None:
         while True:
             self._publish_status()
-            if self._energy is not None:
-                self._energy.update()
             self._end_expired()
             self._comeback.reconnected_within(RECONNECT_GRACE_SECONDS)  # so that it knows when
             for gateway in self._refusals.overdue_peers():

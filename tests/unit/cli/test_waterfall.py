@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from omnibus.cli.waterfall import BAR_COLUMNS, MARKS, graph_lines, waterfall_lines
+from omnibus.cli.waterfall import BAR_COLUMNS, MARKS, graph_lines, usage_lines, waterfall_lines
+from omnibus.pricing import StageRate, stage_usage, sum_stages
 from omnibus.recording import waterfall as waterfalls
 from tests.unit.cli.documents import ended, hop, invocation
 
@@ -116,3 +117,11 @@ def test_a_move_says_which_stages_began_again_and_what_that_saved():
         "again   [2] thinker; all others went on, or were done",
         "resumed 2.text behind 9, which were not computed again",
     ]
+
+
+def test_usage_has_joules_where_a_meter_was_read():
+    rate = StageRate("H100", 1, None)
+    stages = [stage_usage(0, "vision", "E", rate, 0.5), stage_usage(1, "thinker", "L", rate, 2.0, 1234.5)]
+
+    assert [line.count(" J") for line in usage_lines(sum_stages(stages, ""))] == [0, 0, 1]
+    assert next(usage_lines(sum_stages(stages[1:], ""))).endswith("2 GPU-seconds, 1234.5 J")

@@ -1,15 +1,19 @@
 """Energy: meters that are read as Linux shows them, and what of it falls to a job."""
 
+import asyncio
 import os
 from pathlib import Path
 
 import pytest
 
 from omnibus.bus.messages import Hop
+from omnibus.executor import energy_bill
 from omnibus.executor.energy_bill import EnergyBill
 from omnibus.executor.energy_meters import RaplMeter, find_zones, open_meter, visible_gpus
 from omnibus.metrics import render_exposition
+from tests.unit.executor.arithmetic import Place, number
 from tests.unit.executor.powercap import RANGE, Powercap
+from tests.unit.sidecar.node import until
 
 CPUS = os.cpu_count() or 1
 HOP = Hop("i", 0, "e", 1.0, 1.0, 1.0, 2.0, computed=0.5)
@@ -134,11 +138,24 @@ def test_a_second_costs_what_it_did_lately(clocks: Clocks):
     assert clocks.charge(1.0) == pytest.approx(10.0, rel=0.01)
 
 
-def test_the_meter_is_read_once_a_second_at_most(clocks: Clocks):
-    clocks.pass_time(1.0, joules=10.0, busy=1.0, cpu=1.0 * CPUS)
-    clocks.pass_time(0.9, joules=1000.0, busy=0.9, cpu=0.9 * CPUS)
+async def test_an_executor_reads_its_meter_beside_its_work(
+    here: Place, tree: Powercap, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(energy_bill, "READ_SECONDS", 0.01)
+    made = await here.executor("a", {"number": number})
+    runner, meter = made._runners["number"], RaplMeter(find_zones(tree.root))
+    runner.busy = 0.0  # type: ignore[attr-defined]
+    bill = EnergyBill(meter, made._vitals.busy_seconds, cpu=lambda: made._vitals.busy_seconds() * CPUS)
+    following = asyncio.ensure_future(bill.follow_meter())
+    tree.use(10.0)
+    runner.busy = 1e6  # type: ignore[attr-defined]
 
-    assert clocks.charge(1.0) == pytest.approx(10.0)
+    await until(lambda: bill.charge_hop("number", HOP).joules > 0)
+    for zone in find_zones(tree.root):
+        (zone / "energy_uj").unlink()
+    await asyncio.wait_for(following, 20)  # it ends by itself
+
+    assert bill.charge_hop("number", HOP) == HOP
 
 
 def test_a_meter_that_is_gone_is_left_alone(clocks: Clocks, tree: Powercap):
