@@ -93,24 +93,23 @@ async def test_a_version_that_does_the_same_takes_over_and_nothing_of_it_is_reco
     await tell.serves("tell", 2)
 
 
-@pytest.mark.parametrize(
-    ("changes", "what"),
-    [
-        ({"prompt": "kindly "}, "differed  thinker.text: text is similar by"),
-        ({"then": "raise ValueError('no')"}, "failed    app_failed:"),
-        ({"factor": "1.5"}, "differed  answer.letters: relative error 0.5"),
-    ],
-    ids=["another prompt", "an exception", "another number"],
-)
-async def test_a_version_that_does_not_is_stopped(land: Estate, tell: Gateway, changes: dict[str, str], what: str):
+async def test_versions_that_do_not_are_stopped(land: Estate, tell: Gateway):
     before = await recorded(land)
-    land.write("tell", TELL, **{**SAME, **changes})
+    worse = {
+        "differed  thinker.text: text is similar by": {"prompt": "kindly "},
+        "failed    app_failed:": {"then": "raise ValueError('no')"},
+        "differed  answer.letters: relative error 0.5": {"factor": "1.5"},
+    }
 
-    refused = await update(tell, "tell")
+    refusals = {}
+    for what, changes in worse.items():
+        land.write("tell", TELL, **{**SAME, **changes})
+        refusals[what] = await update(tell, "tell")
 
-    assert refused["code"] == "canary_conflict"
-    assert "2 of 2 recorded calls were not answered as before" in refused["message"]
-    assert what in refused["message"]
+    assert {each["code"] for each in refusals.values()} == {"canary_conflict"}
+    for what, refused in refusals.items():
+        assert "2 of 2 recorded calls were not answered as before" in refused["message"]
+        assert what in refused["message"]
     assert await recorded(land) == before
     shown = (await tell.ask("GET", "/v1/apps/tell")).json()
     assert (shown["version"], shown["worker"]["state"]) == (1, "ready")
@@ -156,56 +155,57 @@ async def test_a_canary_that_makes_no_sense_is_refused_before_anything_is_loaded
     assert (refused["code"], refused["param"]) == ("bad_request", "canary")
 
 
-@pytest.mark.parametrize("prompt", ["please ", "kindly "])
-async def test_parts_are_compared_however_they_are_cut(land: Estate, gate: Gateway, prompt: str):
+async def test_parts_are_compared_however_they_are_cut(land: Estate, gate: Gateway):
     await land.home.all_of(VL)
     land.write("stream", STREAM, prompt="please ")
     await gate.register("stream")
     assert parts(await gate.http.post("/v1/apps/stream/invoke", json="one"))[-1] == "[DONE]"
-    land.write(
-        "stream", STREAM.replace("yield chunk.text", "yield chunk.text[:1]; yield chunk.text[1:]"), prompt=prompt
-    )
+    halves = STREAM.replace("yield chunk.text", "yield chunk.text[:1]; yield chunk.text[1:]")
 
+    land.write("stream", halves, prompt="kindly ")
+    refused = await update(gate, "stream")
+    land.write("stream", halves, prompt="please ")
     made = await update(gate, "stream")
 
-    assert made.get("code") == (None if prompt == "please " else "canary_conflict")
+    assert refused["code"] == "canary_conflict"
+    assert made["canary"]["compared"] == 1
 
 
-@pytest.mark.parametrize("upper", ["upper", "title"])
-async def test_chats_and_their_media_are_given_again(land: Estate, gate: Gateway, upper: str):
+async def test_chats_and_their_media_are_given_again(land: Estate, gate: Gateway):
     await land.home.all_of(VL)
     land.write("loud", LOUD, model="toy-loud")
     await gate.register("loud")
     asked = question("toy-loud", [text("what is it"), image()])
     assert answered(await gate.http.post("/v1/chat/completions", json=asked)).startswith("YOU SAID WHAT IS IT SAW")
     await gate.invoke("loud", {"messages": asked["messages"]})
-    land.write("loud", LOUD.replace("upper", upper), model="toy-loud")
     before = await recorded(land)
 
+    land.write("loud", LOUD.replace("upper", "title"), model="toy-loud")
+    refused = await update(gate, "loud")
+    land.write("loud", LOUD.replace("upper", "swapcase().upper"), model="toy-loud")
     made = await update(gate, "loud")
 
-    if upper == "upper":
-        assert made["canary"]["compared"] == 2
-    else:
-        assert "answer.text: text is similar by" in made["message"]
-        assert "2 of 2" in made["message"]
+    assert "answer.text: text is similar by" in refused["message"]
+    assert "2 of 2" in refused["message"]
+    assert made["canary"]["compared"] == 2
     assert await recorded(land) == before
 
 
-@pytest.mark.parametrize("shade", ["3", "200"])
-async def test_media_that_an_app_places_are_kept_nowhere(land: Estate, gate: Gateway, shade: str):
+async def test_media_that_an_app_places_are_kept_nowhere(land: Estate, gate: Gateway):
     await land.home.all_of(VL)
     land.write("placed", PLACED, shade="3")
     await gate.register("placed")
     await gate.invoke("placed", "what is it")
     await recorded(land)
     kept = sorted(Path(land.settings.media_dir).rglob("*"))
-    land.write("placed", PLACED, shade=shade)
 
+    land.write("placed", PLACED, shade="200")
+    refused = await update(gate, "placed")
+    land.write("placed", PLACED, shade="2 + 1")
     made = await update(gate, "placed")
 
-    assert made.get("code") == (None if shade == "3" else "canary_conflict")
-    assert shade == "3" or "vision.embedding" in made["message"]
+    assert "vision.embedding" in refused["message"]
+    assert made["canary"]["compared"] == 1
     assert sorted(Path(land.settings.media_dir).rglob("*")) == kept
 
 
