@@ -17,7 +17,7 @@ from services.gateway.apps.mirrored_request import MirroredRequest
 from services.gateway.apps.recorded_calls import RecordedCall, find_calls
 from services.gateway.apps.response_schemas import AppCanaryRequest, AppCanaryView, ComparedCall
 from services.gateway.apps.worker_supervisor import WorkerSupervisor
-from services.gateway.request.request import RequestFactory
+from services.gateway.request.factory import RequestFactory
 from services.gateway.shadow.spare_room import LOOK_SECONDS, PAUSE_SECONDS, Place, SpareRoom
 
 #: Rows of the table that says what differed.

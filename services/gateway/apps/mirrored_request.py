@@ -24,8 +24,8 @@ from services.gateway.media.blob_store import MediaStore
 from services.gateway.replay.replay import refuse_other_routes
 from services.gateway.request.arena_inputs import MAX_READERS, TensorPlacer, place_input, restore_input
 from services.gateway.request.ends import request_over_error
+from services.gateway.request.factory import RequestFactory
 from services.gateway.request.names import app_letters
-from services.gateway.request.request import RequestFactory
 from services.gateway.request.segment_inputs import fill_references, find_earlier, has_references
 from services.gateway.request.validate import validate_segment
 from services.gateway.routing.assignment import Assignment

@@ -67,6 +67,7 @@ class ClientRequest:
         self.early = False  # sent before its client wants it: only into spare room, and not billed until then
         self.pinned = pinned  # the path that it must take, empty for any
         self.price: PriceCheck | None = None  # to be checked before it is sent
+        self._holds = False
         self._assigned: tuple[Segment, Assignment] | None = None  # of the ticket
         self._counted: list[CountedInvocation] = []  # of each segment
         self.tenant = tenants.current_tenant()

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
-from services.gateway.request.request import RequestFactory
+from services.gateway.request.factory import RequestFactory
 from services.gateway.routing.executors import ExecutorEntry
 from services.gateway.routing.router import Router
 
