@@ -65,6 +65,27 @@ class EmbeddingCache(Generic[P]):
             return await self._await_flight(key, flight)
         return None
 
+    def peek(self, key: bytes) -> EncoderResult | None:
+        """The result of ``key`` if it is here. Nothing is counted: whoever asks computes what is not here."""
+        kept = self._kept.get(key)
+        if kept is not None:
+            self._kept.move_to_end(key)
+        return kept
+
+    def store(self, key: bytes, result: EncoderResult) -> None:
+        """Keep ``result`` as that of ``key``, unless it is larger than all that may be kept."""
+        size = _result_bytes(result)
+        if size > self.limit or key in self._kept:
+            return
+        result.embeds.setflags(write=False)
+        self._kept[key] = result
+        self.bytes += size
+        while self.bytes > self.limit:
+            _, oldest = self._kept.popitem(last=False)
+            self.bytes -= _result_bytes(oldest)
+            self._count_event("evicted")
+        ENCODER.cache_gauge(self._component).set(self.bytes)
+
     async def get(self, key: bytes, read: Callable[[], Awaitable[P]]) -> EncoderResult:
         """The result of ``key``. ``read`` may use memory of the caller, who does not leave before it is over.
 
@@ -116,7 +137,7 @@ class EmbeddingCache(Generic[P]):
                 flight.read.set()
             result = await self._work(prepared)
             result.embeds.setflags(write=False)
-            self._store_result(key, result)
+            self.store(key, result)
             return result
         finally:
             self._end_flight(key, flight)
@@ -125,18 +146,6 @@ class EmbeddingCache(Generic[P]):
         flight.read.set()
         if self._flights.get(key) is flight:
             del self._flights[key]
-
-    def _store_result(self, key: bytes, result: EncoderResult) -> None:
-        size = _result_bytes(result)
-        if size > self.limit:
-            return
-        self._kept[key] = result
-        self.bytes += size
-        while self.bytes > self.limit:
-            _, oldest = self._kept.popitem(last=False)
-            self.bytes -= _result_bytes(oldest)
-            self._count_event("evicted")
-        ENCODER.cache_gauge(self._component).set(self.bytes)
 
     def _count_event(self, what: str) -> None:
         self._counts[what] += 1

@@ -34,6 +34,7 @@ from services.encoder.batcher import Batcher, EngineLoop
 from services.encoder.cache_key import EncoderIdentity
 from services.encoder.calibration import sample_item
 from services.encoder.embedding_cache import EmbeddingCache, EncoderResult
+from services.encoder.known_parts import PartEncoder, SaltedItem
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class EncodeRunner(Hosted[MediaEncoder]):
     image that another task made, uint8 [height, width, 3].
     Output: ``embedding``, float32 [n_tokens, H] with ``modality`` and the family's meta. With a ``loop`` that
     one says which items go into which step. Media of one content and ``salt`` are encoded once while they come
-    together or the embedding is kept.
+    together or the embedding is kept, and so are parts of them, where the encoder can cut them.
     """
 
     def __init__(
@@ -109,10 +110,11 @@ class EncodeRunner(Hosted[MediaEncoder]):
             loop=loop,
             patience=settings.goals.first_step_seconds,
         )
-        self._results: EmbeddingCache[Prepared] | None = None
+        self._results: EmbeddingCache[SaltedItem] | None = None
         if settings.cache:
-            self._results = EmbeddingCache(settings.cache, self._batcher.encode, component)
+            self._results = EmbeddingCache(settings.cache, self._encode_new, component)
         self._identity: EncoderIdentity
+        self._parts: PartEncoder
 
     @property
     def keeps(self) -> bool:
@@ -132,6 +134,7 @@ class EncodeRunner(Hosted[MediaEncoder]):
     async def _set_up(self) -> None:
         if self._results is not None:
             self._identity = await asyncio.to_thread(EncoderIdentity, *self._source)
+            self._parts = PartEncoder(self.model, self._identity, self._results, self._batcher.encode)
         if self._loop is not None:
             await self._loop.load()
         if self._settings.goals:
@@ -152,8 +155,13 @@ class EncodeRunner(Hosted[MediaEncoder]):
             "waiting": self._batcher.waiting,
             "batches": by_size(self._batcher.sizes),
             **self.memory_stats(),
-            **({"cache": self._results.stats()} if self._results is not None else {}),
+            **self._cache_stats(),
         }
+
+    def _cache_stats(self) -> dict[str, Any]:
+        if self._results is None:
+            return {}
+        return {"cache": self._results.stats(), "reused_parts": self._parts.reused}
 
     async def _read_media(self, media: Any, job: Job) -> _Media:
         if not isinstance(media, Item) or media.array is None:
@@ -198,7 +206,18 @@ class EncodeRunner(Hosted[MediaEncoder]):
         else:
             content = await asyncio.to_thread(sha256, media.data)
         key = self._identity.item_key(content.digest(), media.modality, media.salt, media.alone)
-        return await results.get(key, partial(self._prepare_media, media))
+        return await results.get(key, partial(self._prepare_salted, media))
+
+    async def _prepare_salted(self, media: _Media) -> SaltedItem:
+        return SaltedItem(await self._prepare_media(media), media.salt)
+
+    async def _encode_new(self, wanted: SaltedItem) -> EncoderResult:
+        """Encode what is not kept as a whole, but for those of its parts that are."""
+        parts = self.model.split_item(wanted.item)
+        if len(parts) < 2:
+            return await self._batcher.encode(wanted.item)
+        keys = await asyncio.to_thread(self._parts.find_keys, wanted, parts)
+        return await self._parts.encode_missing(wanted.item, parts, keys)
 
     async def _prepare_media(self, media: _Media) -> Prepared:
         args = (media.data, media.modality, *(() if media.alone else (False,)))

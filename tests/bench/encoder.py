@@ -1,10 +1,12 @@
-"""What batches and the cache of encoders are worth, on the tiny vision encoder and one thread.
+"""What batches and the cache of encoders are worth, on tiny encoders and one thread.
 
     python -m tests.bench.encoder
 
     encoder.batch.speedup   how many times as fast 16 pictures of different sizes are in one pass as in 16
     cache.hit_over_miss     what a picture of 640 x 480 costs that was encoded before, over what it costs anew;
                             both from its bytes to its embedding, a copy of which is given to the consumer
+    encoder.sound_goes_on   what a sound of 29 s costs of which 27 s were encoded before, over what it costs anew, in the
+                            encoder alone: files are decoded and cut into frequencies as a whole either way
 
 Both sides of a ratio are measured in turns, and the ratio is that of their medians.
 """
@@ -27,7 +29,7 @@ from services.encoder.media_encoder import EncodeRunner, EncodeSettings
 from tests.unit.jobs import MemoryJob, run
 from tests.unit.models import files
 
-_ITEMS, _ROUNDS, _PICTURES = 16, 15, 30
+_ITEMS, _ROUNDS, _PICTURES, _SOUNDS = 16, 15, 30, 10
 _SIZES = [(90, 60), (56, 84), (120, 60), (84, 84)]
 
 
@@ -69,12 +71,36 @@ async def cache(checkpoint: Path) -> float:
     return statistics.median(hits) / statistics.median(misses)
 
 
+async def sound(checkpoint: Path) -> float:
+    """Each sound three times: its beginning, all of it behind that, and all of it where nothing is known."""
+    runner = EncodeRunner("audio", "qwen2_5_omni", checkpoint, "cpu", "float32", EncodeSettings(cache=64 << 20))
+    await runner.load()
+
+    async def encode(seconds: float, seed: int, salt: str) -> float:
+        data = np.frombuffer(files.tone(seconds, seed, rate=24_000), np.uint8)
+        before = runner.busy
+        await run(runner, MemoryJob({"media": Item({"modality": "audio", "salt": salt}, data)}))
+        return runner.busy - before
+
+    behind, anew = [], []
+    for seed in range(_SOUNDS):
+        await encode(27.0, seed, "known")
+        behind.append(await encode(29.0, seed, "known"))
+        anew.append(await encode(29.0, seed, "unknown"))
+    await runner.close()
+    return statistics.median(behind) / statistics.median(anew)
+
+
 def measure() -> dict[str, float]:
-    """Both values by name."""
+    """All values by name."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as directory:
         checkpoint = tiny.build("qwen2_5_vl", Path(directory) / "vl")
-        found = {"encoder.batch.speedup": batch(checkpoint), "cache.hit_over_miss": asyncio.run(cache(checkpoint))}
+        found = {
+            "encoder.batch.speedup": batch(checkpoint),
+            "cache.hit_over_miss": asyncio.run(cache(checkpoint)),
+            "encoder.sound_goes_on": asyncio.run(sound(tiny.build("qwen2_5_omni", Path(directory) / "omni"))),
+        }
     return {name: round(value, 4) for name, value in found.items()}
 
 

@@ -1,6 +1,7 @@
 """Errors of events, which clients know by codes of their own."""
 
-from typing import Any
+from collections.abc import Container
+from typing import Any, Literal
 
 from omnibus.errors import BadRequest, NotFound, OmnibusError
 
@@ -22,6 +23,17 @@ class EventRefused(BadRequest):
 def unknown_item_error(id: str, param: str) -> OmnibusError:
     """The error of an event about an item that is not there."""
     return NotFound(f"The conversation has no item {id[:128]!r}.", param=param)
+
+
+def require_item(items: Container[str], id: str, action: Literal["retrieve", "truncate", "delete"]) -> None:
+    """Raise ``EventRefused`` where ``id`` is none of ``items``, with the code that clients take for a race.
+
+    An item may have been deleted when an event about it comes; pipecat, for one, ends a session at any other code.
+    """
+    if id not in items:
+        raise EventRefused(
+            f"The conversation has no item {id[:128]!r}.", f"item_{action}_invalid_item_id", param="item_id"
+        )
 
 
 def describe_error(error: OmnibusError) -> dict[str, Any]:

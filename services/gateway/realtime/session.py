@@ -20,7 +20,7 @@ from services.gateway.realtime.conversation import (
     build_item,
     decode_base64,
 )
-from services.gateway.realtime.errors import describe_error
+from services.gateway.realtime.errors import describe_error, require_item
 from services.gateway.realtime.event_sender import EventSender
 from services.gateway.realtime.input_turns import InputTurns
 from services.gateway.realtime.logged_items import to_logged
@@ -253,16 +253,19 @@ class RealtimeSession:
         self._post(_item_events(item, before), inserted=self._log_item(item, event.previous_item_id))
 
     def _retrieve_item(self, event: wire.RetrieveItem) -> None:
+        require_item(self._conversation, event.item_id, "retrieve")
         item = self._conversation.find_item(event.item_id)
         self._post([{"type": "conversation.item.retrieved", "item": item.to_event(with_audio=True)}])
 
     def _truncate_item(self, event: wire.TruncateItem) -> None:
+        require_item(self._conversation, event.item_id, "truncate")
         self._conversation.truncate_item(event.item_id, event.content_index, event.audio_end_ms)
         place = {"content_index": event.content_index, "audio_end_ms": event.audio_end_ms}
         truncated = TruncatedItem(event.item_id, event.content_index, event.audio_end_ms)
         self._post([{"type": "conversation.item.truncated", "item_id": event.item_id, **place}], truncated=truncated)
 
     def _delete_item(self, event: wire.DeleteItem) -> None:
+        require_item(self._conversation, event.item_id, "delete")
         self._conversation.delete_item(event.item_id)
         self._post([{"type": "conversation.item.deleted", "item_id": event.item_id}], deleted=event.item_id)
 

@@ -6,6 +6,9 @@ was not seen goes to a replica with the least work; among equals a hash of the i
 that know nothing of each other agree. A request's items are spread one by one, each on top of those before it.
 Nothing is asked of anybody: who forgot an item, or never had it, encodes it.
 
+What was not seen, but begins as something that was, goes where that went, of the replicas with the least work: an
+encoder may have kept the parts of a sound that goes on.
+
 Method: rendezvous hashing (Thaler and Ravishankar), with bounded loads as in Mirrokni, Thorup and Zadimoghaddam.
 """
 
@@ -22,20 +25,28 @@ NEAR_WORK_FRACTION = 0.5
 MAX_EXCESS_ITEMS = 8.0
 #: The part of its work that an item counts for where it is known.
 CACHED_WORK_FRACTION = 1 / 16
-#: Items whose replica is remembered.
+#: Name of the digest of how an item begins, in what says where its bytes are.
+BEGINNING = "beginning"
+#: Items whose replica is remembered, and beginnings of items.
 MAX_TRACKED_ITEMS = 1 << 16
 
 
 class AffinityItem(NamedTuple):
-    """``key`` is equal for equal contents, empty when the content is not known; ``work`` is in tokens."""
+    """``key`` is equal for equal contents, empty when the content is not known; ``work`` is in tokens. ``beginning`` is
+    equal for contents that begin alike, empty where nobody has said how they begin."""
 
     key: str
     work: float
+    beginning: str = ""
 
 
 def affinity_item(node: GraphNode, work: float) -> AffinityItem:
     """Return the item of ``node``, without a key if it reads other nodes: its digest does not cover what it reads."""
-    return AffinityItem("" if node.uses else node.digest, work)
+    if node.uses:
+        return AffinityItem("", work)
+    media = node.inputs.get("media")
+    beginning = media.get(BEGINNING) if isinstance(media, dict) else None
+    return AffinityItem(node.digest, work, f"{node.component} {beginning}" if beginning else "")
 
 
 class ChosenReplica(NamedTuple):
@@ -78,8 +89,11 @@ class EncoderAffinity:
         found = []
         for item in items:
             if item.key:
-                chosen = pick_replica(loads, item, self._sent.get(item.key, ""), preferred)
+                alike = self._sent.get(item.beginning, "")
+                chosen = pick_replica(loads, item, self._sent.get(item.key, ""), (alike,) if alike else preferred)
                 self._remember_executor(item.key, chosen.executor)
+                if item.beginning:
+                    self._remember_executor(item.beginning, chosen.executor)
             else:
                 least = min(loads, key=lambda id: (loads[id], id not in preferred))
                 chosen = ChosenReplica(least, item.work)

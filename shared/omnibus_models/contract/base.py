@@ -54,6 +54,15 @@ class MediaEncoder(ModelComponent, Protocol):
     def encode(self, batch: Sequence[Prepared]) -> list[Encoded]:
         """Run one batch of items of any size and request. Equal to running them one by one."""
 
+    def split_item(self, item: Prepared) -> Sequence[Prepared]:
+        """Cut ``item`` into parts whose rows, one behind the other, are its rows. Usually there is one part.
+
+        Of an encoder that attends within windows they are windows, so that those of a medium that goes on remain.
+        """
+
+    def join_parts(self, parts: Sequence[Prepared]) -> Prepared:
+        """Make one item of some ``parts`` of another one, in their order; its rows are theirs."""
+
 
 @dataclass(frozen=True)
 class TokenSamplingParams:
@@ -91,6 +100,15 @@ class LoadedComponent:
     twins: ClassVar[bool] = False  # see ``TextEncoder``
 
     module: torch.nn.Module = field(repr=False)
+
+    def split_item(self, item: Prepared) -> Sequence[Prepared]:
+        """See ``MediaEncoder``: one part, which each encoder can make."""
+        return [item]
+
+    def join_parts(self, parts: Sequence[Prepared]) -> Prepared:
+        """See ``MediaEncoder``."""
+        [item] = parts
+        return item
 
     @property
     def default_size(self) -> tuple[int, int]:

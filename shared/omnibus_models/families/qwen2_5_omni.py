@@ -63,6 +63,22 @@ class Qwen25OmniAudioEncoder(_omni_audio.TowerAudioEncoder):
         split = out.last_hidden_state[: sum(counts)].split(counts)
         return [Encoded(row, item.meta) for row, item in zip(split, batch, strict=True)]
 
+    def split_item(self, item: Prepared) -> Sequence[Prepared]:
+        """Cut a sound into windows of the tower, in each of which positions begin anew and attention stays.
+
+        See ``contract.Encoder``. A few frames behind the last window may become no row, and are left out.
+        """
+        module: Any = self.module
+        size = 2 * module.audio_tower.n_window
+        if size % 4:  # rows are made of four frames each: one would lie in two windows
+            return [item]
+        windows = item.features["features"].split(size, dim=1)
+        return [_sound_of(window) for window in windows if self.row_count(window.shape[1])]
+
+    def join_parts(self, parts: Sequence[Prepared]) -> Prepared:
+        """See ``contract.Encoder``; all parts but the last are whole windows."""
+        return _sound_of(torch.cat([part.features["features"] for part in parts], dim=1))
+
 
 class Qwen25OmniThinker(_qwen.QwenThinker):
     """The language model of Qwen2.5-Omni; a talker can follow."""
@@ -221,6 +237,12 @@ class Qwen25Omni(_omni.OmniFamily):
             BigVGANModel, checkpoint, device=device, config=parts.bigvgan_config, key_mapping=_BIGVGAN
         )
         return Qwen25OmniVocoder(nn.ModuleList([dit, bigvgan]), dit, bigvgan, _read_voices(checkpoint))
+
+
+def _sound_of(mel: Tensor) -> Prepared:
+    frames = mel.shape[1]
+    meta = {"modality": "audio", "n_tokens": audio_rows(frames), "audio_len": frames}
+    return Prepared("audio", {"features": mel}, meta)
 
 
 def audio_rows(frames: int) -> int:

@@ -230,18 +230,20 @@ class Sequence:
 
     async def _retrieve(self, place: int) -> None:
         id = self._id(place)
-        wrong = "not_found" if id == "nobody" else ""
+        wrong = "item_retrieve_invalid_item_id" if id == "nobody" else ""
         await self._send("conversation.item.retrieve", "conversation.item.retrieved", wrong, item_id=id)
 
     async def _delete(self, place: int) -> None:
         id = self._id(place)
-        wrong = "not_found" if id == "nobody" else "bad_request" if self.account.items[id].open else ""
+        wrong = (
+            "item_delete_invalid_item_id" if id == "nobody" else "bad_request" if self.account.items[id].open else ""
+        )
         await self._send("conversation.item.delete", "conversation.item.deleted", wrong, item_id=id)
 
     async def _truncate(self, place: int, index: int, ms: int) -> None:
         id = self._id(place)
         kept = self.account.items.get(id)
-        wrong = "not_found"
+        wrong = "item_truncate_invalid_item_id"
         if kept is not None:
             length = len(kept.audio) // (48 if kept.format == "audio/pcm" else 8)
             fine = kept.speaks and not kept.open and not index and ms <= length

@@ -126,6 +126,17 @@ async def test_items_are_put_where_they_belong_and_can_be_read_and_removed(calle
     assert kept["content"] == [{"type": "input_text", "text": "hi"}]
 
 
+@pytest.mark.parametrize("action", ["retrieve", "truncate", "delete"])
+async def test_an_item_that_is_gone_has_the_code_that_clients_take_for_a_race(caller: Caller, action: str):
+    """pipecat ends its session at codes that it does not know, and fails the one call at this one."""
+    place = {"content_index": 0, "audio_end_ms": 0} if action == "truncate" else {}
+
+    error = await caller.refused(f"conversation.item.{action}", item_id="gone", **place)
+
+    assert (error["code"], error["param"]) == (f"item_{action}_invalid_item_id", "item_id")
+    assert await caller.say("still here")
+
+
 async def test_audio_is_committed_cleared_and_never_committed_empty(caller: Caller):
     empty = await caller.refused("input_audio_buffer.commit")
     await caller.send("input_audio_buffer.append", audio=base64.b64encode(SOUND).decode())

@@ -178,7 +178,8 @@ async def test_the_conversation_is_whole_with_what_was_cut_and_removed(doors: Do
         found = await rest.until("session.resumed")
         assert found[-1]["input_audio_bytes"] == 250 * 40 + 700
         assert [await retrieve(rest, id) for id in ("shown", spoken, said["id"])] == kept
-        assert (await rest.refused("conversation.item.retrieve", item_id=first))["code"] == "not_found"
+        gone = await rest.refused("conversation.item.retrieve", item_id=first)
+        assert gone["code"] == "item_retrieve_invalid_item_id"
         await rest.send("input_audio_buffer.append", audio=base64.b64encode(bytes(300)).decode())
         turn = (await rest.ask("input_audio_buffer.commit", "conversation.item.done"))["item"]["id"]
         audio = (await retrieve(rest, turn))["content"][0]["audio"]

@@ -49,5 +49,6 @@ async def test_turns_interruptions_and_what_was_heard_are_in_it(tmp_path: Path):
     times = [at for at, _ in found.moments]
     assert times == sorted(times)
     lines = "\n".join(session_lines(found))
-    for said in ("interrupted 1", "heard 11 ms", "cancelled", "turn 2 committed", "over: closed", "error not_found"):
+    unknown = "error item_delete_invalid_item_id"
+    for said in ("interrupted 1", "heard 11 ms", "cancelled", "turn 2 committed", "over: closed", unknown):
         assert said in lines

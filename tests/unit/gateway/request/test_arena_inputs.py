@@ -15,6 +15,8 @@ from omnibus.tensors.client import TensorClient
 from omnibus.tensors.item import Item
 from services.gateway.dispatch.dispatcher import MAX_ATTEMPTS
 from services.gateway.media.blob_store import MediaStore
+from services.gateway.openai.realtime.session import PcmFormat
+from services.gateway.realtime.audio_format import to_wav
 from services.gateway.request.arena_inputs import TensorPlacer, place_input, restore_input
 from services.sidecar.server import Sidecar
 from tests.unit.sidecar import node as nodes
@@ -54,6 +56,22 @@ async def there(tmp_path: Path) -> AsyncIterator[There]:
 
 PICTURE = b"a picture"
 HASH = sha256(PICTURE).hexdigest()
+
+
+async def test_sounds_that_begin_alike_say_so(there: There):
+    """However long they are, which the header of a WAV file says."""
+    dice = np.random.default_rng(0)
+    samples = dice.integers(-9000, 9000, 60_000).astype("<i2")
+    other = np.concatenate([samples[1:], samples[:1]])
+    sounds = [to_wav(each.tobytes(), PcmFormat()) for each in (samples[:40_000], samples, other, samples[:24_000])]
+
+    placed = [
+        await place_input(there.client, None, each, ("audio", "audio/wav", HASH), "i", nodes.soon()) for each in sounds
+    ]
+
+    shorter, longer, differs, short = [each.get("beginning") for each in placed]
+    assert shorter == longer != differs
+    assert (bool(shorter), short) == (True, None)  # of 1 s nobody says how it begins
 
 
 async def test_an_input_is_placed_with_what_is_known_of_it(there: There):

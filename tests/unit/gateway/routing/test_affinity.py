@@ -61,6 +61,20 @@ def test_a_replica_that_is_far_behind_or_gone_is_known_for_nothing():
     assert pick_replica(loads, AffinityItem("k", 100), known="gone") == ChosenReplica("a", 100)
 
 
+def test_what_begins_as_something_known_goes_there_unless_that_has_more_to_do():
+    spread = EncoderAffinity()
+    [begun] = spread.assign_items(dict(IDLE), [AffinityItem("first", 100, "alike")])
+    busy = {**IDLE, begun.executor: 60.0}
+
+    longer = [spread.assign_items(dict(IDLE), [AffinityItem(key, 100, "alike")])[0] for key in keys(50)]
+    [moved] = spread.assign_items(busy, [AffinityItem("last", 100, "alike")])
+    [followed] = spread.assign_items(dict(IDLE), [AffinityItem("behind it", 100, "alike")])
+
+    assert {each.executor for each in longer} == {begun.executor}
+    assert {each.work for each in longer} == {100}  # most of it may be new
+    assert followed.executor == moved.executor != begun.executor
+
+
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_a_requests_items_use_all_replicas(count: int):
     for begin in range(0, 200, count):
