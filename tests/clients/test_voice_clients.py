@@ -26,6 +26,7 @@ CLIENTS = [
     pytest.param("with_openai", PYTHON3, id="openai"),
     pytest.param("with_agents", PYTHON3, id="openai-agents"),
     pytest.param("with_livekit", VOICE, id="livekit-plugins-openai"),
+    pytest.param("with_pipecat", VOICE, id="pipecat-ai"),
 ]
 
 

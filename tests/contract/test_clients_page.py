@@ -21,7 +21,7 @@ def test_the_page_names_the_versions_that_are_installed() -> None:
     ]
     node = json.loads((ROOT / "tests" / "clients" / "package.json").read_text())["dependencies"]
 
-    assert len(rows) == 10
+    assert len(rows) == 11
     for row in rows:
         name, version = row["linked"], row["version"]
         if name in NODE_NAMES or row["package"]:

@@ -28,7 +28,7 @@ class AgentsTalk(Talk):
         while True:
             event = await anext(self.events)
             # The package looks at every item once more, which may have been deleted meanwhile.
-            assert event.type != "error" or event.error.code == "not_found", event
+            assert event.type != "error" or event.error.code == "item_retrieve_invalid_item_id", event
             if event.type == "raw_model_event" and event.data.type == "raw_server_event":
                 return dict(event.data.data)
 

@@ -1,0 +1,205 @@
+"""A conversation by voice with ``OpenAIRealtimeLLMService`` of ``pipecat-ai``, in a pipeline of the package."""
+
+import asyncio
+import base64
+import json
+import os
+from typing import Any
+
+from PIL import Image
+from pipecat.frames.frames import (
+    BotStartedSpeakingFrame,
+    BotStoppedSpeakingFrame,
+    Frame,
+    InputAudioRawFrame,
+    InputImageRawFrame,
+    LLMRunFrame,
+    LLMUpdateSettingsFrame,
+    TTSAudioRawFrame,
+    TTSStartedFrame,
+    TTSStoppedFrame,
+)
+from pipecat.pipeline.pipeline import Pipeline
+from pipecat.pipeline.worker import PipelineParams, PipelineWorker
+from pipecat.processors.aggregators.llm_context import LLMContext
+from pipecat.processors.aggregators.llm_response_universal import LLMContextAggregatorPair, LLMUserAggregatorParams
+from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
+from pipecat.services.llm_service import FunctionCallParams
+from pipecat.services.openai.realtime import events
+from pipecat.services.openai.realtime.llm import OpenAIRealtimeLLMService
+from pipecat.turns.user_turn_strategies import ExternalUserTurnStrategies
+from pipecat.workers.runner import WorkerRunner
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.server import ServerConnection, serve
+
+from tests.clients.voice.talk import DETECTION, LONG, MODEL, PATIENCE, SEE, TOOL, Notebook, Talk
+
+RATE = 24000
+DETECTED = events.AudioConfiguration(input=events.AudioInput(turn_detection=events.TurnDetection(**DETECTION)))
+
+
+class Relay:
+    """Carries the events of a session between the package and the gateway, and notes the gateway's.
+
+    The package hands few of them on: not how a response ended, nor where an item was cut.
+    """
+
+    def __init__(self) -> None:
+        self.events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._gateway = os.environ["OPENAI_BASE_URL"].replace("http", "ws", 1).removesuffix("/v1")
+
+    async def carry(self, client: ServerConnection) -> None:
+        assert client.request is not None
+        headers = {"Authorization": client.request.headers["Authorization"]}
+        url = self._gateway + client.request.path
+        async with connect(url, additional_headers=headers, max_size=None) as gateway:
+            asked = asyncio.create_task(_copy(client, gateway))
+            async for text in gateway:
+                self.events.put_nowait(json.loads(text))
+                await client.send(text)
+            asked.cancel()
+
+
+async def _copy(client: ServerConnection, gateway: ClientConnection) -> None:
+    async for text in client:
+        await gateway.send(text)
+    await gateway.close()
+
+
+class Speaker(FrameProcessor):
+    """The place of a transport's output: it plays at once, and says when it begins and stops, as one does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sound = bytearray()
+
+    async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
+        await super().process_frame(frame, direction)
+        if isinstance(frame, TTSStartedFrame):
+            await self.broadcast_frame(BotStartedSpeakingFrame)
+        elif isinstance(frame, TTSStoppedFrame):
+            await self.broadcast_frame(BotStoppedSpeakingFrame)
+        elif isinstance(frame, TTSAudioRawFrame):
+            assert (frame.sample_rate, frame.num_channels) == (RATE, 1)
+            self.sound += frame.audio
+        await self.push_frame(frame, direction)
+
+
+class PipecatTalk(Talk):
+    """A pipeline with the service, which cuts answers by itself."""
+
+    def __init__(self, notebook: Notebook, worker: PipelineWorker, service: Any, relay: Relay, speaker: Speaker):
+        super().__init__(notebook)
+        self.worker, self.service, self.relay, self.speaker = worker, service, relay, speaker
+        self.sent = bytearray()
+
+    async def next_event(self) -> dict[str, Any]:
+        event = await self.relay.events.get()
+        assert event["type"] != "error", event
+        if event["type"] == "response.created":
+            self.sent.clear()
+            self.speaker.sound.clear()
+        elif event["type"] == "response.output_audio.delta":
+            self.sent += base64.b64decode(event["delta"])
+        elif event["type"] == "response.done" and event["response"]["status"] == "completed":
+            await self._wait_played()
+        return event
+
+    async def _wait_played(self) -> None:
+        """Wait until all that was sent has passed through the pipeline, as it was."""
+        async with asyncio.timeout(PATIENCE):
+            while len(self.speaker.sound) < len(self.sent):
+                await asyncio.sleep(0.01)
+        assert self.speaker.sound == self.sent
+
+    async def wait_event(self, type: str) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while (event := await self.next_event())["type"] != type:
+                pass
+        if type == "conversation.item.done":
+            self.items.append(event["item"]["id"])
+
+    async def append(self, chunk: bytes) -> None:
+        await self.worker.queue_frame(InputAudioRawFrame(audio=chunk, sample_rate=RATE, num_channels=1))
+
+    async def delete(self, item: str) -> None:
+        await self.service.send_client_event(events.ConversationItemDeleteEvent(item_id=item))
+
+    async def show(self, image: Image.Image) -> None:
+        """Show a frame of a camera, which the package adds to the conversation."""
+        await self.worker.queue_frame(InputImageRawFrame(image=image.tobytes(), size=image.size, format=image.mode))
+        await self.wait_event("conversation.item.done")
+
+    async def write(self, text: str) -> None:
+        content = [events.ItemContent(type="input_text", text=text)]
+        item = events.ConversationItem(type="message", role="user", content=content)
+        await self.service.send_client_event(events.ConversationItemCreateEvent(item=item))
+        await self.service.send_client_event(events.ResponseCreateEvent(response=events.ResponseProperties()))
+
+    async def configure(self, **properties: Any) -> None:
+        made = OpenAIRealtimeLLMService.Settings(
+            session_properties=events.SessionProperties(audio=DETECTED, **properties)
+        )
+        await self.worker.queue_frame(LLMUpdateSettingsFrame(delta=made))
+        await self.wait_event("session.updated")
+
+
+async def hold(talk: PipecatTalk) -> None:
+    """Hold the conversation. It begins with what the context of the pipeline asks."""
+    played = []
+
+    async def play(call: FunctionCallParams) -> None:
+        played.append(call.arguments["tone"])
+        none = events.SessionProperties(tool_choice="none")
+        await talk.service.send_client_event(events.SessionUpdateEvent(session=none))
+        await call.result_callback(call.arguments["tone"])
+
+    await talk.worker.queue_frame(LLMRunFrame())
+    await talk.take("interrupted", "middle")
+    await talk.take("middle")
+    await talk.empty()
+    for name in ("low", "high low"):
+        await talk.say(name)
+        await talk.take(name)
+        await talk.empty()
+    await talk.show(Image.open(talk.notebook.directory / "seen.png").convert("RGB"))
+    await talk.write(SEE)
+    await talk.take("picture")
+    await talk.empty()
+    talk.service.register_function("play", play)
+    # The package leaves out of schemas that it makes that there is nothing else, and a tiny model never ends then.
+    await talk.configure(tools=[TOOL], tool_choice="required")
+    await talk.say("high")
+    await talk.take("tool")
+    await talk.take("told")
+    assert len(played) == 1, played
+
+
+async def main() -> None:
+    notebook, relay, speaker = Notebook(), Relay(), Speaker()
+    async with serve(relay.carry, "127.0.0.1", 0, max_size=None) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        service = OpenAIRealtimeLLMService(
+            api_key=os.environ["OPENAI_API_KEY"],
+            base_url=f"ws://127.0.0.1:{port}/v1/realtime",
+            settings=OpenAIRealtimeLLMService.Settings(
+                model=MODEL, session_properties=events.SessionProperties(audio=DETECTED)
+            ),
+        )
+        pair = LLMContextAggregatorPair(
+            LLMContext([{"role": "user", "content": LONG}]),
+            # Else it loads a model that finds the ends of turns, though the service says that the gateway does.
+            user_params=LLMUserAggregatorParams(user_turn_strategies=ExternalUserTurnStrategies()),
+        )
+        pipeline = Pipeline([pair.user(), service, speaker, pair.assistant()])
+        worker = PipelineWorker(pipeline, params=PipelineParams(audio_in_sample_rate=RATE))
+        runner = WorkerRunner(handle_sigint=False)
+        await runner.add_workers(worker)
+        running = asyncio.create_task(runner.run())
+        await hold(PipecatTalk(notebook, worker, service, relay, speaker))
+        await runner.cancel()
+        await running
+    notebook.write()
+
+
+asyncio.run(main())
