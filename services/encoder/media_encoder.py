@@ -185,7 +185,7 @@ class EncodeRunner(Hosted[MediaEncoder]):
         """Return whether a medium of ``job`` is looked at as the only one of its request."""
         return modality not in self.model.closer or _count_same_modality(job, modality) < 2
 
-    async def _find_result(self, results: EmbeddingCache[Prepared], job: Job) -> EncoderResult | None:
+    async def _find_result(self, results: EmbeddingCache[SaltedItem], job: Job) -> EncoderResult | None:
         """The result for media whose digest the gateway names, if it is here: they are not opened then, and not pulled
         from another node.
         """
@@ -200,7 +200,7 @@ class EncodeRunner(Hosted[MediaEncoder]):
         key = self._identity.item_key(content, modality, str(given.get("salt", "")), self._is_alone(job, modality))
         return await results.find(key) if content else None
 
-    async def _encode_cached(self, results: EmbeddingCache[Prepared], media: _Media) -> EncoderResult:
+    async def _encode_cached(self, results: EmbeddingCache[SaltedItem], media: _Media) -> EncoderResult:
         if media.data.nbytes <= _MAX_INLINE_HASH_BYTES:
             content = sha256(media.data)
         else:

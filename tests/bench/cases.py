@@ -38,7 +38,7 @@ REGISTER, SPEEDUP = "apps.register_p99_ratio", "scheduler.c16.speedup"
 MASKED = "structured.tokens_ratio"
 #: How many times as fast a batch of pictures is as its items (at least), and the part of the time of an encoder that
 #: a picture takes which it keeps, and a sound of which it keeps all but the last two seconds (at most).
-ENCODER = {"encoder.batch.speedup": 2.0, "cache.hit_over_miss": 0.05, "encoder.sound_goes_on": 0.3}
+ENCODER = {"encoder.batch.speedup": 2.0, "cache.hit_over_miss": 0.05, "encoder.sound_goes_on": 0.5}
 #: How many times as fast pictures at once are as one after the other (at least), and the part of the time of ten
 #: seconds of sound that goes by before the first of it (at most).
 PICTURES, FIRST_SOUND = "diffusion.batch.speedup", "audio.first_over_full"

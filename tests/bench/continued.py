@@ -17,7 +17,7 @@ import random
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -128,11 +128,13 @@ def streamed_question(number: int, spoken: bool) -> dict[str, Any]:
     return question(number, stream=True, **(SPOKEN if spoken and number % 5 == 0 else {}))
 
 
-async def kill(system: System, seconds: int) -> int:
-    """Kill one gateway after the other, one a second, but never the last one that answers."""
+async def kill(system: System, seconds: int, is_over: Callable[[], bool] = lambda: False) -> int:
+    """Kill one gateway after the other, one a second until ``is_over``, but never the last one that answers."""
     kills, turn = 0, 0
     for _ in range(seconds):
         await asyncio.sleep(1)
+        if is_over():
+            break
         gateways = range(len(system.urls))
         ready = [each for each in gateways if (await asyncio.to_thread(system.ready, each))[0] == 200]
         if len(ready) > 1:

@@ -67,6 +67,11 @@ def model(directory: Path) -> dict[str, Any]:
     for name, seconds in SECONDS.items():
         times["default"]["components"][name]["batch"]["base"] = seconds
     times["default"]["components"]["talker"]["chunk"] = 1  # the first codes are sent at once
+    return staged(directory, times)
+
+
+def staged(directory: Path, times: dict[str, Any]) -> dict[str, Any]:
+    """One executor for each stage, whose engines take ``times``."""
     checkpoint = directory / "times.json"
     checkpoint.write_text(json.dumps(times))
     options = {name: {"components": list(parts), "service": service} for name, (service, *parts) in STAGES.items()}

@@ -128,7 +128,7 @@ class Conversation:
     def __iter__(self) -> Iterator[ConversationItem]:
         return iter(list(self._items.values()))
 
-    def __contains__(self, id: str) -> bool:
+    def __contains__(self, id: object) -> bool:
         return id in self._items
 
     def count_with(self, changed: Callable[[int], None]) -> None:

@@ -1,0 +1,111 @@
+"""Sessions by voice that are resumed while gateways are killed: what is lost or repeated, and how long it is silent.
+
+    python -m tests.bench.voice_kills --resumed 500
+
+Simulated executors, real gateways under ``omnibus up``. Every second one gateway is killed, as long as another one
+answers, until so many sessions were resumed; their clients connect again at once, to the next gateway that takes them.
+Each answer is compared with the same one of an undisturbed run, sample by sample. ``resume_gap_ms`` is the time between
+the end of a connection and the next text or sound that is new to its client. In it the answer is made once more up to
+the place at which the connection broke.
+"""
+
+import argparse
+import asyncio
+import json
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from tests.bench.continued import kill, percentile
+from tests.e2e.small.conversations import Conversation
+from tests.e2e.small.streams import MODEL, model
+from tests.e2e.system import System, running
+
+#: Questions that differ, each of which one answer belongs to.
+QUESTIONS = 24
+#: Seconds after which no gateway is killed any more, however few sessions were resumed.
+MAX_SECONDS = 600
+SAMPLE_BYTES = 2
+
+
+class Callers:
+    """Clients that open the next session when theirs is over; ``known`` are the answers of an undisturbed run."""
+
+    def __init__(self, system: System, known: Sequence[Conversation]) -> None:
+        self._urls = system.urls
+        self._known = known
+        self._questions = count()
+        self.outcomes: Counter[str] = Counter()
+        self.samples: Counter[str] = Counter()
+        self.gaps: list[float] = []
+        self.resumed = 0
+        self.over = False
+
+    async def call(self) -> None:
+        while not self.over:
+            number = next(self._questions) % QUESTIONS
+            await self._hold(Conversation(self._urls, number), self._known[number])
+
+    async def _hold(self, session: Conversation, known: Conversation) -> None:
+        try:
+            await session.hold(session.seed % len(self._urls))
+        except (AssertionError, TimeoutError) as error:
+            self.outcomes[f"lost: {str(error)[:80] or type(error).__name__}"] += 1
+            return
+        finally:
+            self.resumed += len(session.gaps)
+            self.gaps += session.gaps
+        more = (len(session.sound) - len(known.sound)) // SAMPLE_BYTES
+        self.samples["lost"] += max(0, -more)
+        self.samples["repeated"] += max(0, more)
+        equal = (session.text, session.sound, session.wrong) == (known.text, known.sound, [])
+        self.outcomes["equal" if equal else f"different: {session.wrong[:1]}"] += 1
+
+
+async def measure(system: System, sessions: int, resumed: int) -> dict[str, Any]:
+    await system.becomes_ready()
+    known = [Conversation(system.urls, number) for number in range(QUESTIONS)]
+    await asyncio.gather(*(each.hold(0) for each in known))
+    callers, begin = Callers(system, known), time.monotonic()
+    held = [asyncio.create_task(callers.call()) for _ in range(sessions)]
+    kills = await kill(system, MAX_SECONDS, lambda: callers.resumed >= resumed)
+    callers.over = True
+    await asyncio.gather(*held)
+    gaps = {f"resume_gap_ms p{int(share * 100)}": 1000 * percentile(callers.gaps, share) for share in (0.5, 0.99, 1)}
+    return {
+        "gateways_killed": kills,
+        "sessions_resumed": len(callers.gaps),
+        "seconds": round(time.monotonic() - begin),
+        "answers": dict(callers.outcomes),
+        "samples_lost": callers.samples["lost"],
+        "samples_repeated": callers.samples["repeated"],
+        **{name: round(value) for name, value in gaps.items()},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--resumed", type=int, default=500, help="sessions that are resumed, at least")
+    parser.add_argument("--sessions", type=int, default=48, help="sessions at the same time")
+    parser.add_argument("--gateways", type=int, default=6)
+    given = parser.parse_args()
+    settings = {
+        "OMNIBUS_EXECUTOR_ENGINE": "services.engines:sim",
+        "OMNIBUS_EXECUTOR_CREDITS": "8192",
+        "OMNIBUS_EXECUTOR_BATCH": "1024",
+    }
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        models = {MODEL: model(directory)}
+        flags = ("--gateways", str(given.gateways))
+        with running(directory, models, *flags, bears_services=False, **settings) as system:
+            figures = asyncio.run(measure(system, given.sessions, given.resumed))
+    print(json.dumps(figures, indent=1))
+
+
+if __name__ == "__main__":
+    main()
