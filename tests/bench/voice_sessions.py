@@ -2,8 +2,8 @@
 
     python -m tests.bench.voice_sessions --sessions 64
 
-Each session has a microphone that never stops: it says a tone, hears the answer, and says the next one. All speak at
-the same time. A client plays an answer once it has ``--buffer`` milliseconds of it, as telephones and browsers do, and
+Each session has a microphone that never stops: it says a tone, hears the answer to its end, and says the next one.
+Sessions begin one after the other within a turn. A client plays an answer once it has ``--buffer`` milliseconds of it, as telephones and browsers do, and
 an underrun is a pause in what it plays. Engines are simulated, one executor for each stage, and take the same time
 whatever the machine does: they make sound several times as fast as it is played, and 64 prompts at once hold a step up
 by less than the buffer, so that every underrun is the system's own. With ``--engine transformers`` the tiny omni model
@@ -40,6 +40,8 @@ from tests.e2e.system import System, declaration, running
 BYTES_PER_SECOND = 48_000
 #: Seconds of sound in a message of a microphone, and of the tone that it says.
 CHUNK_SECONDS, TONE_SECONDS = 0.05, 1.0
+#: Seconds of a turn and its answer, about.
+TURN_SECONDS = 5.0
 #: A program that prints, when it is told to end, by how many milliseconds it was woken too late, p99 and at most.
 WATCH = """
 import signal, sys, time
@@ -74,7 +76,7 @@ class Player:
     seconds: float = 0.0  # that have come
     pauses: list[float] = field(default_factory=list)
     arrivals: list[float] = field(default_factory=list)
-    _ends: float = 0.0  # what has come is played until then
+    ends: float = 0.0  # what has come is played until then
 
     def add(self, seconds: float, now: float) -> None:
         """More of the answer has come."""
@@ -83,12 +85,12 @@ class Player:
         if self.seconds < self.buffer:
             return
         if before < self.buffer:  # it begins
-            self._ends = now + self.seconds
+            self.ends = now + self.seconds
             return
-        if now > self._ends:
-            self.pauses.append(now - self._ends)
-            self._ends = now
-        self._ends += seconds
+        if now > self.ends:
+            self.pauses.append(now - self.ends)
+            self.ends = now
+        self.ends += seconds
 
     @property
     def real_time(self) -> float:
@@ -138,6 +140,7 @@ class Call:
                 if event["response"]["status"] != "completed":
                     raise RuntimeError(event["response"]["status_details"])
                 self.players.append(player)
+                await asyncio.sleep(max(0.0, player.ends - now))
                 return
             elif event["type"] == "error":
                 raise RuntimeError(event["error"])
@@ -154,14 +157,15 @@ async def measure(system: System, sessions: int, turns: int, buffer: float) -> d
     await system.becomes_ready()
     calls = [Call(buffer, turns) for _ in range(sessions)]
 
-    async def hold(call: Call, gateway: int) -> None:
-        async with session(system, gateway) as socket:
+    async def hold(number: int, call: Call) -> None:
+        await asyncio.sleep(TURN_SECONDS * number / sessions)
+        async with session(system, number % gateways) as socket:
             await call.hold(socket)
 
     gateways = len(system.urls)
     watch = await asyncio.create_subprocess_exec(sys.executable, "-c", WATCH, stdout=asyncio.subprocess.PIPE)
     begin, before = time.monotonic(), cpu_seconds()
-    await asyncio.gather(*(hold(call, number % gateways) for number, call in enumerate(calls)))
+    await asyncio.gather(*(hold(number, call) for number, call in enumerate(calls)))
     cores = (cpu_seconds() - before) / (time.monotonic() - begin)
     watch.terminate()
     late = (await watch.communicate())[0].split()
