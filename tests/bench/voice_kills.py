@@ -5,8 +5,8 @@
 Simulated executors, real gateways under ``omnibus up``. Every second one gateway is killed, as long as another one
 answers, until so many sessions were resumed; their clients connect again at once, to the next gateway that takes them.
 Each answer is compared with the same one of an undisturbed run, sample by sample. ``resume_gap_ms`` is the time between
-the end of a connection and the next text or sound that is new to its client. In it the answer is made once more up to
-the place at which the connection broke.
+the end of a connection and the next text or sound that is new to its client. ``taken_ms`` is the part of it until another
+gateway has taken the session over and sent what was missed; the rest is the model on its way back to the same place.
 """
 
 import argparse
@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.continued import kill, percentile
+from tests.bench.voice import staged
 from tests.e2e.small.conversations import Conversation
-from tests.e2e.small.streams import MODEL, model
+from tests.e2e.small.streams import MODEL, TIMES
 from tests.e2e.system import System, running
 
 #: Questions that differ, each of which one answer belongs to.
@@ -42,6 +43,7 @@ class Callers:
         self.outcomes: Counter[str] = Counter()
         self.samples: Counter[str] = Counter()
         self.gaps: list[float] = []
+        self.taken: list[float] = []
         self.resumed = 0
         self.over = False
 
@@ -59,6 +61,7 @@ class Callers:
         finally:
             self.resumed += len(session.gaps)
             self.gaps += session.gaps
+            self.taken += session.taken
         more = (len(session.sound) - len(known.sound)) // SAMPLE_BYTES
         self.samples["lost"] += max(0, -more)
         self.samples["repeated"] += max(0, more)
@@ -75,7 +78,11 @@ async def measure(system: System, sessions: int, resumed: int) -> dict[str, Any]
     kills = await kill(system, MAX_SECONDS, lambda: callers.resumed >= resumed)
     callers.over = True
     await asyncio.gather(*held)
-    gaps = {f"resume_gap_ms p{int(share * 100)}": 1000 * percentile(callers.gaps, share) for share in (0.5, 0.99, 1)}
+    times = {
+        f"{name} p{int(share * 100)}": round(1000 * percentile(values, share))
+        for name, values in (("taken_ms", callers.taken), ("resume_gap_ms", callers.gaps))
+        for share in (0.5, 0.99)
+    }
     return {
         "gateways_killed": kills,
         "sessions_resumed": len(callers.gaps),
@@ -83,7 +90,7 @@ async def measure(system: System, sessions: int, resumed: int) -> dict[str, Any]
         "answers": dict(callers.outcomes),
         "samples_lost": callers.samples["lost"],
         "samples_repeated": callers.samples["repeated"],
-        **{name: round(value) for name, value in gaps.items()},
+        **times,
     }
 
 
@@ -100,7 +107,7 @@ def main() -> None:
     }
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        models = {MODEL: model(directory)}
+        models = {MODEL: staged(directory, TIMES)}
         flags = ("--gateways", str(given.gateways))
         with running(directory, models, *flags, bears_services=False, **settings) as system:
             figures = asyncio.run(measure(system, given.sessions, given.resumed))

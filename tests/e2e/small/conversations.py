@@ -33,6 +33,7 @@ class Conversation:
     events: int = 0
     resumed: int = 0
     gaps: list[float] = field(default_factory=list)  # seconds without audio or text after a connection broke
+    taken: list[float] = field(default_factory=list)  # seconds until another gateway had taken the session over
     wrong: list[str] = field(default_factory=list)
     _token: str = ""
     _last: str = ""
@@ -64,11 +65,18 @@ class Conversation:
         return f"{base}?resume={self._token}&last_event_id={self._last}"
 
     async def _converse(self, socket: ClientConnection) -> None:
-        self._sent = set()
+        self._sent, resuming = set(), bool(self._last)
         while self.finished < self.turns:
             event = json.loads(await socket.recv())
             self._take(event)
-            if event["type"] in ("conversation.created", "session.resumed", "session.updated", "response.done"):
+            # What was missed comes first: among it may be the answers to what was sent.
+            resuming = resuming and event["type"] != "session.resumed"
+            if not resuming and event["type"] in (
+                "conversation.created",
+                "session.resumed",
+                "session.updated",
+                "response.done",
+            ):
                 await self._ask(socket)
 
     async def _ask(self, socket: ClientConnection) -> None:
@@ -111,6 +119,8 @@ class Conversation:
         """Remember what the gateway has taken."""
         if type == "session.created":
             self._token = event["session"]["resume_token"]
+        elif type == "session.resumed" and self._broken:
+            self.taken.append(time.monotonic() - self._broken)
         elif type == "session.updated":
             self._answered.add(type)
         elif type == "conversation.item.added":
