@@ -1,5 +1,7 @@
 """Scores of plans: what a plan promised for the requests that came, and what was measured. Data, no I/O."""
 
+from collections.abc import Iterable
+
 import msgspec
 
 from omnibus.errors import ProtocolError
@@ -37,13 +39,26 @@ class TypeScore(msgspec.Struct, frozen=True):
     attained: dict[str, ScoredValue] = {}
 
 
+def served_fraction(model: str, types: Iterable[TypeScore]) -> float:
+    """Return the part of what was promised of ``model`` that was served: busy executors may serve less."""
+    promised, measured = (
+        sum(getattr(each.rate, side) for each in types if each.model == model) for side in ("promised", "measured")
+    )
+    return measured / promised if promised > 0 else 0.0
+
+
 class OptionScore(msgspec.Struct, frozen=True):
-    """Score of one option: the part of their time that its executors were ``busy``, over ``jobs`` of a component."""
+    """Score of one option: the part of their time that its executors were ``busy``, over ``jobs`` of a component.
+
+    ``seconds`` are those that they computed, promised for the very batches that there were. Only of options with a
+    language model whose engine counts its batches: it is busy with one sequence as with sixteen.
+    """
 
     model: str
     option: str
     jobs: int
     busy: ScoredValue
+    seconds: ScoredValue | None = None
 
 
 class PlanScore(msgspec.Struct, frozen=True):

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+from omnibus.bus.messages import BatchCounts
 from omnibus_models.contract import Decoder
 from services.component import ComponentSource, Hosted, by_size
 from services.llm.engine.engine import BatchingEngine, EngineLimits
@@ -34,6 +35,11 @@ class HostedDecoder(Hosted[D], Generic[D, S]):
         self._limits = limits
         self._feed = feed
         self._parallel = beside and source.device.startswith("cuda")
+
+    @property
+    def batch_counts(self) -> BatchCounts:
+        """See ``Runner``."""
+        return self.engine.batch_counts
 
     def stats(self) -> dict[str, Any]:
         engine = self.engine

@@ -15,6 +15,7 @@ from collections.abc import Sequence as Rows
 from contextlib import contextmanager
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+from omnibus.bus.messages import BatchCounts
 from omnibus.executor.job_clock import charge_jobs, current_clock
 from omnibus.executor.scheduler import Schedule, StepBudget, StepPlan
 from omnibus.executor.step_budget import NO_GOALS, BudgetSizes, StepCosts, StepGoals, find_budget, measure_costs
@@ -94,6 +95,11 @@ class BatchingEngine(Generic[S]):
     @property
     def batches(self) -> Counter[int]:
         return self._steps.batches
+
+    @property
+    def batch_counts(self) -> BatchCounts:
+        """Passes and steps so far, as ``Runner.batch_counts``."""
+        return self._steps.counts
 
     @property
     def copied_prompts(self) -> int:

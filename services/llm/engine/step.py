@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
+from omnibus.bus.messages import BatchCounts
 from omnibus.errors import Fatal
 from omnibus_models.adapters import Adapters
 from omnibus_models.contract import Decoder
@@ -70,6 +71,8 @@ class Steps(Generic[S]):
         self.active: list[S] = []  # the sequence in slot i is number i
         self.batches: Counter[int] = Counter()
         self.copied_prompts = 0
+        #: What was computed so far; a new one with each batch, for another thread reads it.
+        self.counts = BatchCounts()
 
     @property
     def kv_token_bytes(self) -> int:
@@ -166,6 +169,7 @@ class Steps(Generic[S]):
         mask = None if sequence.attention is None else sequence.attention.mask(start, end)
         with self._chosen_adapters([sequence]):
             hidden = self._decoder.forward(inputs, positions, sequence.cache, mask)
+        self._count_batch(passes=1, tokens=size)
         self._feed.observe_prefill(sequence, hidden[0])
         sequence.done = end
         if not sequence.is_prefilled:
@@ -227,10 +231,15 @@ class Steps(Generic[S]):
         sides = self._feed.token_sides(batch, hidden, tokens, sides)
         self._cache.advance_slots(slots)
         self.batches[len(slots)] += 1
+        self._count_batch(steps=1, rows=len(slots))
         return [
             StepOutcome(sequence, TokenStep(token, sequence.accept_token(token), side, sequence.picker.logprobs))
             for sequence, token, side in zip(batch, tokens, sides, strict=True)
         ]
+
+    def _count_batch(self, passes: int = 0, tokens: int = 0, steps: int = 0, rows: int = 0) -> None:
+        known = self.counts
+        self.counts = BatchCounts(known.passes + passes, known.tokens + tokens, known.steps + steps, known.rows + rows)
 
     def _run_pass(self, batch: Rows[S], slots: list[int], inputs: Tensor, positions: list[int]) -> Tensor:
         """The pass of a decode step. Which rows have adapters differs from step to step, so those are not recorded."""

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from omnibus.bus.messages import BatchCounts
 from omnibus.executor.runner import Job
 from omnibus_models.contract import PrefillInputs
 from services.llm.engine.grammar import GrammarState
@@ -63,6 +64,11 @@ class PrefillRunner(_HalfRunner):
     def busy(self) -> float:
         return self._core.busy - self._core.engine.decoding.seconds
 
+    @property
+    def batch_counts(self) -> BatchCounts:
+        counts = self._core.batch_counts
+        return BatchCounts(passes=counts.passes, tokens=counts.tokens)
+
     async def run(self, job: Job) -> None:
         async with open_request(self._core, job) as asked:
             if asked.params.count_only:
@@ -102,6 +108,11 @@ class DecodeRunner(_HalfRunner):
     @property
     def busy(self) -> float:
         return self._core.engine.decoding.seconds
+
+    @property
+    def batch_counts(self) -> BatchCounts:
+        counts = self._core.batch_counts
+        return BatchCounts(steps=counts.steps, rows=counts.rows)
 
     async def run(self, job: Job) -> None:
         params = await read_text_params(job)

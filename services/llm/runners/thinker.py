@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from omnibus.bus.messages import BatchCounts
 from omnibus.executor.runner import Job
 from services.llm.engine.model import ThinkerCore
 from services.llm.engine.sampler import TokenLogprobs
@@ -32,6 +33,10 @@ class ThinkRunner:
     @property
     def busy(self) -> float:
         return self._core.busy
+
+    @property
+    def batch_counts(self) -> BatchCounts:
+        return self._core.batch_counts
 
     async def load(self) -> None:
         await self._core.load()

@@ -3,10 +3,14 @@
 Pure: no I/O, and the clock is given.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import reduce
+from operator import add, sub
 from typing import NamedTuple
 
-from omnibus.bus.messages import ExecutorStatus, LoadCounts, LoadEvent
+from msgspec.structs import astuple
+
+from omnibus.bus.messages import BatchCounts, ExecutorStatus, LoadCounts, LoadEvent
 from omnibus.cluster.latency_histogram import LatencyHistogram, merge_figures
 from omnibus.plan import Plan
 from services.planner.simulate.arrivals import Arrival, ArrivalCount, scattered_arrivals
@@ -38,10 +42,13 @@ class ServedType:
 
 
 class MeasuredOption(NamedTuple):
-    """Executors of an option: the part of their time that they computed, and the jobs of their busiest component."""
+    """Executors of an option: the part of their time that they computed, jobs of their busiest component, the time of
+    all of them together in seconds, and the batches of each component."""
 
     busy: float
     jobs: int
+    seconds: float
+    batches: Mapping[str, BatchCounts]
 
 
 class PlanMeasurement:
@@ -90,8 +97,7 @@ class PlanMeasurement:
             for option, deployed in plan.options.items():
                 rows = list(self._executor_rows(model, option, plan.option_origin(option), reports, seconds))
                 if rows and len(rows) == deployed.replicas and all(row.busy > 0 for row in rows):
-                    busy = sum(row.busy for row in rows) / len(rows)
-                    found[model, option] = MeasuredOption(busy, sum(row.jobs for row in rows))
+                    found[model, option] = _add_rows(rows)
         return found
 
     def _executor_rows(
@@ -103,4 +109,26 @@ class PlanMeasurement:
             if not named or first is None or at - since < _MIN_REPORTED_FRACTION * seconds:
                 continue
             jobs = [after - before for before, after in zip(first.done, last.done, strict=False)]
-            yield MeasuredOption((sum(last.busy) - sum(first.busy)) / (at - since), max(jobs, default=0))
+            busy = (sum(last.busy) - sum(first.busy)) / (at - since)
+            yield MeasuredOption(busy, max(jobs, default=0), at - since, _batch_rows(first, last))
+
+
+def _batch_rows(first: ExecutorStatus, last: ExecutorStatus) -> dict[str, BatchCounts]:
+    """Batches of each component of an executor between two reports; none where it does not count them."""
+    reports = zip(last.components, first.batches, last.batches, strict=False)
+    return {part: _combine_counts(sub, (after, before)) for part, before, after in reports}
+
+
+def _add_rows(rows: Sequence[MeasuredOption]) -> MeasuredOption:
+    """All executors of an option together."""
+    parts = set.intersection(*({*row.batches} for row in rows))
+    return MeasuredOption(
+        sum(row.busy for row in rows) / len(rows),
+        sum(row.jobs for row in rows),
+        sum(row.seconds for row in rows),
+        {part: _combine_counts(add, [row.batches[part] for row in rows]) for part in parts},
+    )
+
+
+def _combine_counts(combine: Callable[[int, int], int], counts: Sequence[BatchCounts]) -> BatchCounts:
+    return BatchCounts(*(reduce(combine, column) for column in zip(*map(astuple, counts), strict=True)))

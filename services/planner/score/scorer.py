@@ -129,7 +129,8 @@ def _score(checker: "PromiseChecker", measured: PlanMeasurement, reports: Report
     known: Mapping[str, object] = checker.planner.inputs
     outcome = replay_requests(checker, measured.plan, measured.arrivals(known), seconds)
     usage = measured.option_usage(reports, seconds)
-    return score_plan(measured, outcome, usage, seconds, time.time(), _models_with_latencies(checker, measured.plan))
+    timed = _models_with_latencies(checker, measured.plan)
+    return score_plan(measured, outcome, usage, seconds, time.time(), timed, checker.devices)
 
 
 def _models_with_latencies(checker: "PromiseChecker", plan: Plan) -> set[str]:

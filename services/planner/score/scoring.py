@@ -4,10 +4,12 @@ from collections.abc import Collection, Iterator, Mapping
 
 import msgspec
 
+from omnibus.bus.messages import BatchCounts
 from omnibus.cluster.latency_histogram import FIGURES
-from omnibus.plan_score import OptionScore, PlanScore, ScoredValue, TypeScore, score_value
+from omnibus.plan_score import OptionScore, PlanScore, ScoredValue, TypeScore, score_value, served_fraction
 from services.planner.score.measurement import MeasuredOption, PlanMeasurement, ServedType
-from services.planner.simulate.outcome import SimulationOutcome, TypeOutcome
+from services.planner.simulate.devices import LANGUAGE_KINDS, ModelDevices
+from services.planner.simulate.outcome import OptionOutcome, SimulationOutcome, TypeOutcome
 
 #: Load of the busiest option from which on latencies follow from a queue of unknown length, and are not scored.
 MAX_SCORED_LOAD = 0.9
@@ -24,8 +26,12 @@ def score_plan(
     seconds: float,
     at: float,
     timed: Collection[str],
+    devices: Mapping[str, ModelDevices],
 ) -> PlanScore:
-    """The score of the plan over ``seconds`` before ``at``, Unix seconds, with latencies of the models ``timed``."""
+    """The score of the plan over ``seconds`` before ``at``, Unix seconds, with latencies of the models ``timed``.
+
+    ``devices`` are those that were simulated, by model.
+    """
     load = max((each.load for each in outcome.options), default=0.0)
     types = []
     for each in outcome.types:
@@ -42,7 +48,7 @@ def score_plan(
         seconds=seconds,
         load=load,
         types=tuple(types),
-        options=tuple(_score_options(outcome, usage)),
+        options=tuple(_score_options(outcome, usage, devices, types)),
     )
 
 
@@ -74,8 +80,26 @@ def _score_percentiles(
     }
 
 
-def _score_options(outcome: SimulationOutcome, usage: Usage) -> Iterator[OptionScore]:
+def _score_options(
+    outcome: SimulationOutcome, usage: Usage, devices: Mapping[str, ModelDevices], types: Collection[TypeScore]
+) -> Iterator[OptionScore]:
     for each in outcome.options:
         found = usage.get((each.model, each.option))
         if found is not None:
-            yield OptionScore(each.model, each.option, found.jobs, score_value(each.busy, found.busy))
+            seconds = _score_seconds(each, found, devices[each.model], served_fraction(each.model, types))
+            yield OptionScore(each.model, each.option, found.jobs, score_value(each.busy, found.busy), seconds)
+
+
+def _score_seconds(
+    promised: OptionOutcome, measured: MeasuredOption, devices: ModelDevices, served: float
+) -> ScoredValue | None:
+    """Seconds of an option with a language model: what its passes and steps take, and of its other components what they
+    took in the simulation for the part that was ``served`` of it. None where a language model does not count them."""
+    language = [part for part in promised.components if devices.kinds[part] in LANGUAGE_KINDS]
+    batches = measured.batches
+    if not language or not all(batches.get(part, BatchCounts()) != BatchCounts() for part in language):
+        return None
+    seconds = {part: share * measured.seconds * served for part, share in promised.components.items()}
+    seconds |= {part: devices.batch_seconds(promised.option, part, batches[part]) for part in language}
+    promise = sum(seconds.values())
+    return score_value(promise, measured.busy * measured.seconds) if promise > 0 else None

@@ -3,10 +3,15 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from omnibus.bus.messages import BatchCounts
+from omnibus.executor.sim.distributions import Curve
 from omnibus.executor.sim.profile import Profile
 from omnibus.executor.sim.request import ComponentLoad
 from omnibus.executor.sim.speech import SimulatedTalker
 from services.planner.simulate.loads import component_loads
+
+#: Kinds of components that batch from step to step: how long one is busy says little of how much it did.
+LANGUAGE_KINDS = ("think", "prefill", "decode", "talk")
 
 
 class ModelDevices(NamedTuple):
@@ -27,6 +32,21 @@ class ModelDevices(NamedTuple):
         """Loads of the components ``role`` by a request of these ``sizes``."""
         parts = [part for part in self.components if part in role]
         return component_loads(parts, self.kinds, self.encoders, sizes, self.codes_per_second, self.chunk)
+
+    def batch_seconds(self, option: str, component: str, counts: BatchCounts) -> float:
+        """Seconds that ``component`` takes on ``option`` for these passes and steps; 0 where nobody has measured it."""
+        times = self.times.options.get(option)
+        if times is None or component not in times.components:
+            return 0.0
+        part = times.components[component]
+        seconds = _line_seconds(part.batch, counts.passes, 0, counts.tokens)
+        seconds += _line_seconds(part.step, counts.steps, counts.rows, 0)
+        return seconds * times.alpha * self.times.time_scale
+
+
+def _line_seconds(curve: Curve | None, batches: int, items: int, tokens: int) -> float:
+    """Seconds of ``batches`` that have so many items and tokens together, by a curve that is a line."""
+    return curve.base * batches + curve.per_item * items + curve.per_token * tokens if curve is not None else 0.0
 
 
 def simulated_devices(

@@ -40,13 +40,14 @@ def simulate_plan(
 
     The same question has the same answer. Raises ``BadRequest`` for a request that the plan has no path for.
     """
-    run = _Run(plan, seconds, seconds * warm_up, seed)
+    run = PlanSimulation(plan, seconds, seconds * warm_up, seed)
     run.send_requests(arrivals)
     return build_outcome(run.cluster, run.seen, plan.goals)
 
 
-class _Run:
-    """One simulation."""
+class PlanSimulation:
+    """One simulation of ``plan``, observed from virtual second ``warm`` to ``seconds``: its ``cluster``, and what was
+    ``seen``."""
 
     def __init__(self, plan: SimulatedPlan, seconds: float, warm: float, seed: int) -> None:
         self.agenda = Agenda()

@@ -121,6 +121,16 @@ class InvocationEnd(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
     nodes: tuple[int, ...] = ()
 
 
+class BatchCounts(msgspec.Struct, frozen=True, array_like=True):
+    """Batches of a component since its start: ``passes`` over inputs or prompts with so many ``tokens`` together, and
+    ``steps`` with so many ``rows``, one for each sequence of a step. All 0: its engine does not say."""
+
+    passes: int = 0
+    tokens: int = 0
+    steps: int = 0
+    rows: int = 0
+
+
 class ExecutorStatus(msgspec.Struct, frozen=True):
     """Status of an executor, sent at start, on census and as a heartbeat."""
 
@@ -152,6 +162,8 @@ class ExecutorStatus(msgspec.Struct, frozen=True):
     #: Bytes of main memory that its process occupies, and of GPU memory that its engines have reserved at most.
     memory_bytes: int = 0
     gpu_bytes: int = 0
+    #: Of each of ``components``: what it has computed in its ``busy`` seconds.
+    batches: tuple[BatchCounts, ...] = ()
 
 
 class GatewayStatus(msgspec.Struct, frozen=True):

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from omnibus.bus.messages import ExecutorStatus
+from omnibus.bus.messages import BatchCounts, ExecutorStatus
 from omnibus.process.memory import resident_bytes
 
 
@@ -32,6 +32,7 @@ class ExecutorIdentity:
         busy: tuple[float, ...] = (),
         done: tuple[int, ...] = (),
         gpu_bytes: int = 0,
+        batches: tuple[BatchCounts, ...] = (),
     ) -> ExecutorStatus:
         """The status event; ``state`` is ready, draining or gone."""
         return ExecutorStatus(
@@ -54,4 +55,5 @@ class ExecutorIdentity:
             device=self.device,
             memory_bytes=resident_bytes(),
             gpu_bytes=gpu_bytes,
+            batches=batches,
         )

@@ -105,6 +105,9 @@ class Runner(Protocol):
     job as ``StageFailed`` and leaves the executor alive. One that keeps results by the content of its inputs
     says so by a property ``keeps``: equal inputs are routed to it.
 
+    A language model whose engine knows its batches has a property ``batch_counts`` (``BatchCounts``), which goes with
+    ``busy``: how long it is busy says little of one that batches, as it is for one sequence as for sixteen.
+
     A runner whose engine may come and go also has ``serving: bool``. While that is false its executor says
     that it is not ready and answers ``busy``.
     """

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from omnibus.bus.messages import ExecutorStatus
+from omnibus.bus.messages import BatchCounts, ExecutorStatus
 from omnibus.executor import metrics
 from omnibus.executor.identity import ExecutorIdentity
 from omnibus.executor.runner import Runner
@@ -13,6 +13,8 @@ from omnibus.metrics import EXECUTOR
 
 #: Devices that are no GPU.
 _NO_GPU = ("", "cpu")
+#: Of engines that do not count their batches.
+_NO_BATCHES = BatchCounts()
 #: Keys of ``Runner.stats``: GPU bytes of this process, and of one that an engine has started.
 _GPU_STATS = ("gpu_bytes", "engine_gpu_bytes")
 
@@ -54,6 +56,7 @@ class Vitals:
             busy=tuple(round(self._busy_seconds(component), 6) for component in components),
             done=tuple(self.done[component] for component in components),
             gpu_bytes=0 if self._identity.device in _NO_GPU else self._gpu_bytes(),
+            batches=tuple(self._batch_counts(component) for component in components),
         )
 
     def component_stats(self, component: str) -> dict[str, Any]:
@@ -73,6 +76,10 @@ class Vitals:
         """Bytes of GPU memory that this process has reserved at most, and those of a process of its engines."""
         stats = [runner.stats() for runner in self._runners.values()]
         return sum(max((int(each.get(key) or 0) for each in stats), default=0) for key in _GPU_STATS)
+
+    def _batch_counts(self, component: str) -> BatchCounts:
+        counts: BatchCounts = getattr(self._runners[component], "batch_counts", _NO_BATCHES)
+        return counts
 
     def _busy_seconds(self, component: str) -> float:
         return float(getattr(self._runners[component], "busy", 0.0))  # engines of others may not say

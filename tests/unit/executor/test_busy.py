@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from omnibus.bus.messages import BatchCounts
 from omnibus.errors import BadRequest
 from omnibus.executor.job_clock import MAX_BALANCE_PART, ComputeBill, JobClock, set_current_clock
 from omnibus.executor.runner import Job
@@ -41,6 +42,25 @@ async def test_a_heartbeat_tells_what_the_engines_computed(here: Place):
     await until(lambda: any(getattr(event, "busy", ()) == (0.0, 1.25) for event in here.office.events))
 
     assert b'omnibus_executor_busy_seconds{component="other"} 1.25' in render_exposition()
+
+
+async def test_a_heartbeat_tells_the_batches_of_engines_that_count_them(here: Place):
+    made = await here.executor("a", {"number": number, "other": number})
+    counts = BatchCounts(passes=1, tokens=20, steps=5, rows=9)
+    made._runners["other"].batch_counts = counts  # type: ignore[attr-defined]
+
+    await until(lambda: any(getattr(event, "batches", ()) == (BatchCounts(), counts) for event in here.office.events))
+
+
+async def test_a_simulated_language_model_counts_its_batches():
+    async with bench(profile()) as here:
+        await here.run("thinker", *(chat() for _ in range(3)))
+
+        counts, stats = here["thinker"].batch_counts, here["thinker"].stats()
+        assert counts.passes == sum(stats["batches"].values()) > 0
+        assert counts.steps == sum(stats["steps"].values()) > 0
+        assert counts.rows == sum(int(size) * count for size, count in stats["steps"].items())
+        assert counts.tokens + counts.rows == stats["tokens"]
 
 
 async def test_the_micro_service_tells_it_too(here: Place):

@@ -20,6 +20,7 @@ from itertools import accumulate, islice, repeat
 from math import inf
 from typing import Any, NamedTuple
 
+from omnibus.bus.messages import BatchCounts
 from omnibus.executor.job_clock import JobClock
 from omnibus.executor.sim.distributions import Curve
 
@@ -160,12 +161,18 @@ class Lane:
         self.active: list[SimSequence] = []
         self.passes: Counter[int] = Counter()
         self.steps: Counter[int] = Counter()
-        self.tokens = 0
+        self.tokens = self.pass_tokens = 0
         self.busy = 0.0  # seconds
 
     @property
     def used(self) -> int:
         return len(self.joining) + len(self.active)
+
+    @property
+    def batch_counts(self) -> BatchCounts:
+        """Passes and steps so far, as ``Runner.batch_counts``."""
+        rows = sum(size * count for size, count in self.steps.items())
+        return BatchCounts(self.passes.total(), self.pass_tokens, self.steps.total(), rows)
 
     def queue_work(self, work: SimWork, at: float) -> None:
         """Queue ``work``."""
@@ -286,6 +293,7 @@ class Lane:
             if work.gone:
                 continue
             self.tokens += size
+            self.pass_tokens += size
             work.ready = at
             work.left -= size
             if not work.left:

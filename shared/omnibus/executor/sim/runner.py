@@ -8,6 +8,7 @@ from zlib import crc32
 import msgspec
 import numpy as np
 
+from omnibus.bus.messages import BatchCounts
 from omnibus.errors import BadMedia, BadRequest
 from omnibus.executor.runner import Item, Job
 from omnibus.executor.sim.async_device import SimulatedMachine
@@ -52,6 +53,11 @@ class SimulatedRunner(ABC):
     def busy(self) -> float:
         """Seconds of the device that went to this component."""
         return self.lane.busy
+
+    @property
+    def batch_counts(self) -> BatchCounts:
+        """What the device has done for this component."""
+        return self.lane.batch_counts
 
     async def load(self) -> None:
         await self._machine.start()

@@ -33,6 +33,17 @@ async def test_halves_answer_as_single_runs_do(halves: Halves, thinker: Thinker)
     assert halves.prefill.stats()["used"] == halves.decode.stats()["used"] == 0
 
 
+async def test_each_half_counts_its_own_batches(halves: Halves) -> None:
+    first, second = halves.prefill.batch_counts, halves.decode.batch_counts
+
+    await halves.answer(job(text(4), max_tokens=6))
+
+    prefill, decode = halves.prefill.batch_counts, halves.decode.batch_counts
+    assert (prefill.passes - first.passes, decode.steps - second.steps, decode.rows - second.rows) == (1, 5, 5)
+    assert prefill.tokens > first.tokens
+    assert (prefill.steps, prefill.rows, decode.passes, decode.tokens) == (0, 0, 0, 0)
+
+
 @pytest.mark.parametrize(
     "params",
     [

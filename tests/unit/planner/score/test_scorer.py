@@ -72,7 +72,7 @@ class World(NamedTuple):
         )
         checker = checker or PromiseChecker(testbed.planner(self.profile))
         outcome = replay_requests(checker, self.plan, measured.arrivals({"q": 1}), SECONDS)
-        return score_plan(measured, outcome, usage, SECONDS, 1.0, {"q"})
+        return score_plan(measured, outcome, usage, SECONDS, 1.0, {"q"}, checker.devices)
 
     def _reports(self, at: float, busy: dict[str, float]) -> Reports:
         model = self.plan.models["q"]

@@ -1,0 +1,70 @@
+"""Language models that are slower than their profile: known by their passes and steps, at whatever load."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from omnibus.plan_score import LearnedOption, LearnedSeconds
+from omnibus.profile import ModelProfile
+from services.planner.optimize.learned_seconds import MAX_JOBS, applied_factors, profile_digest, update_learned
+from services.planner.optimize.promise import PromiseChecker
+from services.planner.simulate.saturate import RoleRate, saturated_rate
+from tests.unit.planner.optimize import testbed
+from tests.unit.planner.score import engines
+
+SLOWER = 1.4
+APART, TOGETHER = {"E": 2, "L": 1}, {"EL": 1}
+#: Req/s: language models with one or two sequences, with half of what there is room for, and with more than they serve.
+LOADS = {"low": 2.0, "medium": 8.0, "saturated": 16.0}
+
+
+@pytest.fixture(scope="module")
+def profile() -> ModelProfile:
+    return engines.measured_profile()
+
+
+@pytest.fixture(scope="module")
+def checker(profile: ModelProfile) -> PromiseChecker:
+    return PromiseChecker(testbed.planner(profile))
+
+
+def learned(checker: PromiseChecker, replicas: Mapping[str, int], rate: float, slower: float) -> LearnedSeconds:
+    """What one score teaches of engines whose thinker is ``slower`` than its profile."""
+    inputs, plan = checker.planner.inputs["q"], engines.deployed(replicas)
+    score = engines.score_load(plan, engines.devices(slower), checker, rate)
+    return update_learned(None, inputs, profile_digest(inputs.profile), score, plan)
+
+
+@pytest.mark.parametrize("rate", LOADS.values(), ids=LOADS)
+def test_a_slower_thinker_is_known_at_any_load(checker: PromiseChecker, rate: float):
+    found = learned(checker, APART, rate, SLOWER).options
+
+    assert found["L"].factor == pytest.approx(SLOWER, rel=0.1)
+
+
+@pytest.mark.parametrize("rate", LOADS.values(), ids=LOADS)
+def test_a_thinker_that_is_as_profiled_teaches_nothing(checker: PromiseChecker, profile: ModelProfile, rate: float):
+    found = learned(checker, APART, rate, 1.0)
+
+    assert applied_factors(found, profile_digest(profile)) == {}
+
+
+def test_a_slower_thinker_beside_an_encoder_counts_for_its_part(checker: PromiseChecker):
+    found = learned(checker, TOGETHER, 2.0, SLOWER).options["EL"].factor
+
+    assert 1.1 < found < SLOWER
+
+
+def test_what_is_promised_with_what_was_learned_is_what_engines_serve(profile: ModelProfile):
+    checker = PromiseChecker(testbed.planner(profile))
+    taught = learned(checker, APART, LOADS["saturated"], SLOWER).options["L"]
+    text = [RoleRate(frozenset({"thinker"}), 1.0, engines.TYPES[testbed.TEXT].quantities)]
+    true_rate = saturated_rate(engines.devices(SLOWER), "L", text)
+    before = saturated_rate(checker.devices["q"], "L", text)
+
+    known = LearnedSeconds("p", {"L": LearnedOption(taught.factor, MAX_JOBS)})
+    checker.apply_learned({"q": applied_factors(known, "p")})
+    after = saturated_rate(checker.devices["q"], "L", text)
+
+    assert before > 1.2 * true_rate
+    assert after == pytest.approx(true_rate, rel=0.1)
