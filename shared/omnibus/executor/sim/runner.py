@@ -56,7 +56,7 @@ class SimulatedRunner(ABC):
 
     @property
     def batch_counts(self) -> BatchCounts:
-        """What the device has done for this component."""
+        """Passes and steps of the device for this component."""
         return self.lane.batch_counts
 
     async def load(self) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import astuple
 
 from omnibus.errors import ProtocolError, StageUnavailable
 from omnibus_models.contract import Thinker
@@ -31,6 +32,17 @@ async def test_halves_answer_as_single_runs_do(halves: Halves, thinker: Thinker)
     sizes = [int(size) for size in halves.decode.stats()["batches"]]
     assert max(sizes) == 3
     assert halves.prefill.stats()["used"] == halves.decode.stats()["used"] == 0
+
+
+async def test_passes_and_steps_are_counted(runner: ThinkRunner) -> None:
+    before, jobs = runner.batch_counts, [job(text(4), max_tokens=6), job(text(9), max_tokens=3)]
+
+    for one in jobs:  # one by one: each prompt is one pass, and gives the first token
+        await run(runner, one)
+
+    prompts = sum(one.end("text")["usage"]["prompt_tokens"] for one in jobs)
+    made = [after - count for after, count in zip(astuple(runner.batch_counts), astuple(before), strict=True)]
+    assert made == [2, prompts, 7, 7]
 
 
 async def test_each_half_counts_its_own_batches(halves: Halves) -> None:
