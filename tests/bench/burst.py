@@ -7,6 +7,7 @@ percentile of requests from then on is within twice what a request with ten imag
 """
 
 import asyncio
+import io
 import json
 import sys
 import tempfile
@@ -16,13 +17,14 @@ from typing import Any, NamedTuple
 
 import httpx
 import msgspec
+from PIL import Image
 
 from omnibus import profile as profiles
 from omnibus.profile import CostLine
 from omnibus.store import Store
 from tests.bench.cases import BURST
 from tests.e2e.planned import cell
-from tests.e2e.questions import ask, image
+from tests.e2e.questions import ask
 from tests.e2e.system import System, running
 
 PLACES, RATE = 24, 4.0
@@ -33,7 +35,9 @@ SETTINGS = {
     "OMNIBUS_EXECUTOR_ENGINE": "services.engines:sim",
     "OMNIBUS_GATEWAY_RECORD": "digest",
 }
-IMAGE = ask(image(1, 32, 24)).messages[0]["content"][0]
+#: Pixels of an image that has as many tokens by its family's rule as the simulated encoder makes of any: gateways
+#: estimate what real encoders make.
+WIDTH, HEIGHT = 560, 420
 
 
 class Answer(NamedTuple):
@@ -45,14 +49,31 @@ class Answer(NamedTuple):
 
 
 def measured_profile() -> profiles.ModelProfile:
-    """The profile of ``cell``, with seconds of the encoder by image."""
+    """The profile of ``cell`` with a line for each component, as ``omnibus profile`` measures them."""
     found = cell.profile(seen=1.0)
-    seconds = found.options["E"].work[0].seconds
-    return msgspec.structs.replace(found, lines={cell.VISION: CostLine(0.0, {"image_tokens": seconds / cell.IMAGE})})
+    encoder, thinker = (found.options[name].work[0].seconds for name in ("E", "L"))
+    prompt = cell.SLOWER * cell.SIMULATED["default"]["components"][cell.THINKER]["batch"]["per_token"]
+    answer = (thinker - prompt * (cell.WORDS + cell.IMAGE)) / cell.ANSWER
+    lines = {
+        cell.VISION: CostLine(0.0, {"image_tokens": encoder / cell.IMAGE}),
+        cell.THINKER: CostLine(0.0, {"prompt_tokens": prompt, "completion_tokens": answer}),
+    }
+    return msgspec.structs.replace(found, lines=lines)
+
+
+def picture() -> dict[str, Any]:
+    """An image as a part of a message: one colour, for nobody looks at it."""
+    png = io.BytesIO()
+    Image.new("RGB", (WIDTH, HEIGHT), (40, 90, 160)).save(png, "PNG")
+    part: dict[str, Any] = ask(("image", png.getvalue())).messages[0]["content"][0]
+    return part
+
+
+PICTURE = picture()
 
 
 async def request(http: httpx.AsyncClient, images: int, number: int) -> Answer:
-    content = [*[IMAGE] * images, {"type": "text", "text": f"question {number:06d} ".ljust(4 * cell.WORDS, ".")}]
+    content = [*[PICTURE] * images, {"type": "text", "text": f"question {number:06d} ".ljust(4 * cell.WORDS, ".")}]
     body = {"model": cell.MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": 64}
     began = time.monotonic()
     answer = await http.post("/v1/chat/completions", json=body)

@@ -1,8 +1,9 @@
 """Requests that wait for room here while the planner can still add executors, instead of being refused at once.
 
 What executors have been given stays with them: of executors that start, only requests that still wait here have
-anything. So each executor is given twice what it batches, and the rest waits in order, within its deadline. Models of
-which no planner says that more can be added (``PlanEvent.growth``) know no waiting room: they refuse by time alone.
+anything. So each executor is given twice what it batches, and the rest waits in order, within its deadline. What it
+batches are rows, of which an encoder has one for each item: requests with ten images fill it ten times as soon. Models
+of which no planner says that more can be added (``PlanEvent.growth``) know no waiting room: they refuse by time alone.
 """
 
 import asyncio
@@ -32,6 +33,13 @@ class _Waiter(NamedTuple):
 
     assignment: Assignment
     woken: "asyncio.Future[None]"
+
+
+class _Stage(NamedTuple):
+    """Executors that run a component, and how many rows of their batches a request takes: one for each of its items."""
+
+    entries: list[ExecutorEntry]
+    rows: int
 
 
 class WaitingRoom:
@@ -139,7 +147,7 @@ class WaitingRoom:
     def _check_time(self, assignment: Assignment, growth: ModelGrowth, left: float) -> None:
         """Refuse what cannot have its turn in time. Raises ``Overloaded``."""
         before = len(self._queues.get(assignment.model, ()))
-        rate = min((self._drain_rate(entries) for entries in self._stages(assignment)), default=0.0)
+        rate = min((self._drain_rate(stage.entries) for stage in self._stages(assignment)), default=0.0)
         seconds = (before + 1) / rate if rate > 0 else 0.0
         grown = min(seconds, growth.seconds + max(0.0, seconds - growth.seconds) / growth.factor)
         if grown > left / _DEADLINE_MARGIN:
@@ -154,10 +162,14 @@ class WaitingRoom:
     def _free_places(self, assignment: Assignment) -> float:
         """Requests that the scarcest stage of ``assignment`` can be given; infinite while nobody serves a stage:
         routing says so."""
-        free = [sum(map(_free_places, entries)) for entries in self._stages(assignment) if entries]
+        free = [
+            sum(_free_places(entry, stage.rows) for entry in stage.entries)
+            for stage in self._stages(assignment)
+            if stage.entries
+        ]
         return min(free, default=float("inf"))
 
-    def _stages(self, assignment: Assignment) -> Iterator[list[ExecutorEntry]]:
+    def _stages(self, assignment: Assignment) -> Iterator[_Stage]:
         """Executors of each component, of whichever option."""
         router = self._router
         for part in assignment.parts:
@@ -165,8 +177,9 @@ class WaitingRoom:
             for path in router.find_paths(part):
                 for component in part.used:
                     options.setdefault(component, set()).add(path.options[component])
-            for names in options.values():
-                yield [entry for name in sorted(names) for entry in router.serving_executors(part.model, name)]
+            for component, names in options.items():
+                entries = [entry for name in sorted(names) for entry in router.serving_executors(part.model, name)]
+                yield _Stage(entries, part.components.count(component))
 
     def _options(self, assignment: Assignment) -> Iterator[list[ExecutorEntry]]:
         """Executors of each option on a path."""
@@ -184,7 +197,7 @@ def _is_spare(entry: ExecutorEntry) -> bool:
     return 2 * (entry.own + entry.foreign) < (entry.status.slots or entry.status.credits)
 
 
-def _free_places(entry: ExecutorEntry) -> float:
-    status = entry.status
-    most = min(status.credits, _BATCHES * status.slots) if status.slots else status.credits
-    return max(0.0, most - entry.own - entry.foreign)
+def _free_places(entry: ExecutorEntry, rows: int) -> float:
+    """Requests of so many ``rows`` that an executor can still be given."""
+    slots, credit = entry.status.slots, entry.available_credit
+    return max(0.0, min(credit, (_BATCHES * slots - entry.rows) / rows) if slots else credit)

@@ -40,17 +40,18 @@ class ExecutorPool:
 
 class ExecutorEntry:
     """One executor. ``outstanding`` is what this gateway sent and has not seen finish, in tokens; ``own``
-    counts the same in invocations, and ``foreign`` those of other gateways, from the heartbeats.
+    counts the same in invocations, ``nodes`` in nodes of their graphs, such as the items of an encoder, and
+    ``foreign`` the invocations of other gateways, from the heartbeats.
     """
 
-    __slots__ = ("drain", "foreign", "outstanding", "own", "pool", "progressed", "seen", "status")
+    __slots__ = ("drain", "foreign", "nodes", "outstanding", "own", "pool", "progressed", "seen", "status")
 
     def __init__(self, status: ExecutorStatus, now: float, pool: ExecutorPool) -> None:
         self.status = status
         self.pool = pool
         self.drain = DrainRate(slots=status.slots)
         self.outstanding = 0.0
-        self.own = 0
+        self.own = self.nodes = 0
         self.foreign = float(status.inflight)
         self.seen = now
         self.progressed = now
@@ -67,6 +68,7 @@ class ExecutorEntry:
     def charge_work(self, work: float, first: bool = True) -> None:
         """A node of ``work`` tokens was sent; ``first`` of its invocation's nodes here."""
         self.outstanding += work
+        self.nodes += 1
         pool = self.pool
         pool.work += work
         if first:
@@ -78,7 +80,18 @@ class ExecutorEntry:
     def discharge_work(self, work: float, last: bool = True) -> None:
         """A node is finished or needs no work any more; ``last`` of its invocation's nodes here."""
         self.outstanding -= work
+        self.nodes -= 1
         self.own -= last
+
+    @property
+    def rows(self) -> float:
+        """Rows of batches that invocations here take, those of other gateways as if they were like this one's.
+
+        Each item of an encoder is a row. Components of one executor batch by themselves: an invocation that goes
+        through all of them takes one row of each.
+        """
+        own = max(float(self.own), self.nodes / max(1, len(self.status.components)))
+        return own + self.foreign * (own / self.own if self.own else 1.0)
 
     @property
     def available_credit(self) -> float:

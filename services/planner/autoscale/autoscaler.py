@@ -26,6 +26,7 @@ from services.planner.autoscale.candidates import (
 )
 from services.planner.autoscale.forecast import BurstForecast, relative_error
 from services.planner.autoscale.load_window import LoadWindows
+from services.planner.autoscale.pacing import SolvePace
 from services.planner.autoscale.policy import (
     ScalingGoal,
     ScalingPolicy,
@@ -46,8 +47,8 @@ if TYPE_CHECKING:  # see ``services.planner.optimize``
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two looks at least, and for each second of CPU time that the last one took.
-MIN_PAUSE_SECONDS, PAUSE_PER_CPU_SECOND = 1.0, 10.0
+#: Seconds between two looks at least: what gateways say at about the same time is looked at together.
+MIN_LOOK_SECONDS = 0.2
 #: Windows, or starts of an executor, for which goals must have been met until less is planned for.
 ATTAINMENT_PATIENCE_WINDOWS = 20.0
 #: Where a plan that follows the load says which one, in ``Plan.explain``.
@@ -92,7 +93,7 @@ class Autoscaler:
         self._epoch = 0  # the last step
         self._before: Loads = {}  # what was planned for
         self._load: Loads = {}
-        self._spent = 0.0  # seconds of CPU time
+        self._window_pace, self._burst_pace = SolvePace(clock), SolvePace(clock)
 
     async def listen(self, bus: Bus) -> None:
         """Hear of the load from now on."""
@@ -120,7 +121,7 @@ class Autoscaler:
                 await self.check_load()
             except OmnibusError as error:
                 log.warning("the load is not followed for now: %s", error)
-            await asyncio.sleep(max(MIN_PAUSE_SECONDS, PAUSE_PER_CPU_SECOND * self._spent))
+            await asyncio.sleep(MIN_LOOK_SECONDS)
             try:
                 async with asyncio.timeout(self._settings.window):
                     await self._heard.wait()
@@ -138,7 +139,8 @@ class Autoscaler:
             self._attainment.note_plan_change()
             return
         running = {name: without_candidate(plan.models[name]) for name in planner.models if name in plan.models}
-        if not await self._meet_burst(planner, adapt, plan, running):
+        met = not self._burst_pace.is_resting and await self._meet_burst(planner, adapt, plan, running)
+        if not met and not self._window_pace.is_resting:
             await self._follow_window(planner, adapt, plan, running)
 
     async def _follow_window(
@@ -153,7 +155,7 @@ class Autoscaler:
             return
         self._load, self._before = expected, self._before or _declared_load(planner, self._wanted, expected)
         found = await asyncio.to_thread(solve_for_load, planner, running, expected)
-        self._spent = found.seconds
+        self._window_pace.note_solved(found)
         if not self._is_current(plan):
             return
         best, rerouted = (deployment_capacity(planner, running, each) for each in (found.best, found.rerouted))
@@ -194,19 +196,19 @@ class Autoscaler:
             return False
         expected = {**self._load, **{name: recent[name] for name in recent if name not in self._load}, **short}
         found = await asyncio.to_thread(solve_for_load, planner, running, expected)
-        self._spent = found.seconds
+        self._burst_pace.note_solved(found)
         more = [name for name in short if serves_more(name, found)]
         if not more or not self._is_current(plan):
             return False
         self._before = self._before or _declared_load(planner, self._wanted, expected)
         enough = all(found.rerouted.capacity.get(name, 0.0) >= load.rate for name, load in short.items())
-        chosen = await _with_explanation(found.rerouted if enough else found.best)
-        if self._is_current(plan):
-            self._load = expected
-            told = {name: {"rate": load.rate, "error": relative_error(load.rate)} for name, load in short.items()}
-            chosen = msgspec.structs.replace(chosen, explain={**chosen.explain, FORECAST: told})
-            self._apply_plan(chosen, expected, f"burst: {describe_load_change(expected, self._before)}")
-            adapt.note_plan_change()
+        chosen = found.rerouted if enough else found.best
+        told = {name: {"rate": load.rate, "error": relative_error(load.rate)} for name, load in short.items()}
+        # Nobody waits for alternatives to be looked for.
+        chosen = msgspec.structs.replace(chosen, explain={**chosen.explain, FORECAST: told}, why=None)
+        self._load = expected
+        self._apply_plan(chosen, expected, f"burst: {describe_load_change(expected, self._before)}")
+        adapt.note_plan_change()
         return True
 
     def _goes_back(self, adapt: ScalingPolicy, loads: Loads) -> bool:

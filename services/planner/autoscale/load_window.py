@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 from omnibus.bus.messages import LoadCounts, LoadEvent
-from omnibus.cluster.load_window import LoadWindow
+from omnibus.cluster.load_window import MIN_WINDOW_SECONDS, LoadWindow
 from services.planner.autoscale.attainment import GoalCounts
 from services.planner.optimize.load import ModelLoad
 
@@ -65,11 +65,15 @@ class _TypeWindow:
     def arriving_means(self) -> dict[str, float]:
         """Mean quantities of what comes now: as estimated on arrival, where gateways do, times what estimates were off
         by; else those of what has ended, which says nothing of requests that are still on their way."""
+        return self.mean_sizes(self.arrivals, self._estimated)
+
+    def mean_sizes(self, arrivals: int, estimated: Mapping[str, float]) -> dict[str, float]:
+        """Mean quantities of so many ``arrivals``, whose quantities together were ``estimated``."""
         found = dict(self.means)
-        if self.arrivals > 0:
-            for name, estimated in self._estimated.items():
+        if arrivals > 0:
+            for name, value in estimated.items():
                 if name in self._factors or name not in found:
-                    found[name] = max(0.0, estimated) / self.arrivals * self._factors.get(name, 1.0)
+                    found[name] = max(0.0, value) / arrivals * self._factors.get(name, 1.0)
         return found
 
 
@@ -93,6 +97,14 @@ class _ModelWindow:
         self.update_shares()
         means = {kind: found for kind, each in self.types.items() if (found := each.arriving_means())}
         return ModelLoad(rate, dict(self.shares), means)
+
+    def sized_load(self, rate: float, counts: Mapping[str, LoadCounts]) -> ModelLoad:
+        """The load of requests that were counted by type, with sizes as they were estimated."""
+        came = {kind: count for kind, load in counts.items() if kind and (count := arrival_count(load)) > 0}
+        total = sum(came.values())
+        shares = {kind: count / total for kind, count in came.items()}
+        sizes = {kind: self.types[kind].mean_sizes(count, counts[kind].estimated) for kind, count in came.items()}
+        return ModelLoad(rate, shares or dict(self.shares), {kind: found for kind, found in sizes.items() if found})
 
 
 class LoadWindows:
@@ -139,6 +151,20 @@ class LoadWindows:
             for name, types in event.models.items():
                 rates[name] += per_second * sum(map(arrival_count, types.values()))
         return {name: model.measured_load(max(0.0, rates[name])) for name, model in self._models.items()}
+
+    def latest_loads(self) -> dict[str, ModelLoad]:
+        """The same of the last event of each gateway alone, for models of which it tells requests that came."""
+        self._expire_events()
+        counts: dict[str, dict[str, LoadCounts]] = {}
+        rates: dict[str, float] = {}
+        for event in self._recent.latest_events():
+            for name, types in event.models.items():
+                came = sum(map(arrival_count, types.values()))
+                rates[name] = rates.get(name, 0.0) + came / max(MIN_WINDOW_SECONDS, event.seconds)
+                for kind, load in types.items():
+                    _add_counts(counts.setdefault(name, {}), kind, load)
+        models = self._models
+        return {name: models[name].sized_load(rates[name], own) for name, own in counts.items() if rates[name] > 0}
 
     def served_rates(self) -> dict[str, float]:
         """Per model the requests that ended well, per second over the window."""
@@ -198,6 +224,14 @@ class LoadWindows:
 def _add_sums(sums: dict[str, float], values: Mapping[str, float], sign: int) -> None:
     for name, value in values.items():
         sums[name] = sums.get(name, 0.0) + sign * value
+
+
+def _add_counts(counts: dict[str, LoadCounts], kind: str, load: LoadCounts) -> None:
+    """Add what came by ``load`` of a type."""
+    known = counts.get(kind, LoadCounts())
+    estimated = dict(known.estimated)
+    _add_sums(estimated, load.estimated, 1)
+    counts[kind] = LoadCounts(came=known.came + arrival_count(load), estimated=estimated)
 
 
 def arrival_count(load: LoadCounts) -> int:

@@ -40,6 +40,8 @@ BURST_SECONDS = 5.0
 _BURST_MARGIN, _REFUSED_FACTOR = 0.05, 1.25
 #: Seconds for which a burst must have been seen, unless requests were refused.
 CONFIRM_SECONDS = 0.9
+#: Seconds until a new executor serves, besides those that it loads: staging, its process, and the switch.
+ROLLOUT_SECONDS = 3.0
 #: Seconds in which requests that wait for room are to be served beside those that come.
 DRAIN_SECONDS = 15.0
 #: A gain is no more than this: what serves nothing now would gain without end.
@@ -171,7 +173,8 @@ class ScalingPolicy:
             known = name in self._goals and self._goals[name].gpus
             if not known or load.rate * self._rules.window < self._rules.least:
                 continue
-            queued = waiting.get(name, 0) + max(0.0, load.rate - capacity.get(name, 0.0)) * self._start
+            until = self._start + ROLLOUT_SECONDS
+            queued = waiting.get(name, 0) + max(0.0, load.rate - capacity.get(name, 0.0)) * until
             needed = load.rate + queued / DRAIN_SECONDS
             if refused.get(name, 0.0) > 0 and now - self._changed >= BURST_SECONDS:
                 sudden = True

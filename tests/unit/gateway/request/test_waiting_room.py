@@ -97,6 +97,56 @@ async def test_requests_wait_in_order_and_go_to_an_executor_that_starts(router: 
     assert not room.has_room(asked)
 
 
+async def test_each_image_takes_a_row_of_what_encoders_batch():
+    """An executor that is given all images at once keeps them, and those that start later have nothing to do."""
+    made = Router("g", ExecutorTable())
+    options = {"E": DeploymentOption(("vision",), "encoder"), "L": DeploymentOption(("thinker",), "llm")}
+    path = Path("E>L", {"vision": "E", "thinker": "L"}, 1.0)
+    model = ModelPlan(
+        "tiny", "", ("vision", "thinker"), {"image": "vision"}, options, {"vision+thinker": (path,)},
+        tasks={"vision": "encode-m", "thinker": "think-m"},
+    )  # fmt: skip
+    made.plan = Plan(1, 0, 0.0, {"m": model})
+    for id, option in (("e", "E"), ("l", "L")):
+        component = ("vision",) if option == "E" else ("thinker",)
+        made.members.handle_status(ExecutorStatus(id, "m", option, component, (), "n", "ready", 64, slots=4))
+    room = WaitingRoom(made)
+    images = [GraphNode("encode-m", "vision", {}, "") for _ in range(4)]
+    asked = made.assign(
+        [*images, GraphNode("think-m", "thinker", {}, "", uses=tuple((number, "embedding") for number in range(4)))],
+        "m",
+    )
+    encoder, thinker = made.members.get("e"), made.members.get("l")
+    assert encoder is not None
+    assert thinker is not None
+
+    entered = 0
+    while room.has_room(asked):
+        entered += 1
+        for number in range(4):
+            encoder.charge_work(300.0, first=number == 0)
+        thinker.charge_work(32.0)
+
+    assert entered == 2  # eight images: two batches of four
+    assert thinker.own == 2  # and not eight requests, which would all wait for their images there
+    for number in range(4):
+        encoder.discharge_work(300.0, last=number == 3)
+    assert room.has_room(asked)
+
+
+def test_rows_of_others_are_counted_as_ones_own_are():
+    table = ExecutorTable()
+    table.handle_status(ExecutorStatus("e", "m", "E", ("vision",), (), "n", "ready", 64, inflight=3, slots=4))
+    entry = table.get("e")
+    assert entry is not None
+    assert entry.rows == 3.0
+
+    for number in range(4):
+        entry.charge_work(300.0, first=number == 0)
+
+    assert entry.rows == 4.0 + 3 * 4.0
+
+
 async def test_who_had_no_room_by_the_deadline_is_refused_and_leaves_the_queue(router: Router, room: WaitingRoom):
     give(router, "one", 2)
 

@@ -17,7 +17,9 @@ from omnibus.plan import ModelPlan, Plan
 from omnibus.profile import CostLine, ModelProfile, OptionProfile, RoleCost, TypeProfile
 from omnibus.settings import PlannerSettings, StoreSettings
 from omnibus.store import Store
+from services.planner.autoscale import autoscaler
 from services.planner.autoscale.autoscaler import Autoscaler, recorded_load
+from services.planner.autoscale.candidates import PlanCandidates, solve_for_load
 from services.planner.declared.declarations_file import Declarations, DeclaredModel
 from services.planner.declared.planned_spec import GpuType, PlannedModel
 from services.planner.optimize import PlanningResult
@@ -233,7 +235,7 @@ async def test_declared_anew_it_is_planned_for_the_load_as_it_is(house: House):
     ((up, _),) = await house.run(20, 15, 5)
     house.current(up.models)
 
-    await house.declare(goal="gpus", rate=10.0, headroom=0.25)
+    await house.declare(goal="gpus", rate=10.0, headroom=0.15)
 
     assert replicas(house.planning.planned) == replicas(up)
     assert await house.run(100, 15, 5) == []
@@ -318,6 +320,34 @@ async def test_images_ten_times_as_large_have_more_encoders_within_five_seconds_
     planned, reason = burst.wanted[-1]
     assert replicas(planned)["E"] > 1
     assert reason.startswith("burst: load: vl ")
+
+
+async def test_the_first_two_seconds_of_a_burst_are_enough_to_plan_for_all_of_it(burst: House):
+    await images(burst, 2, 2000.0, done=False)
+
+    ((planned, _),) = burst.wanted
+    assert replicas(planned)["E"] >= 4  # 4 req/s x 1 s of an encoder
+    assert planned.explain["forecast"]["vl"]["rate"] > 4.0  # and for those that come until executors are there
+
+
+async def test_plans_that_take_long_to_solve_are_rare_and_hold_up_no_burst(
+    burst: House, monkeypatch: pytest.MonkeyPatch
+):
+    solved = list[float]()
+
+    def solve_slowly(*asked: Any) -> PlanCandidates:
+        solved.append(burst.now)
+        return solve_for_load(*asked)._replace(seconds=60.0)
+
+    monkeypatch.setattr(autoscaler, "solve_for_load", solve_slowly)
+    await images(burst, 20, 200.0)
+    assert len(solved) == 1
+
+    began = burst.now
+    await images(burst, 2, 2000.0, done=False)
+
+    assert solved[1:] == [began + 2]
+    assert len(burst.wanted) == 1
 
 
 async def test_a_burst_is_followed_step_by_step_until_it_is_met(burst: House):

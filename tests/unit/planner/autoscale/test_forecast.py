@@ -34,10 +34,11 @@ def test_what_came_last_counts_where_it_is_clearly_dearer_and_else_the_longer_wi
     feed(forecast, clock, 10, 4, 100.0)
     assert forecast.expected_loads(capacity)["m"].quantities["seen"]["image_tokens"] == pytest.approx(100.0)
 
-    feed(forecast, clock, 2, 4, 1000.0)
+    feed(forecast, clock, 1, 4, 1000.0)
     found = forecast.expected_loads(capacity)["m"]
     assert found.rate == pytest.approx(4.0, rel=0.2)
-    assert found.quantities["seen"]["image_tokens"] >= 699  # the longer window: 357
+    assert found.quantities["seen"]["image_tokens"] == pytest.approx(1000.0)  # the longer window: 229
+    feed(forecast, clock, 1, 4, 1000.0)
 
     feed(forecast, clock, 10, 4, 1000.0)
     feed(forecast, clock, 2, 4, 1100.0)

@@ -182,3 +182,26 @@ def test_what_is_refused_is_told_as_a_rate_of_its_own(windows: LoadWindows, cloc
     tell(windows, clock, m={"thinker": load(1, refused=2)}, n={"thinker": load(2)})
 
     assert windows.refused_rates() == {"m": pytest.approx(2.0)}
+
+
+def test_the_last_event_of_each_gateway_has_nothing_of_what_came_before(windows: LoadWindows, clock: Clock):
+    def counted(came: int, tokens: float, done: int = 0) -> LoadCounts:
+        sizes = {"image_tokens": came * tokens}
+        ended = {"image_tokens": done * tokens}
+        return LoadCounts(
+            came, done, estimated=sizes, estimated_done=ended, quantities={"image_tokens": 2 * done * tokens}
+        )
+
+    tell(windows, clock, m={"t": counted(4, 100.0, done=4)}, n={"t": load(1)})
+    clock.now += 1.0
+    windows.add_event(event("g", m={"t": counted(3, 1000.0)}))
+    windows.add_event(event("h", m={"t": counted(1, 2000.0), "u": load(4)}))
+
+    found = windows.latest_loads()
+
+    assert set(found) == {"m"}
+    assert found["m"].rate == pytest.approx(8.0)
+    assert found["m"].shares == pytest.approx({"t": 0.5, "u": 0.5})
+    assert found["m"].quantities["t"]["image_tokens"] == pytest.approx(
+        2500.0
+    )  # estimates were half of what was counted
