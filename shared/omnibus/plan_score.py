@@ -1,7 +1,5 @@
 """Scores of plans: what a plan promised for the requests that came, and what was measured. Data, no I/O."""
 
-from collections.abc import Iterable
-
 import msgspec
 
 from omnibus.errors import ProtocolError
@@ -39,19 +37,11 @@ class TypeScore(msgspec.Struct, frozen=True):
     attained: dict[str, ScoredValue] = {}
 
 
-def served_fraction(model: str, types: Iterable[TypeScore]) -> float:
-    """Return the part of what was promised of ``model`` that was served: busy executors may serve less."""
-    promised, measured = (
-        sum(getattr(each.rate, side) for each in types if each.model == model) for side in ("promised", "measured")
-    )
-    return measured / promised if promised > 0 else 0.0
-
-
 class OptionScore(msgspec.Struct, frozen=True):
     """Score of one option: the part of their time that its executors were ``busy``, over ``jobs`` of a component.
 
-    ``seconds`` are those that they computed, promised for the very batches that there were. Only of options with a
-    language model whose engine counts its batches: it is busy with one sequence as with sixteen.
+    ``seconds`` are those that they computed, promised for the very batches that there were. Only of options that are a
+    language model, or a half of one, whose engine counts its batches: it is busy with one sequence as with sixteen.
     """
 
     model: str

@@ -3,9 +3,9 @@
 A score says for how much of their time executors were busy, and for how much a simulation of the same requests has
 them: the ratio is what their seconds are off by. A language model is busy with one sequence as with sixteen, and one
 that takes longer has larger batches instead of being busier. So its seconds are compared with what the profile says of
-the very passes and steps that it made, where its engine counts them. Both hold where the profile tells what requests
-alone take, so that it is known how an option batches. The ratio counts with the weight ``jobs / (jobs + 500)`` once
-there are 200 jobs, stays within a factor of 2, and below 5 % it is no finding.
+the very passes and steps that it made, where its engine counts them and nothing else runs beside it. Both hold where
+the profile tells what requests alone take, so that it is known how an option batches. The ratio counts with the weight
+``jobs / (jobs + 500)`` once there are 200 jobs, stays within a factor of 2, and below 5 % it is no finding.
 """
 
 import math
@@ -14,7 +14,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from omnibus.plan import Plan
-from omnibus.plan_score import LearnedOption, LearnedSeconds, PlanScore, served_fraction
+from omnibus.plan_score import LearnedOption, LearnedSeconds, PlanScore
 from omnibus.profile import ModelProfile, encode_profile
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def update_learned(
     ``digest`` is that of their profile. What was learned of another profile is forgotten.
     """
     options = dict(known.options) if known is not None and known.profile == digest else {}
-    served = served_fraction(inputs.name, score.types)
+    served = _served_fraction(inputs.name, score)
     for each in score.options:
         busy = each.busy
         learns = each.model == inputs.name and not _is_lent(plan, each.model, each.option)
@@ -77,6 +77,15 @@ def factors_differ(before: Mapping[str, LearnedOption], after: Mapping[str, Lear
 
 def _factor_of(factors: Mapping[str, LearnedOption], option: str) -> float:
     return factors[option].factor if option in factors else 1.0
+
+
+def _served_fraction(model: str, score: PlanScore) -> float:
+    """Return the part of what the simulation served of a model that was served: busy executors may serve less."""
+    promised, measured = (
+        sum(getattr(each.rate, side) for each in score.types if each.model == model)
+        for side in ("promised", "measured")
+    )
+    return measured / promised if promised > 0 else 0.0
 
 
 def _is_lent(plan: Plan, model: str, option: str) -> bool:

@@ -6,7 +6,7 @@ import msgspec
 
 from omnibus.bus.messages import BatchCounts
 from omnibus.cluster.latency_histogram import FIGURES
-from omnibus.plan_score import OptionScore, PlanScore, ScoredValue, TypeScore, score_value, served_fraction
+from omnibus.plan_score import OptionScore, PlanScore, ScoredValue, TypeScore, score_value
 from services.planner.score.measurement import MeasuredOption, PlanMeasurement, ServedType
 from services.planner.simulate.devices import LANGUAGE_KINDS, ModelDevices
 from services.planner.simulate.outcome import OptionOutcome, SimulationOutcome, TypeOutcome
@@ -48,7 +48,7 @@ def score_plan(
         seconds=seconds,
         load=load,
         types=tuple(types),
-        options=tuple(_score_options(outcome, usage, devices, types)),
+        options=tuple(_score_options(outcome, usage, devices)),
     )
 
 
@@ -81,25 +81,23 @@ def _score_percentiles(
 
 
 def _score_options(
-    outcome: SimulationOutcome, usage: Usage, devices: Mapping[str, ModelDevices], types: Collection[TypeScore]
+    outcome: SimulationOutcome, usage: Usage, devices: Mapping[str, ModelDevices]
 ) -> Iterator[OptionScore]:
     for each in outcome.options:
         found = usage.get((each.model, each.option))
         if found is not None:
-            seconds = _score_seconds(each, found, devices[each.model], served_fraction(each.model, types))
+            seconds = _score_seconds(each, found, devices[each.model])
             yield OptionScore(each.model, each.option, found.jobs, score_value(each.busy, found.busy), seconds)
 
 
-def _score_seconds(
-    promised: OptionOutcome, measured: MeasuredOption, devices: ModelDevices, served: float
-) -> ScoredValue | None:
-    """Seconds of an option with a language model: what its passes and steps take, and of its other components what they
-    took in the simulation for the part that was ``served`` of it. None where a language model does not count them."""
-    language = [part for part in promised.components if devices.kinds[part] in LANGUAGE_KINDS]
-    batches = measured.batches
-    if not language or not all(batches.get(part, BatchCounts()) != BatchCounts() for part in language):
+def _score_seconds(promised: OptionOutcome, measured: MeasuredOption, devices: ModelDevices) -> ScoredValue | None:
+    """Seconds of an option that is a language model: what its passes and steps take. None where it does not count them.
+
+    Beside other components its passes and steps take what sharing the device makes of them, which no curve says.
+    """
+    batches, parts = measured.batches, promised.components
+    counted = all(batches.get(part, BatchCounts()) != BatchCounts() for part in parts)
+    if not counted or not all(devices.kinds[part] in LANGUAGE_KINDS for part in parts):
         return None
-    seconds = {part: share * measured.seconds * served for part, share in promised.components.items()}
-    seconds |= {part: devices.batch_seconds(promised.option, part, batches[part]) for part in language}
-    promise = sum(seconds.values())
+    promise = sum(devices.batch_seconds(promised.option, part, batches[part]) for part in parts)
     return score_value(promise, measured.busy * measured.seconds) if promise > 0 else None

@@ -10,8 +10,9 @@ from omnibus.executor.sim.request import ComponentLoad
 from omnibus.executor.sim.speech import SimulatedTalker
 from services.planner.simulate.loads import component_loads
 
-#: Kinds of components that batch from step to step: how long one is busy says little of how much it did.
-LANGUAGE_KINDS = ("think", "prefill", "decode", "talk")
+#: Kinds of components that go on from step to step, one for each token: how long one is busy says little of how much it
+#: did. Talkers have steps as well, but profiles do not say how many codes a second of speech has.
+LANGUAGE_KINDS = ("think", "prefill", "decode")
 
 
 class ModelDevices(NamedTuple):
