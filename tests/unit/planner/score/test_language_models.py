@@ -55,6 +55,19 @@ def test_an_encoder_beside_a_thinker_as_profiled_teaches_nothing(checker: Promis
     assert applied_factors(found, profile_digest(profile)) == {}
 
 
+def test_only_what_runs_nothing_but_a_language_model_is_judged_by_its_batches(checker: PromiseChecker):
+    apart, together = (
+        engines.score_load(engines.deployed(replicas), engines.devices(), checker, LOADS["low"])
+        for replicas in (APART, TOGETHER)
+    )
+
+    assert {each.option: each.seconds is not None for each in (*apart.options, *together.options)} == {
+        "E": False,
+        "L": True,
+        "EL": False,
+    }
+
+
 def test_what_is_promised_with_what_was_learned_is_what_engines_serve(profile: ModelProfile):
     checker = PromiseChecker(testbed.planner(profile))
     taught = learned(checker, APART, LOADS["saturated"], SLOWER).options["L"]
