@@ -288,8 +288,8 @@ def warn_of_gpu_drivers() -> bool:
     in_use = sorted(opened & _GPU_DEVICES)
     if in_use:
         _print_line(
-            f"the imports used a GPU ({', '.join(in_use)}), so executors import their libraries by themselves and start "
-            "more slowly"
+            f"the imports used a GPU ({', '.join(in_use)}), so executors import their libraries by themselves and "
+            "start more slowly"
         )
     return bool(in_use)
 
