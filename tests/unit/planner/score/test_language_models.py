@@ -14,8 +14,13 @@ from tests.unit.planner.score import engines
 
 SLOWER = 1.4
 APART, TOGETHER = {"E": 2, "L": 1}, {"EL": 1}
+LOW, SATURATED = 2.0, 16.0
 #: Req/s: language models with one or two sequences, with half of what there is room for, and with more than they serve.
-LOADS = {"low": 2.0, "medium": 8.0, "saturated": 16.0}
+LOADS = [
+    pytest.param(LOW, id="low"),
+    pytest.param(8.0, id="medium", marks=pytest.mark.nightly),
+    pytest.param(SATURATED, id="saturated", marks=pytest.mark.nightly),
+]
 
 
 @pytest.fixture(scope="module")
@@ -35,14 +40,14 @@ def learned(checker: PromiseChecker, replicas: Mapping[str, int], rate: float, s
     return update_learned(None, inputs, profile_digest(inputs.profile), score, plan)
 
 
-@pytest.mark.parametrize("rate", LOADS.values(), ids=LOADS)
+@pytest.mark.parametrize("rate", LOADS)
 def test_a_slower_thinker_is_known_at_any_load(checker: PromiseChecker, rate: float):
     found = learned(checker, APART, rate, SLOWER).options
 
     assert found["L"].factor == pytest.approx(SLOWER, rel=0.1)
 
 
-@pytest.mark.parametrize("rate", LOADS.values(), ids=LOADS)
+@pytest.mark.parametrize("rate", LOADS)
 def test_a_thinker_that_is_as_profiled_teaches_nothing(checker: PromiseChecker, profile: ModelProfile, rate: float):
     found = learned(checker, APART, rate, 1.0)
 
@@ -50,14 +55,14 @@ def test_a_thinker_that_is_as_profiled_teaches_nothing(checker: PromiseChecker, 
 
 
 def test_an_encoder_beside_a_thinker_as_profiled_teaches_nothing(checker: PromiseChecker, profile: ModelProfile):
-    found = learned(checker, TOGETHER, LOADS["low"], 1.0)
+    found = learned(checker, TOGETHER, LOW, 1.0)
 
     assert applied_factors(found, profile_digest(profile)) == {}
 
 
 def test_only_what_runs_nothing_but_a_language_model_is_judged_by_its_batches(checker: PromiseChecker):
     apart, together = (
-        engines.score_load(engines.deployed(replicas), engines.devices(), checker, LOADS["low"])
+        engines.score_load(engines.deployed(replicas), engines.devices(), checker, LOW)
         for replicas in (APART, TOGETHER)
     )
 
@@ -70,7 +75,7 @@ def test_only_what_runs_nothing_but_a_language_model_is_judged_by_its_batches(ch
 
 def test_what_is_promised_with_what_was_learned_is_what_engines_serve(profile: ModelProfile):
     checker = PromiseChecker(testbed.planner(profile))
-    taught = learned(checker, APART, LOADS["saturated"], SLOWER).options["L"]
+    taught = learned(checker, APART, SATURATED, SLOWER).options["L"]
     text = [RoleRate(frozenset({"thinker"}), 1.0, engines.TYPES[testbed.TEXT].quantities)]
     true_rate = saturated_rate(engines.devices(SLOWER), "L", text)
     before = saturated_rate(checker.devices["q"], "L", text)
