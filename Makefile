@@ -140,7 +140,7 @@ down: ## Stop the containers and remove their volumes
 	cd deploy/compose && $(COMPOSE) down -v --remove-orphans
 
 clean: ## Remove the virtual environment, caches and build products
-	rm -rf $(VENV) $(VLLM_VENV) $(S3_VENV) $(CLIENTS_VENV) $(OPENAI2_VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .grimp_cache
+	rm -rf $(VENV) $(VLLM_VENV) $(S3_VENV) $(CLIENTS_VENV) $(OPENAI2_VENV) $(VOICE_VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .grimp_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	find . -name '*.egg-info' -type d -prune -exec rm -rf {} +
 
