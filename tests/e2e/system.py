@@ -216,7 +216,9 @@ class System:
     def processes(self) -> list[psutil.Process]:
         """Everything that this system runs at this moment, the supervisor left out."""
         assert self._process is not None
-        children = psutil.Process(find_forked_pid(self._process.pid)).children(recursive=True)
+        # A supervisor of its own holds descriptors of all that it started, which are not what it stands for.
+        supervisor = find_forked_pid(self._process.pid) if self._is_warm else self._process.pid
+        children = psutil.Process(supervisor).children(recursive=True)
         return [*children, *self._warm_processes()] if self._is_warm and hasattr(self, "state") else children
 
     def _warm_processes(self) -> list[psutil.Process]:
