@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from hashlib import sha256
 from itertools import combinations
@@ -15,7 +15,6 @@ import torch
 
 from omnibus.errors import BadMedia
 from omnibus.executor.runner import Item
-from omnibus_models import tiny
 from omnibus_models.contract import MediaEncoder
 from omnibus_models.families import load_family
 from services.encoder.cache_key import EncoderIdentity
@@ -27,19 +26,7 @@ from tests.unit.models import files
 File = tuple[bytes, str]  # content and modality
 _SECONDS = (0.1, 0.7, 1.3, 1.99, 2.0, 2.5, 5.1, 9.0)  # of sounds: a window of the encoder has 2
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """As encoders compute: where several threads cut an array depends on its size, and rounding on the cuts."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def omni(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.build("qwen2_5_omni", tmp_path_factory.mktemp("models") / "omni")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 import io
 import wave
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from omnibus.executor.runner import Item
-from omnibus_models import tiny
 from omnibus_models.contract import MediaEncoder
 from omnibus_models.families import load_family
 from services.encoder.media_encoder import EncodeRunner, EncodeSettings
@@ -21,19 +20,7 @@ from tests.unit.jobs import MemoryJob, run
 RATE = 24_000
 SECONDS = 9.0
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """As encoders compute."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def omni(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.build("qwen2_5_omni", tmp_path_factory.mktemp("models") / "omni")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,24 @@
+"""Fixtures of encoders' tests."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from omnibus_models import tiny
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """As encoders compute: where several threads cut an array depends on its size, and rounding on the cuts."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def omni(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny Qwen2.5-Omni."""
+    return tiny.build("qwen2_5_omni", tmp_path_factory.mktemp("models") / "omni")
