@@ -32,7 +32,7 @@ class Call:
         self._run = run
         self._kind = kind
         self._placed = bool(issued)
-        self.log: AppCallLog | None = None  # once it was sent
+        self.log: AppCallLog | None = None  # once it was sent, where the run has one
         self._cancel_within = cancel_within
         self._loop = asyncio.get_running_loop()
         self._id = process.add_request(self)
@@ -61,7 +61,8 @@ class Call:
     def send_to_worker(self, body: bytes, number: int) -> None:
         """Hand it to the worker. Raises ``TooLarge``."""
         run = self._run
-        self.log = AppCallLog(self._kind, number, body, placed=self._placed)
+        if run.logs_calls:
+            self.log = AppCallLog(self._kind, number, body, placed=self._placed)
         try:
             self._process.send(protocol.Serve(self._id, run.id, body, self._kind, number, run.deadline))
         except OmnibusError as error:

@@ -21,7 +21,6 @@ from services.gateway.dispatch.capture import RecordedChunk
 from services.gateway.dispatch.streams import merge_streams
 from services.gateway.media.blob_store import MediaStore
 from services.gateway.replay.mirrored import digest_chunks
-from services.gateway.request.app_call import AnswerDigest
 from services.gateway.request.ends import app_deadline_error
 from services.gateway.shadow.compare import describe_difference
 from services.gateway.shadow.compare_json import describe_json_difference
@@ -60,7 +59,7 @@ async def replay_call(
             answered = ReplayedCall(streams=await _read_chat(call, request, bool(recorded.answer.audio_sha256)))
         else:
             parts = await _read_parts(call, streams=worker.description.streams)
-            answered = ReplayedCall(_join_texts(parts), _digest_parts(parts))
+            answered = ReplayedCall(_join_texts(parts), call.log.answer.hexdigest() if call.log is not None else "")
     except OmnibusError as error:
         request.end("failed")
         return ReplayedCall(failure=error)
@@ -106,13 +105,6 @@ def _join_texts(parts: Sequence[bytes]) -> list[Any]:
         else:
             found.append(value)
     return found
-
-
-def _digest_parts(parts: Sequence[bytes]) -> str:
-    digest = AnswerDigest()
-    for part in parts:
-        digest.add_part(part)
-    return digest.hexdigest()
 
 
 def _collect_outputs(request: MirroredRequest) -> dict[str, Any]:

@@ -23,13 +23,13 @@ from services.gateway.dispatch.streams import ResultStream
 from services.gateway.media.blob_store import MediaStore
 from services.gateway.replay.replay import refuse_other_routes
 from services.gateway.request.arena_inputs import MAX_READERS, TensorPlacer, place_input, restore_input
-from services.gateway.request.ends import request_over_error
+from services.gateway.request.ends import fail_open_streams, request_over_error
 from services.gateway.request.factory import RequestFactory
 from services.gateway.request.names import app_letters
 from services.gateway.request.segment_inputs import fill_references, find_earlier, has_references
 from services.gateway.request.validate import validate_segment
 from services.gateway.routing.assignment import Assignment
-from services.gateway.shadow.spare_room import Place
+from services.gateway.shadow.spare_room import Place, invocation_places
 
 #: Fields of a chat in which media, or a long text, are named by handle.
 _PLACED_FIELDS = ("media", "messages")
@@ -53,13 +53,13 @@ class MirroredRequest:
         return self._recorded.call.app
 
     @property
+    def logs_calls(self) -> bool:
+        return True
+
+    @property
     def places(self) -> set[Place]:
         """The models and options where it runs, so far."""
-        return {
-            (node.model or running.invocation.model, option)
-            for running in self.segments
-            for node, option in zip(running.invocation.nodes, running.invocation.options, strict=True)
-        }
+        return invocation_places(running.invocation for running in self.segments)
 
     @property
     def running_count(self) -> int:
@@ -174,9 +174,7 @@ class MirroredRequest:
                 self._runs.dispatcher.complete(running, self._settled[-1].set)
             else:
                 self._runs.dispatcher.finish(running, status)
-            for stream in running.streams.values():
-                if not stream.ended:
-                    stream.fail(request_over_error())
+            fail_open_streams(running)
         self._runs.tensors.end_invocation(self._inputs_name)
 
     async def wait_settled(self) -> None:

@@ -7,7 +7,7 @@ from omnibus.bus.subjects import INVOCATIONS
 from omnibus.errors import NotFound, OmnibusError
 from omnibus.recording import records
 from omnibus.recording.records import AppCall, EndRecord, Record, RecordedAnswer
-from services.gateway.shadow.spare_room import Place
+from services.gateway.shadow.spare_room import Place, invocation_places
 
 #: Records that are read at once, and in all.
 READ_BATCH_COUNT, MAX_READ_RECORDS = 256, 20_000
@@ -39,13 +39,9 @@ class RecordedCall(NamedTuple):
         return max(1.0, first.deadline - first.created)
 
     @property
-    def places(self) -> frozenset[Place]:
+    def places(self) -> set[Place]:
         """The models and options that ran it."""
-        return frozenset(
-            (node.model or segment.record.invocation.model, option)
-            for segment in self.segments
-            for node, option in zip(segment.record.invocation.nodes, segment.record.invocation.options, strict=True)
-        )
+        return invocation_places(segment.record.invocation for segment in self.segments)
 
 
 async def find_calls(bus: Bus, app: str, count: int) -> list[RecordedCall]:

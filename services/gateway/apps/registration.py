@@ -90,7 +90,8 @@ class AppControl:
         of the app of its name, and takes over if it finds no difference. Raises ``Rejected`` for one that cannot be
         served, ``Conflict`` for one that would disturb others, and ``DeadlineExceeded``.
         """
-        given, canary = source_policy.parse_source(body, self._settings), source_policy.parse_request(body).canary
+        asked = source_policy.parse_request(body)
+        given, canary = source_policy.parse_source(asked, self._settings), asked.canary
         if given is None:
             raise BadRequest("Missing required parameter: 'source'.", param="source")
         async with self._load_worker(given.source, given.text) as worker:
@@ -120,7 +121,8 @@ class AppControl:
 
     async def update(self, name: str, body: bytes) -> AppDetail:
         """Serve app ``name`` from the source in ``body``, or load its own anew. The old version serves meanwhile."""
-        given, canary = source_policy.parse_source(body, self._settings), source_policy.parse_request(body).canary
+        asked = source_policy.parse_request(body)
+        given, canary = source_policy.parse_source(asked, self._settings), asked.canary
         apps = await self._store.apps()
         known = apps.get(name)
         if known is None:

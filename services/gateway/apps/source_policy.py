@@ -45,9 +45,9 @@ def parse_request(body: bytes) -> AppRequest:
         raise BadRequest("The request body is not valid JSON in UTF-8.") from None
 
 
-def parse_source(body: bytes, settings: GatewaySettings) -> SubmittedSource | None:
+def parse_source(request: AppRequest, settings: GatewaySettings) -> SubmittedSource | None:
     """The source that a client names; None for none. Raises ``BadRequest`` and ``Forbidden``."""
-    source = parse_request(body).source
+    source = request.source
     if source is None:
         return None
     if source.upload is not None:

@@ -28,7 +28,7 @@ from services.gateway.request import metrics
 from services.gateway.request.accumulator import AnswerAccumulator
 from services.gateway.request.app_call import AppCallLog
 from services.gateway.request.arena_inputs import MAX_READERS, TensorPlacer, place_input
-from services.gateway.request.ends import request_over_error
+from services.gateway.request.ends import fail_open_streams, request_over_error
 from services.gateway.request.load_report import CountedInvocation
 from services.gateway.request.names import app_letters
 from services.gateway.request.request_admission import RequestAdmission
@@ -144,6 +144,11 @@ class ClientRequest:
         """Put a file into the arena for all segments of this request; see ``arena_inputs.place_input``."""
         runs, holder = self._runs, self.inputs_name
         return await place_input(runs.tensors, runs.kept, data, about, holder, self.deadline, MAX_READERS, self.salt)
+
+    @property
+    def logs_calls(self) -> bool:
+        """True if its record has what an app was asked."""
+        return self._runs.records.full
 
     @property
     def salt(self) -> str:
@@ -317,6 +322,4 @@ class ClientRequest:
         answer, call = (self.answer, self.call) if first else (None, None)
         self._runs.records.write_end(running, status, answer, later, self.tenant.name, billed=not self.early, call=call)
         self._runs.records.meter.learn(running, self.estimates if first else (), by_work=first and self.model != "")
-        for stream in running.streams.values():  # whoever still reads is not left waiting
-            if not stream.ended:
-                stream.fail(self.failure or request_over_error())
+        fail_open_streams(running, self.failure)

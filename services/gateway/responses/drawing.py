@@ -173,18 +173,18 @@ class ImageDrawers:
         return found[0]
 
     def _chats(self, name: str) -> bool:
-        try:
-            self._chat.get_task(name)
-        except BadRequest:
-            return False
-        return True
+        return _has_task(self._chat, name)
 
     def _draws(self, name: str) -> bool:
-        try:
-            self._painters.get_task(name)
-        except BadRequest:
-            return False
-        return True
+        return _has_task(self._painters, name)
+
+
+def _has_task(tasks: Chat | ImageTasks, name: str) -> bool:
+    try:
+        tasks.get_task(name)
+    except BadRequest:
+        return False
+    return True
 
 
 def _about(wanted: ImageRequest, size: tuple[int, int]) -> dict[str, Any]:

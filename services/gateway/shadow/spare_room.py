@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
+from omnibus.graph import Invocation
 from services.gateway.request.factory import RequestFactory
 from services.gateway.routing.executors import ExecutorEntry
 from services.gateway.routing.router import Router
@@ -13,6 +14,15 @@ PAUSE_SECONDS = 1.0
 
 #: A model, and one of its deployment options.
 Place = tuple[str, str]
+
+
+def invocation_places(invocations: Iterable[Invocation]) -> set[Place]:
+    """Return the models and options that run ``invocations``."""
+    return {
+        (node.model or invocation.model, option)
+        for invocation in invocations
+        for node, option in zip(invocation.nodes, invocation.options, strict=True)
+    }
 
 
 class SpareRoom:

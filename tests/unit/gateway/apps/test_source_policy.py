@@ -20,7 +20,7 @@ def settings(tmp_path: Path) -> GatewaySettings:
 
 
 def given(settings: GatewaySettings, **source: Any) -> source_policy.SubmittedSource | None:
-    return source_policy.parse_source(json.dumps({"source": source}).encode(), settings)
+    return source_policy.parse_source(source_policy.parse_request(json.dumps({"source": source}).encode()), settings)
 
 
 def test_an_installed_module_is_named(settings: GatewaySettings):
@@ -44,7 +44,7 @@ def test_a_text_comes_with_a_name(settings: GatewaySettings):
 
 @pytest.mark.parametrize("body", [b"", b"{}", b'{"source": null}'])
 def test_no_source_is_none(settings: GatewaySettings, body: bytes):
-    assert source_policy.parse_source(body, settings) is None
+    assert source_policy.parse_source(source_policy.parse_request(body), settings) is None
 
 
 @pytest.mark.parametrize("directory", ["..", "../other", "/", "/etc", "team/../../other", "link"])
@@ -107,7 +107,7 @@ def test_what_is_no_source_is_400_that_names_the_place(settings: GatewaySettings
 @pytest.mark.parametrize("body", [b"{", b"\xff\xfe", b"[" * 100_000, b"[]", b'{"other": 1}'])
 def test_what_is_no_request_is_400(settings: GatewaySettings, body: bytes):
     with pytest.raises(BadRequest):
-        source_policy.parse_source(body, settings)
+        source_policy.parse_source(source_policy.parse_request(body), settings)
 
 
 def test_a_registered_source_must_be_allowed_here_as_well(settings: GatewaySettings, tmp_path: Path):

@@ -92,6 +92,7 @@ class Abacus:
 
     def __init__(self, seconds: float = PATIENCE) -> None:
         self.id = "gw-1"
+        self.logs_calls = True
         self.deadline = time.time() + seconds
         self.status = ""
         self.failure: OmnibusError | None = None
