@@ -65,7 +65,7 @@ class PlannerService:
 
     async def startup(self) -> None:
         read = _file_stamp(self._settings.models)
-        self._apply_declarations(declarations_file.read_declarations(self._settings.models))
+        await self._apply_declarations(declarations_file.read_declarations(self._settings.models))
         measured = [_file_stamp(each) for each in self._planning.profile_files]
         backend = reconcile.create_backend(self._settings)
         self._bus = await NatsBus.connect(read_settings(BusSettings), "planner")
@@ -93,10 +93,10 @@ class PlannerService:
         for task in self._tasks:
             task.add_done_callback(_log_failure)
 
-    def _apply_declarations(self, declared: declarations_file.Declarations) -> None:
-        """Raises ``BadRequest``; then all is as it was."""
-        self._declared = declarations_file.build_static_plans(declared.models)
-        self._planning.set_declarations(declared, self._declared)
+    async def _apply_declarations(self, declared: declarations_file.Declarations) -> None:
+        """Raises ``BadRequest``; then all is as it was. Weights may be compared, for which a thread reads them."""
+        self._declared = await asyncio.to_thread(declarations_file.build_static_plans, declared.models)
+        await asyncio.to_thread(self._planning.set_declarations, declared, self._declared)
         if not declared.models:
             log.info("OMNIBUS_PLANNER_MODELS declares no models: there is what apps bring")
 
@@ -189,7 +189,7 @@ class PlannerService:
         """Do as the declarations say now. Bad ones are said and change nothing."""
         path, problem = self._settings.models, None
         try:
-            self._apply_declarations(await asyncio.to_thread(declarations_file.read_declarations, path))
+            await self._apply_declarations(await asyncio.to_thread(declarations_file.read_declarations, path))
             await self._replan_models(REDECLARED)
         except BadRequest as error:
             log.error("the declarations stay as they were: %s", error)

@@ -15,7 +15,7 @@ from omnibus.bus.subjects import subject_token
 from omnibus.errors import BadRequest
 from omnibus.families.catalog import PYTHON
 from omnibus.plan import DeploymentOption, ModelPlan, Path, request_type
-from services.planner.declared.bus_names import BusNames
+from services.planner.declared.bus_names import BusNames, shared_components
 from services.planner.declared.model import SERVICES
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ def app_models(apps: Mapping[str, AppRecord], declared: Mapping[str, ModelPlan])
     found: dict[str, ModelPlan] = {}
     names = BusNames()
     for name, model in declared.items():
-        names.claim_names(name, model, _shared_components(model))
+        names.claim_names(name, model, shared_components(model))
     for name, tasks in _group_by_model(_collect_tasks(apps), declared).items():
         plan = _build_model_plan(tasks)
         try:
@@ -56,16 +56,6 @@ def app_models(apps: Mapping[str, AppRecord], declared: Mapping[str, ModelPlan])
             continue
         found[name] = plan
     return found
-
-
-def _shared_components(model: ModelPlan) -> dict[str, str]:
-    """Component to the model whose it is, as the options of a plan tell it."""
-    return {
-        part: option.of.rpartition("/")[0]
-        for option in model.options.values()
-        if option.of
-        for part in option.components
-    }
 
 
 def _collect_tasks(apps: Mapping[str, AppRecord]) -> list[_AppTask]:

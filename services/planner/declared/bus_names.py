@@ -32,6 +32,16 @@ class BusNames:
         self._taken.update(wanted)
 
 
+def shared_components(model: ModelPlan) -> dict[str, str]:
+    """Component to the model whose it is, as the options of a plan tell it."""
+    return {
+        part: option.of.rpartition("/")[0]
+        for option in model.options.values()
+        if option.of
+        for part in option.components
+    }
+
+
 def _claim_name(
     taken: dict[tuple[str, str], tuple[str, str]], name: tuple[str, str], owner: tuple[str, str], keep: bool = True
 ) -> None:

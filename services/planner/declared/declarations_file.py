@@ -14,10 +14,9 @@ All but ``family`` and ``checkpoint`` may be left out: the family says it. Inste
 may say ``"planned": {...}`` (``planned_spec.py``), to be planned from its profile in the file's ``gpus`` and ``nodes``:
 {"gpus": {"H100": {"count": 8, "memory_gb": 80}}, "nodes": {"n1": {"gpus": 8, "link_gb_s": 1.25}}, "models": {...}}.
 A model may share components with another one, whose options it then names: ``"shares": {"vision": "a"}`` and
-``"options": ["a/E", "L"]``. LoRA adapters of its language model are ``"adapters": {"pirate": "/adapters/pirate"}``.
+``"options": ["a/E", "L"]``; encoders that are the same share without that. LoRA adapters of its language model are ``"adapters": {"pirate": "/adapters/pirate"}``.
 """
 
-import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path as File
 
@@ -28,10 +27,9 @@ from omnibus.graph import UNREADABLE
 from omnibus.plan import DeploymentOption, ModelPlan, Path, PriceList, cut_paths, request_type
 from services.planner.declared import shared_components
 from services.planner.declared.bus_names import BusNames
+from services.planner.declared.equal_components import share_equal_components
 from services.planner.declared.model import DeclaredModel, DeclaredPath, Model, require_valid_model
 from services.planner.declared.planned_spec import DeclaredNode, GpuType, check_gpus
-
-log = logging.getLogger(__name__)
 
 __all__ = ["Declarations", "DeclaredModel", "build_static_plans", "planned_models", "read_declarations", "read_models"]
 
@@ -77,7 +75,7 @@ def build_static_plans(models: Mapping[str, DeclaredModel]) -> dict[str, ModelPl
     Models that are to be planned are checked and left out: ``planned`` has them. Raises ``BadRequest`` that names
     the model and its fault.
     """
-    whole = {name: Model(name, declared) for name, declared in models.items()}
+    whole = _complete_models(models)
     _check_adapter_names(models)
     found, names = {}, BusNames()
     for name, model in whole.items():
@@ -88,9 +86,14 @@ def build_static_plans(models: Mapping[str, DeclaredModel]) -> dict[str, ModelPl
             continue
         found[name] = _build_plan(model, whole)
         names.claim_names(name, found[name], model.shares)
-    for name, component, owner in shared_components.equal_components(whole) if len(whole) > 1 else ():
-        log.info("%s and %s have the same weights of %s: 'shares' lets one executor serve both", owner, name, component)
     return found
+
+
+def _complete_models(models: Mapping[str, DeclaredModel]) -> dict[str, Model]:
+    """The models, with encoders that several have alike shared. Raises ``BadRequest``."""
+    whole = {name: Model(name, declared) for name, declared in models.items()}
+    share_equal_components(whole)
+    return whole
 
 
 def _check_adapter_names(models: Mapping[str, DeclaredModel]) -> None:
@@ -106,7 +109,7 @@ def _check_adapter_names(models: Mapping[str, DeclaredModel]) -> None:
 
 def planned_models(models: Mapping[str, DeclaredModel]) -> dict[str, Model]:
     """The models that are to be planned."""
-    return {name: Model(name, declared) for name, declared in models.items() if declared.planned is not None}
+    return {name: model for name, model in _complete_models(models).items() if model.planned is not None}
 
 
 def _build_plan(model: Model, models: Mapping[str, Model]) -> ModelPlan:

@@ -32,7 +32,8 @@ class DeclaredModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ``tasks`` maps a component to the kind of its unit task; ``shares`` maps one to the model whose it is.
     None is what the family says. A model that is ``planned`` has no options or paths of its own. ``adapters`` are LoRA
-    adapters of its language model: the names that requests call them by, and directories or ids of the hub.
+    adapters of its language model: the names that requests call them by, and directories or ids of the hub. Executors of
+    an encoder serve all models whose encoder is the same, unless ``share_equal`` is false.
     """
 
     family: str
@@ -48,6 +49,7 @@ class DeclaredModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     planned: planned_spec.PlannedModel | None = None
     image_defaults: ImageDefaults = ImageDefaults()
     adapters: dict[str, str] = {}
+    share_equal: bool = True
 
 
 class Model:
@@ -72,6 +74,8 @@ class Model:
         }
         self.voices = _value_or(declared.voices, tuple(family["voices"]))
         self.shares = declared.shares
+        #: Those of ``shares`` that nobody declared: both models have the same.
+        self.equal_shares: dict[str, str] = {}
         self.planned = declared.planned
         #: The family's own options, of which a model that is planned takes the services.
         self.usual = _convert_family_field(declared.family, family["options"], dict[str, DeploymentOption])

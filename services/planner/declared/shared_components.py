@@ -1,12 +1,10 @@
 """Components that a model shares with another one: executors of the other model's options run them."""
 
 from collections.abc import Mapping
-from pathlib import Path
 
-from omnibus.checkpoints.identity import component_digest
 from omnibus.families.plugins import join_names
-from omnibus.families.specs import KNOWN
 from omnibus.plan import DeploymentOption
+from services.planner.declared.equal_components import component_identity
 from services.planner.declared.model import Model, require_valid_model
 
 
@@ -45,27 +43,23 @@ def check_share(model: Model, component: str, other: str, models: Mapping[str, M
     require_valid(further is None, f"which has it from {further!r}: name that one")
     mine, theirs = model.kinds[component], owner.kinds[component]
     require_valid(mine == theirs, f"but its unit task is of kind {mine!r} here and {theirs!r} there")
-    digests = {_weights_digest(each, component) for each in (model, owner)} - {""}
-    require_valid(len(digests) < 2, f"but the weights of {component} are others there: leave the share out")
+    difference = _first_difference(model, owner, component)
+    require_valid(
+        not difference,
+        f"but {difference}: executors of {other} would answer otherwise; leave the share out, or take a checkpoint "
+        f"whose {component} is the same",
+    )
 
 
-def equal_components(models: Mapping[str, Model]) -> list[tuple[str, str, str]]:
-    """Components that two models could share and do not: (model, component, owner). Their weights are equal."""
-    owners: dict[tuple[str, str, str], str] = {}
-    found = []
-    for name, model in models.items():
-        for component in model.components:
-            digest = "" if component in model.shares else _weights_digest(model, component)
-            if digest:
-                owner = owners.setdefault((component, model.kinds[component], digest), name)
-                found += [(name, component, owner)] if owner != name else []
-    return found
-
-
-def _weights_digest(model: Model, component: str) -> str:
-    """Digest of a component's weights; empty where its checkpoint is no directory here."""
-    known = KNOWN.get(model.declared.family)
-    return component_digest(Path(model.declared.checkpoint), component, known.weights) if known is not None else ""
+def _first_difference(model: Model, owner: Model, component: str) -> str:
+    """The first thing in which ``component`` differs in both models; empty where it does not, or nobody can say."""
+    mine, theirs = component_identity(model, component), component_identity(owner, component)
+    if mine is None or theirs is None:
+        return ""
+    try:
+        return mine.first_difference(theirs)
+    except OSError as error:
+        return f"its weights cannot be compared ({error})"
 
 
 def _shared_option(model: Model, name: str, models: Mapping[str, Model]) -> DeploymentOption:

@@ -18,7 +18,7 @@ from omnibus.plan_score import LearnedOption, LearnedSeconds
 from omnibus.profile import ModelProfile
 from omnibus.store import PlanProblem, Store
 from services.planner.declared import declarations_file
-from services.planner.declared.bus_names import BusNames
+from services.planner.declared.bus_names import BusNames, shared_components
 from services.planner.declared.declarations_file import Declarations
 from services.planner.declared.model import Model
 from services.planner.optimize.learned_seconds import applied_factors, factors_differ, profile_digest
@@ -223,9 +223,9 @@ class PlanningJob:
     def _check_names(self, models: Mapping[str, ModelPlan]) -> None:
         names = BusNames()
         for name, plan in self._static.items():
-            names.claim_names(name, plan, self._declared.models[name].shares)
+            names.claim_names(name, plan, shared_components(plan))
         for name, plan in models.items():
-            names.claim_names(name, plan, self._declared.models[name].shares)
+            names.claim_names(name, plan, self._models[name].shares)
 
     def _complete_result(
         self, planned: PlanningResult, running: Mapping[str, ModelPlan], faults: Mapping[str, str]

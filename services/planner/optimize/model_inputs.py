@@ -76,7 +76,7 @@ class ModelInputs:
                 owner in ready, self.name, f"shares with {owner}, which is not planned: plan both, or none"
             )
             lent.update(self._lent_options(ready[owner]))
-        borrowed = set(self.model.shares)
+        borrowed = self._borrowed_components(lent, ready)
         own = {name: option for name, option in self.options.items() if not set(option.components) <= borrowed}
         lines = {
             part: line for owner in self.model.shares.values() for part, line in ready[owner].profile.lines.items()
@@ -85,6 +85,18 @@ class ModelInputs:
         self.measured_options = self.options
         if lent:
             self.costs = self._build_costs({**lines, **self.profile.lines})
+
+    def _borrowed_components(
+        self, lent: Mapping[str, OptionProfile], ready: Mapping[str, "ModelInputs"]
+    ) -> frozenset[str]:
+        """Components that no option of its own runs by themselves any more. One that is shared because it is the same
+        in both models counts where the other model has executors for what it lends alone."""
+        alone = set(self.model.shares) - self.model.equal_shares.keys()
+        for name, option in lent.items():
+            owner, _, own = name.rpartition("/")
+            if set(ready[owner].options[own].components) == set(option.components):
+                alone |= set(option.components)
+        return frozenset(alone)
 
     def apply_learned(self, learned: Mapping[str, LearnedOption]) -> None:
         """Take the seconds of options, lent ones among them, times the factors ``learned``, and no others from now on.

@@ -1,50 +1,116 @@
-"""Identity of a component's weights: equal digests mean equal weights, read from the files without loading them.
+"""Identity of a component: two that have the same one give the same outputs, so that executors of one serve both.
 
-Of each tensor the name within its component, type and shape count, and its bytes: all of a small one, of a large one
-pieces at the beginning, in the middle and at the end. Training moves weights everywhere, so pieces tell them apart.
+It is read from a checkpoint's files without loading them: names, types, shapes and bytes of the component's tensors,
+and, of an encoder, the settings that change what it makes of its media. What is told apart by names and shapes is never
+read; digests of bytes are kept (``omnibus.checkpoints.tensor_digests``), so a later start does not read them again.
 """
 
 import json
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
-from omnibus.checkpoints.safetensors import find_weight_files, read_header
+from omnibus.checkpoints.safetensors import find_weight_files
+from omnibus.checkpoints.tensor_digests import StoredTensor, read_stored_tensors, tensor_digests
 from omnibus.errors import BadRequest
 
-_PIECE_BYTES = 4096
+#: How fields of a configuration begin that change what an encoder makes of its media.
+_SETTING_PREFIXES = (
+    *("vision_", "image_", "video_", "audio_", "mm_"),
+    *("projector_", "multimodal_projector_", "downsample_"),
+)
+#: How fields end that say where the language model finds the media: it is told by its own configuration.
+_PLACE_SUFFIXES = ("_token_id", "_token_index")
+#: Configurations of towers, of which an encoder goes by its own.
+_TOWERS = {"vision_config": "vision", "audio_config": "audio"}
+#: Files that say how media are prepared for an encoder.
+_PREPROCESSING_FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
+#: Fields that say nothing of outputs: the type in memory is the executor's own setting.
+_IGNORED = frozenset(
+    {"dtype", "torch_dtype", "transformers_version", "_name_or_path", "attn_implementation", "_attn_implementation"}
+    | {"chat_template", "processor_class", "auto_map", "initializer_range"}
+)
 
 
-def component_digest(directory: Path, component: str, prefixes: Mapping[str, Sequence[str]]) -> str:
-    """Digest of the weights of ``component`` in the checkpoint ``directory``; empty when they are not known there.
+class ComponentIdentity:
+    """What a component's outputs follow from.
 
-    ``prefixes`` say how the names of each component's tensors begin, the longest that fits counts.
+    ``tensors`` are by their names within the component, ``settings`` by file and field, as JSON. Reading the bytes
+    raises ``OSError`` when a file is gone meanwhile.
+    """
+
+    def __init__(self, family: str, tensors: Mapping[str, StoredTensor], settings: Mapping[str, str]) -> None:
+        self.family = family
+        self.tensors = dict(tensors)
+        self.settings = dict(settings)
+
+    @cached_property
+    def outline(self) -> str:
+        """Digest of all but the bytes: identities whose outlines differ differ; 32 hex digits."""
+        tensors = [[name, each.dtype, list(each.shape)] for name, each in sorted(self.tensors.items())]
+        return _digest([self.family, tensors, sorted(self.settings.items())])
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of everything, for which the tensors' bytes are read unless they were before; 32 hex digits."""
+        return _digest([self.outline, sorted(self.contents.items())])
+
+    @cached_property
+    def contents(self) -> dict[str, str]:
+        """Digest of each tensor's bytes by its name."""
+        return tensor_digests(self.tensors)
+
+    def first_difference(self, other: "ComponentIdentity") -> str:
+        """The first thing in which ``other`` differs, in words for "here" and "there"; empty for the same identity."""
+        if self.family != other.family:
+            return f"the family is {self.family} here and {other.family} there"
+        for name in sorted(self.settings.keys() | other.settings.keys()):
+            here, there = self.settings.get(name, "nothing"), other.settings.get(name, "nothing")
+            if here != there:
+                return f"{name} is {here} here and {there} there"
+        for name in sorted(self.tensors.keys() ^ other.tensors.keys()):
+            return f"the weight {name} is only {'here' if name in self.tensors else 'there'}"
+        for name, mine in sorted(self.tensors.items()):
+            theirs = other.tensors[name]
+            if (mine.dtype, mine.shape) != (theirs.dtype, theirs.shape):
+                return f"the weight {name} is {mine.describe()} here and {theirs.describe()} there"
+        differing = sorted(name for name, content in self.contents.items() if other.contents[name] != content)
+        if differing:
+            return f"{len(differing)} of {len(self.contents)} weights have other values, {differing[0]} is the first"
+        return ""
+
+
+def read_identity(
+    directory: Path, family: str, component: str, prefixes: Mapping[str, Sequence[str]], encodes: bool
+) -> ComponentIdentity | None:
+    """Identity of ``component`` in the checkpoint ``directory`` of a model of ``family``; None when it is not known.
+
+    ``prefixes`` say how the names of each component's tensors begin, the longest that fits counts. ``encodes``: it is
+    an encoder, whose settings count. Headers and configurations are read, no weights.
     """
     if not prefixes.get(component) or not directory.is_dir():
-        return ""
+        return None
     files, lost = find_weight_files(directory)
     if lost:
-        return ""
+        return None
     try:
-        found = sorted(entry for file in files for entry in _tensor_digests(file, component, prefixes))
+        tensors = {name: each for file in files for name, each in _component_tensors(file, component, prefixes)}
+        settings = dict(_encoder_settings(directory, component)) if encodes else {}
     except (BadRequest, OSError, ValueError, LookupError, struct.error):  # whoever loads it says what is wrong
-        return ""
-    return blake2b("\n".join(found).encode(), digest_size=16).hexdigest() if found else ""
+        return None
+    return ComponentIdentity(family, tensors, settings) if tensors else None
 
 
-def _tensor_digests(file: Path, component: str, prefixes: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    headers = read_header(file)
-    with file.open("rb") as data:
-        length = struct.unpack("<Q", data.read(8))[0]
-        entries = json.loads(data.read(length))
-        for name, header in headers.items():
-            stem = _component_stem(name, component, prefixes)
-            if stem is not None:
-                begin = 8 + length + int(entries[name]["data_offsets"][0])
-                shape = "x".join(map(str, header.shape))
-                yield f"{name[len(stem) :]} {header.dtype} {shape} {_sample_digest(data, begin, header.nbytes)}"
+def _component_tensors(
+    file: Path, component: str, prefixes: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[str, StoredTensor]]:
+    for name, tensor in read_stored_tensors(file).items():
+        stem = _component_stem(name, component, prefixes)
+        if stem is not None:
+            yield name[len(stem) :], tensor
 
 
 def _component_stem(name: str, component: str, prefixes: Mapping[str, Sequence[str]]) -> str | None:
@@ -54,14 +120,36 @@ def _component_stem(name: str, component: str, prefixes: Mapping[str, Sequence[s
     return longest if longest in prefixes[component] else None
 
 
-def _sample_digest(data: BinaryIO, begin: int, nbytes: int) -> str:
-    found = blake2b(digest_size=16)
-    if nbytes <= 3 * _PIECE_BYTES:
-        pieces = [(begin, nbytes)]
-    else:
-        places = (begin, begin + nbytes // 2, begin + nbytes - _PIECE_BYTES)
-        pieces = [(place, _PIECE_BYTES) for place in places]
-    for place, size in pieces:
-        data.seek(place)
-        found.update(data.read(size))
-    return found.hexdigest()
+def _encoder_settings(directory: Path, component: str) -> Iterator[tuple[str, str]]:
+    """Fields of the configuration, and all of how media are prepared, as JSON by file and field."""
+    whole = _read_json(directory / "config.json")
+    thinker = whole.get("thinker_config")
+    for fields in (whole, thinker if isinstance(thinker, dict) else {}):
+        for name, value in fields.items():
+            if _TOWERS.get(name, component) == component and _is_setting(name):
+                yield from _flatten(f"config.json: {name}", value)
+    for file in _PREPROCESSING_FILES:
+        yield from _flatten(f"{file}:", _read_json(directory / file))
+
+
+def _is_setting(name: str) -> bool:
+    return name.startswith(_SETTING_PREFIXES) and not name.endswith(_PLACE_SUFFIXES)
+
+
+def _flatten(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    """The fields of ``value`` one by one, so that a difference has the name of its field."""
+    if not isinstance(value, dict):
+        yield name, json.dumps(value, sort_keys=True)
+        return
+    for field, each in value.items():
+        if field not in _IGNORED:
+            yield from _flatten(f"{name}{' ' if name.endswith(':') else '.'}{field}", each)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    found = json.loads(path.read_text()) if path.is_file() else {}
+    return found if isinstance(found, dict) else {}
+
+
+def _digest(value: Any) -> str:
+    return blake2b(json.dumps(value).encode(), digest_size=16).hexdigest()

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from omnibus import checkpoints
+from omnibus.checkpoints.identity import read_identity
 from omnibus.checkpoints.report import Report
 from omnibus.cli import plans
 from omnibus.cli.format import models as models_format
@@ -83,10 +84,22 @@ async def _check_checkpoint(options: argparse.Namespace) -> int:
     if options.json:
         faults = {name: part.faults for name, part in report.parts.items()}
         result = {"complete": report.complete, "faults": faults, "declaration": declared if report.complete else None}
+        result["identities"] = _encoder_identities(report)
         print_json({**msgspec.to_builtins(report), **result})
     else:
-        print("\n".join(models_format.check_lines(report, declared)))
+        print("\n".join(models_format.check_lines(report, declared, _encoder_identities(report))))
     return 0 if report.complete else 1
+
+
+def _encoder_identities(report: Report) -> dict[str, str]:
+    """Identity of each encoder whose weights are there: models share executors of those that are equal."""
+    known = KNOWN.get(report.family)
+    found: dict[str, str] = {}
+    for component, kind in known.tasks.items() if known is not None and report.complete else ():
+        if kind == "encode" and known is not None:
+            identity = read_identity(Path(report.path), report.family, component, known.weights, encodes=True)
+            found |= {component: identity.digest} if identity is not None else {}
+    return found
 
 
 async def _download_checkpoint(options: argparse.Namespace) -> int:

@@ -123,8 +123,10 @@ def checkpoint_lines(report: Report) -> Iterator[str]:
     yield from (f"{name}: {fault}" for name, part in report.parts.items() for fault in _unexpected_faults(report, part))
 
 
-def check_lines(report: Report, declared: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines of ``omnibus models check``."""
+def check_lines(
+    report: Report, declared: Mapping[str, Any], identities: Mapping[str, str] | None = None
+) -> Iterator[str]:
+    """Yield the lines of ``omnibus models check``; ``identities`` are of encoders."""
     yield f"{report.path}: {report.family} ({_family_title(report.family)}); weights: {_stored_text(report)}"
     yield ""
     verdicts = {name: "; ".join(part.faults) or "complete" for name, part in report.parts.items()}
@@ -141,6 +143,8 @@ def check_lines(report: Report, declared: Mapping[str, Any]) -> Iterator[str]:
         yield "It cannot be served as it is."
         return
     yield f"Memory is that of weights in {_dtype_text(report)}."
+    for component, digest in (identities or {}).items():
+        yield f"{component} {digest}: executors serve all models that have this one."
     yield "It can be taken apart. `omnibus up --models FILE` serves it, with this in FILE:"
     yield json.dumps(declared, indent=2)
 

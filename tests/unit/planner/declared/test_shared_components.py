@@ -171,6 +171,12 @@ def test_sharing_does_not_hide_names_that_collide():
 # Weights
 
 
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Digests of weights are kept here."""
+    monkeypatch.setenv("OMNIBUS_CACHE", str(tmp_path / "cache"))
+
+
 def checkpoint(directory: Path, image: bytes) -> str:
     """A checkpoint with an encoder of these weights and a language model of its own."""
     header = {
@@ -184,21 +190,98 @@ def checkpoint(directory: Path, image: bytes) -> str:
     return str(directory)
 
 
-def test_a_share_of_other_weights_is_refused(tmp_path: Path):
-    a, b, c = (checkpoint(tmp_path / name, image) for name, image in (("a", b"one"), ("b", b"one"), ("c", b"two")))
+@pytest.fixture
+def models(tmp_path: Path) -> dict[str, dict[str, Any]]:
+    """Two models with one encoder, and one whose encoder is another."""
+    weights = {"a": b"one", "b": b"one", "c": b"two"}
+    return {name: {**A, "checkpoint": checkpoint(tmp_path / name, image)} for name, image in weights.items()}
 
-    of({"gemma-a": {**A, "checkpoint": a}, "gemma-b": {**B, "checkpoint": b}})
+
+def lent(plan: ModelPlan) -> dict[str, str]:
+    return {name: option.of for name, option in plan.options.items() if option.of}
+
+
+def test_a_share_of_other_weights_is_refused_with_the_first_difference(models: dict[str, dict[str, Any]]):
+    def share(name: str) -> dict[str, Any]:
+        return {**B, "checkpoint": models[name]["checkpoint"]}
+
+    of({"gemma-a": models["a"], "gemma-b": share("b")})
     with pytest.raises(
-        BadRequest, match="model gemma-b: shares vision with 'gemma-a', but the weights of vision are others"
+        BadRequest,
+        match="model gemma-b: shares vision with 'gemma-a', but 1 of 1 weights have other values, w is the first",
     ):
-        of({"gemma-a": {**A, "checkpoint": a}, "gemma-b": {**B, "checkpoint": c}})
+        of({"gemma-a": models["a"], "gemma-b": share("c")})
 
 
-def test_equal_weights_that_are_not_shared_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    a, b = (checkpoint(tmp_path / name, b"one") for name in ("a", "b"))
+def test_a_share_of_an_encoder_with_other_preprocessing_is_refused(models: dict[str, dict[str, Any]]):
+    (Path(models["b"]["checkpoint"]) / "preprocessor_config.json").write_text('{"image_mean": [0.5]}')
 
+    with pytest.raises(BadRequest, match=r"image_mean is \[0\.5\] here and nothing there"):
+        of({"gemma-a": models["a"], "gemma-b": {**B, "checkpoint": models["b"]["checkpoint"]}})
+
+
+def test_equal_encoders_are_shared_without_a_word(models: dict[str, dict[str, Any]], caplog: pytest.LogCaptureFixture):
     with caplog.at_level("INFO"):
-        of({"first": {**A, "checkpoint": a}, "second": {**A, "checkpoint": b}})
+        made = of(models)
 
-    assert "first and second have the same weights of vision" in caplog.text
-    assert "thinker" not in caplog.text
+    assert {name: lent(plan) for name, plan in made.items()} == {"a": {}, "b": {"a/E": "a/E"}, "c": {}}
+    assert made["b"].tasks == {"vision": "encode-a-vision", "thinker": "think-b-thinker"}
+    assert [path.name for path in made["b"].types["vision+thinker"]] == ["a/E>L", "EL", "a/E>EL"]
+    assert made["a"] == of({"a": models["a"]})["a"]
+    assert "a and b have the same vision" in caplog.text
+
+
+def test_a_model_may_keep_to_itself(models: dict[str, dict[str, Any]]):
+    alone = of({"a": models["a"], "b": {**models["b"], "share_equal": False}})
+
+    assert alone == {**of({"a": models["a"]}), **of({"b": models["b"]})}
+
+
+def test_the_shared_option_has_as_many_executors_as_the_model_that_declares_most(models: dict[str, dict[str, Any]]):
+    options = {
+        "E": {"components": ["vision"], "service": "encoder", "replicas": 3},
+        "L": {"components": ["thinker"], "service": "llm"},
+    }
+    models["b"] |= {"options": options, "paths": [{"options": ["E", "L"]}]}
+
+    made = of(models)
+
+    assert made["a"].options["E"].replicas == 3
+    assert lent(made["b"]) == {"a/E": "a/E"}
+
+
+@pytest.mark.parametrize("own", [{"dtype": "bfloat16"}, {"checkpoint": "/elsewhere"}, {"gpus": 1}])
+def test_executors_that_run_otherwise_are_not_shared(models: dict[str, dict[str, Any]], own: dict[str, Any]):
+    options = {
+        "E": {"components": ["vision"], "service": "encoder", **own},
+        "L": {"components": ["thinker"], "service": "llm"},
+    }
+    models["b"] |= {"options": options, "paths": [{"options": ["E", "L"]}]}
+
+    assert {name: lent(plan) for name, plan in of(models).items()} == {"a": {}, "b": {}, "c": {}}
+
+
+def test_a_model_that_others_share_with_lends_although_another_one_comes_first(models: dict[str, dict[str, Any]]):
+    third = {**B, "shares": {"vision": "b"}, "paths": [{"options": ["b/E", "L"]}]}
+
+    made = of({**models, "third": third})
+
+    assert {name: lent(plan) for name, plan in made.items()} == {
+        "a": {"b/E": "b/E"}, "b": {}, "c": {}, "third": {"b/E": "b/E"},
+    }  # fmt: skip
+
+
+def test_models_that_are_planned_share_among_themselves_where_they_are_planned_together(
+    models: dict[str, dict[str, Any]],
+):
+    planned = {**models, "b": {**models["b"], "planned": {}}}
+    both = {**planned, "a": {**models["a"], "planned": {}}}
+    celled = {**planned, "a": {**models["a"], "planned": {"cells": 2}}}
+
+    def shares(declared: dict[str, Any]) -> dict[str, dict[str, str]]:
+        read = msgspec.convert(declared, dict[str, declarations_file.DeclaredModel])
+        return {name: model.shares for name, model in declarations_file.planned_models(read).items()}
+
+    assert shares(planned) == {"b": {}}
+    assert shares(both) == {"a": {}, "b": {"vision": "a"}}
+    assert shares(celled) == {"a": {}, "b": {}}

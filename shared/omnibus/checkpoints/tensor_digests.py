@@ -1,0 +1,108 @@
+"""Digests of stored tensors' bytes, kept from one start to the next.
+
+What is kept lies in a file per file of weights below ``OMNIBUS_CACHE`` (``~/.cache/omnibus``), and is valid while size
+and time of change of that file are the same. A directory that cannot be written costs reading again, nothing else.
+"""
+
+import json
+import os
+import struct
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from omnibus.checkpoints.safetensors import read_header
+
+_READ_BYTES = 1 << 22
+
+
+class StoredTensor(NamedTuple):
+    """A tensor in a file: ``dtype`` in the format's words, such as ``BF16``, and where its bytes are."""
+
+    file: Path
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    nbytes: int
+
+    def describe(self) -> str:
+        """Type and shape, such as ``BF16 4x8``."""
+        return f"{self.dtype} {'x'.join(map(str, self.shape)) or 'scalar'}"
+
+
+def read_stored_tensors(file: Path) -> dict[str, StoredTensor]:
+    """The tensors of a safetensors file by name, from its header. Raises ``BadRequest`` for what is no such file."""
+    headers = read_header(file)
+    with file.open("rb") as data:
+        length = struct.unpack("<Q", data.read(8))[0]
+        entries = json.loads(data.read(length))
+    return {
+        name: StoredTensor(
+            file, name, header.dtype, header.shape, 8 + length + int(entries[name]["data_offsets"][0]), header.nbytes
+        )
+        for name, header in headers.items()
+    }
+
+
+def tensor_digests(tensors: Mapping[str, StoredTensor]) -> dict[str, str]:
+    """Digest of each tensor's bytes, by the names given. Raises ``OSError`` when a file cannot be read."""
+    by_file: dict[Path, list[StoredTensor]] = {}
+    for tensor in tensors.values():
+        by_file.setdefault(tensor.file, []).append(tensor)
+    found = {file: _file_digests(file, own) for file, own in by_file.items()}
+    return {name: found[tensor.file][tensor.name] for name, tensor in tensors.items()}
+
+
+def _file_digests(file: Path, tensors: list[StoredTensor]) -> dict[str, str]:
+    """Digests of ``tensors`` of ``file`` by their names there: kept ones, and the others computed and kept."""
+    stamp, cache = _file_stamp(file), _cache_path(file)
+    kept = _read_kept(cache, stamp)
+    lacking = [tensor for tensor in tensors if tensor.name not in kept]
+    if lacking:
+        with file.open("rb") as data:
+            kept |= {tensor.name: _content_digest(data, tensor) for tensor in lacking}
+        if _file_stamp(file) == stamp:  # else somebody was writing it, and it is read again next time
+            _write_kept(cache, stamp, kept)
+    return kept
+
+
+def _content_digest(data: BinaryIO, tensor: StoredTensor) -> str:
+    found, left = blake2b(digest_size=16), tensor.nbytes
+    data.seek(tensor.begin)
+    while left > 0:
+        piece = data.read(min(left, _READ_BYTES))
+        if not piece:
+            raise OSError(f"{tensor.file.name} was cut off while it was read")
+        found.update(piece)
+        left -= len(piece)
+    return found.hexdigest()
+
+
+def _file_stamp(file: Path) -> list[int]:
+    found = file.stat()
+    return [found.st_size, found.st_mtime_ns]
+
+
+def _cache_path(file: Path) -> Path:
+    root = Path(os.environ.get("OMNIBUS_CACHE", "") or Path.home() / ".cache" / "omnibus")
+    return root / "identity" / f"{blake2b(str(file.resolve()).encode(), digest_size=16).hexdigest()}.json"
+
+
+def _read_kept(cache: Path, stamp: list[int]) -> dict[str, str]:
+    try:
+        found: dict[str, Any] = json.loads(cache.read_text())
+        return dict(found["digests"]) if found["stamp"] == stamp else {}
+    except (OSError, ValueError, LookupError, TypeError):
+        return {}
+
+
+def _write_kept(cache: Path, stamp: list[int], digests: Mapping[str, str]) -> None:
+    with suppress(OSError):
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=cache.parent, prefix=f".{cache.name}-", delete=False) as file:
+            json.dump({"stamp": stamp, "digests": digests}, file)
+        Path(file.name).replace(cache)
