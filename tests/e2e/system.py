@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+import msgspec
 import openai
 import psutil
 
@@ -36,6 +37,8 @@ from omnibus.up.motion import find_forked_pid
 from omnibus.up.nodes import sidecar_name
 from omnibus.up.shm import SHARED_MEMORY
 from omnibus.up.stack import APP_ERRORS, STORE_SECRET
+from services.planner.declared.declarations_file import build_static_plans
+from services.planner.declared.model import DeclaredModel
 from tests.e2e import warm
 
 ROOT = Path(__file__).parents[2]
@@ -55,6 +58,22 @@ _SHOWN = 12_000  # characters of the log that a failure prints
 def declaration(family: str, checkpoint: Path, **changes: Any) -> dict[str, Any]:
     """The usual deployment of a tiny model, with other ``options`` and ``paths`` if they are given."""
     return {**catalog.model_declaration(family, str(checkpoint)), **changes}
+
+
+def _executor_ids(models: Mapping[str, Any]) -> set[str]:
+    """Ids of the executors of options that ``models`` name, but for encoders that another model's executors replace."""
+    named = {name: model for name, model in models.items() if model.get("options")}
+    lent: set[tuple[str, str]] = set()
+    if len(named) > 1:
+        plans = build_static_plans(msgspec.convert(models, dict[str, DeclaredModel]))
+        lent = {(name, option) for name in named if name in plans for option in named[name]["options"]}
+        lent -= {(name, option) for name, plan in plans.items() for option in plan.options}
+    return {
+        subjects.subject_token(f"{name}-{option}-{replica}")
+        for name, model in named.items()
+        for option, spec in model["options"].items()
+        for replica in range(spec.get("replicas", 1) if (name, option) not in lent else 0)
+    }
 
 
 def command_line(process: psutil.Process) -> list[str]:
@@ -121,12 +140,7 @@ class System:
         # What a test freezes is there until the test lets it go on or kills it.
         own["OMNIBUS_UP_FROZEN"] = "60"
         self.env = {**os.environ, **own, **settings}
-        self.executors = {
-            subjects.subject_token(f"{name}-{option}-{replica}")
-            for name, model in models.items()
-            for option, spec in model.get("options", {}).items()
-            for replica in range(spec.get("replicas", 1))
-        }
+        self.executors = _executor_ids(models)
         self._process: subprocess.Popen[str] | None = None
         self._lines: list[str] = []
         self._up = threading.Event()

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from omnibus.families import catalog
 from omnibus_models import tiny
 from tests.e2e.apps.estate import Estate
 from tests.e2e.system import ROOT, VL, System, declaration, running
@@ -33,10 +32,14 @@ def twin_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="package")
 def twins(tmp_path_factory: pytest.TempPathFactory, vl_checkpoint: Path, twin_checkpoint: Path) -> Iterator[Estate]:
-    """Two models, the second one's pictures encoded by the first one's executor; every example is registered."""
+    """Two models with the same encoder, which nobody declares as shared; every example is registered."""
+    options = {
+        "E": {"components": ["vision"], "service": "encoder"},
+        "L": {"components": ["thinker"], "service": "llm"},
+    }
     models = {
         VL: declaration("qwen2_5_vl", vl_checkpoint),
-        TWIN: catalog.shared_encoder_declaration(TWIN, str(twin_checkpoint)),
+        TWIN: declaration("qwen2_5_vl", twin_checkpoint, options=options, paths=[{"options": ["E", "L"]}]),
     }
     examples = ROOT / "examples"
     flags = [flag for name in EXAMPLES for flag in ("--app", str(examples / f"{name}.py"))]

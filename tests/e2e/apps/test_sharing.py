@@ -1,6 +1,7 @@
 """What is equal is shared: encoders by models, unit tasks by apps."""
 
 import asyncio
+import json
 import re
 from pathlib import Path
 
@@ -87,6 +88,33 @@ async def test_its_pictures_go_to_the_others_executor(twins: Estate, pids: dict[
     assert len(pids) == 4
     assert set(encoders) == {"qwen2_5-vl-tiny-E-0", "qwen2_5-vl-tiny-EL-0"}
     await twins.system.ledger_is_empty()
+
+
+async def test_what_was_encoded_for_one_model_is_found_for_the_other(twins: Estate):
+    question = ask(image(23), "describe")
+
+    async def kept_after(model: str, path: str) -> tuple[int, int]:
+        """Hits and misses of the encoder once ``model`` has answered."""
+        async with twins.system.client() as client:
+            await client.chat.completions.create(
+                model=model, messages=question.messages, max_tokens=2, extra_headers={"x-omnibus-path": path}
+            )
+        return await encoder_cache(twins.system)
+
+    hits, misses = await encoder_cache(twins.system)
+    assert await kept_after(VL, "E>L") == (hits, misses + 1)
+    assert await kept_after(TWIN, f"{VL}/E>L") == (hits + 1, misses + 1)
+
+
+async def encoder_cache(system: System) -> tuple[int, int]:
+    """Hits and misses of the one encoder, as ``nats service stats`` shows them."""
+    found: asyncio.Queue[bytes] = asyncio.Queue()
+    async with asyncio.timeout(10), system.bus() as bus:
+        stop = await bus.subscribe("omnibus.test.stats", lambda delivery: found.put_nowait(delivery.data))
+        bus.publish("$SRV.STATS.omnibus-E", b"", reply="omnibus.test.stats")
+        cache = json.loads(await found.get())["endpoints"][0]["data"]["cache"]
+        await stop()
+    return cache["hits"], cache["misses"]
 
 
 def test_who_uses_what_is_listed(twins: Estate):

@@ -197,6 +197,8 @@ def test_a_checkpoint_that_can_be_served_comes_with_its_declaration(say: Say, vl
     text = say("check", str(vl))
 
     assert [row[2] for row in rows(text) if row[0] in ("vision", "thinker")] == ["complete", "complete"]
+    [identity] = re.findall(r"^vision ([0-9a-f]{32}): executors serve all models that have this one", text, re.M)
+    assert json.loads(say("check", str(vl), "--json"))["identities"] == {"vision": identity}
     declared = json.loads(text[text.index("\n{\n") :])
     assert declared == {"models": {"vl": {"family": "qwen2_5_vl", "checkpoint": str(vl)}}}
     assert declarations_file.build_static_plans(

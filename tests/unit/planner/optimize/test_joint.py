@@ -180,6 +180,28 @@ def test_one_that_cannot_be_planned_takes_those_that_share_with_it_along():
     assert faults["b"].startswith("model b: shares with a, which is not planned")
 
 
+def test_one_with_the_same_encoder_as_one_that_cannot_be_planned_is_planned_with_its_own():
+    twin = model("b")
+    twin.shares = twin.equal_shares = {"vision": "a"}
+    models: dict[str, Model] = {"a": model("a"), "b": twin}
+
+    good, faults = usable_models(models, {"a": profile({"L": L}), "b": APART}, EIGHT)
+
+    assert {name: each.shares for name, each in good.items()} == {"b": {}}
+    assert list(faults) == ["a"]
+    assert twin.shares == {"vision": "a"}  # for when a can be planned again
+
+
+def test_one_keeps_encoders_where_the_other_model_has_none_by_themselves():
+    twin = model("b", goal="gpus", rate=2.0)
+    twin.shares = twin.equal_shares = {"vision": "a"}
+    models = {"a": model("a", goal="gpus", rate=2.0), "b": twin}
+
+    made = Planner(models, {"a": profile({"EL": EL}), "b": APART}, MANY, {})
+
+    assert made.inputs["b"].options.keys() == {"E", "L", "a/EL"}
+
+
 def test_who_lends_to_one_that_cannot_be_planned_stays_as_it_is():
     models = {"a": model("a"), "b": model("b", SHARES)}
 
