@@ -194,6 +194,7 @@ class GatewayService:
         await responder.startup()
         self._closing.push_async_callback(responder.shutdown)
         self._start_task(self._follow_plan(router))
+        self._start_task(self._follow_cell_shares(router))
         responses = self._responses = Responses(settings, self._store, bus, chat, router.gateway)
         await responses.startup()
         self._closing.push_async_callback(responses.shutdown)
@@ -228,6 +229,11 @@ class GatewayService:
                 router.plan = plan
                 log.info("plan epoch %d: %s", plan.epoch, ", ".join(plan.models))
                 self._announce_status("ready")
+
+    async def _follow_cell_shares(self, router: Router) -> None:
+        """Route by what operators give cells. Without a store what is known stays in force."""
+        async for shares in self._store.cell_share_changes():
+            router.use_cell_shares(shares)
 
     async def _read_plan(self, epoch: int) -> Plan | None:
         """The plan of ``epoch``; None when the store has lost it or it cannot be read."""

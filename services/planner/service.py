@@ -14,6 +14,7 @@ from omnibus.bus import subjects
 from omnibus.bus.messages import ModelGrowth, PlanEvent
 from omnibus.bus.nats import NatsBus
 from omnibus.canary.overlay import without_candidate
+from omnibus.cells import merge_cells
 from omnibus.cluster.presence import GatewayPlans, ReadyExecutors
 from omnibus.errors import BadRequest, BusUnavailable, ProtocolError, StoreUnavailable
 from omnibus.metrics import PLANNER
@@ -27,6 +28,7 @@ from services.planner.autoscale.growth import plan_growth
 from services.planner.canary.controller import CandidateController
 from services.planner.declared import app_models, declarations_file
 from services.planner.jetstream_metrics import StreamMetrics
+from services.planner.optimize.cell_plans import divide_into_cells, reroute_pools
 from services.planner.optimize.job import PlanningJob
 from services.planner.rollout.reasons import describe_app_changes
 from services.planner.rollout.rollout import PlanRollout
@@ -101,11 +103,13 @@ class PlannerService:
             log.info("OMNIBUS_PLANNER_MODELS declares no models: there is what apps bring")
 
     def _set_target(self, reason: str) -> None:
-        planned = self._planning.planned
-        declared = {**self._declared, **planned.models}
+        planned, plan = self._planning.planned, self._changes.plan
+        running = {name: without_candidate(model) for name, model in plan.models.items()} if plan is not None else {}
+        declared = {**self._declared, **divide_into_cells(planned, running)}
         models = self._canary.apply({**declared, **app_models.app_models(self._apps, declared)})
         planner, load = self._planning.planner, self._follow.last_load
-        route = self._canary.wrap_route(partial(planner.reroute_running, load=load) if planner is not None else None)
+        route = partial(reroute_pools, partial(planner.reroute_running, load=load)) if planner is not None else None
+        route = self._canary.wrap_route(route)
         counts, prices = self._planning.gpu_counts, self._planning.prices
         self._changes.set_target(PlanTarget(models, reason, planned.explain, counts, route, prices))
 
@@ -129,7 +133,8 @@ class PlannerService:
                 self._follow.restore_load(plan)
             except ProtocolError:
                 plan = None
-        return {name: without_candidate(model) for name, model in plan.models.items()} if plan is not None else {}
+        models = plan.models if plan is not None else {}
+        return {name: merge_cells(without_candidate(model)) for name, model in models.items()}
 
     def _announce_plan(self, plan: Plan) -> None:
         PLANNER.swaps.inc()

@@ -26,6 +26,7 @@ import psutil
 from omnibus.bus import messages, subjects
 from omnibus.bus.messages import ExecutorStatus
 from omnibus.bus.nats import NatsBus
+from omnibus.cluster.desired import replica_counts
 from omnibus.families import catalog
 from omnibus.process.parent_death import die_with_parent
 from omnibus.recording.records import split_records
@@ -61,18 +62,18 @@ def declaration(family: str, checkpoint: Path, **changes: Any) -> dict[str, Any]
 
 
 def _executor_ids(models: Mapping[str, Any]) -> set[str]:
-    """Ids of the executors of options that ``models`` name, but for encoders that another model's executors replace."""
+    """Ids of the executors of the models that name their options, as they are planned: with cells, and without encoders
+    that another model's executors replace."""
     named = {name: model for name, model in models.items() if model.get("options")}
-    lent: set[tuple[str, str]] = set()
-    if len(named) > 1:
+    counts = {(name, option): spec.get("replicas", 1) for name, m in named.items() for option, spec in m["options"].items()}
+    if len(named) > 1 or any(model.get("cells") for model in named.values()):
         plans = build_static_plans(msgspec.convert(models, dict[str, DeclaredModel]))
-        lent = {(name, option) for name in named if name in plans for option in named[name]["options"]}
-        lent -= {(name, option) for name, plan in plans.items() for option in plan.options}
+        planned = {kind[:2]: count for kind, count in replica_counts(plans).items() if kind.model in named}
+        counts = {**{key: count for key, count in counts.items() if key[0] not in plans}, **planned}
     return {
         subjects.subject_token(f"{name}-{option}-{replica}")
-        for name, model in named.items()
-        for option, spec in model["options"].items()
-        for replica in range(spec.get("replicas", 1) if (name, option) not in lent else 0)
+        for (name, option), count in counts.items()
+        for replica in range(count)
     }
 
 

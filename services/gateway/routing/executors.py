@@ -198,6 +198,12 @@ class ExecutorTable:
             for member in (*members[first:], *members[:first])
         }
 
+    def option_work(self, model: str, option: str) -> float:
+        """Work in tokens that the executors of ``option`` have, this gateway's and others'."""
+        pool = self._pools.get((model, option))
+        members = pool.members.values() if pool is not None else ()
+        return sum(member.outstanding + member.foreign * member.pool.mean_work for member in members)
+
     def least_loaded(
         self, model: str, option: str, exclude: frozenset[str] = frozenset(), turn: int = 0, origin: str = ""
     ) -> ExecutorEntry | None:

@@ -25,6 +25,7 @@ from omnibus.store import AdapterRecord
 from services.gateway.routing import pins as pinning
 from services.gateway.routing.affinity import ChosenReplica
 from services.gateway.routing.assignment import MAX_CACHED_SHAPES, Assignment, ModelPart, PlanScope
+from services.gateway.routing.cells import CellChooser
 from services.gateway.routing.executors import ExecutorEntry, ExecutorTable
 from services.gateway.routing.nearness import Nearness
 from services.gateway.routing.replicas import ReplicaChooser
@@ -76,6 +77,7 @@ class Router:
         self._origins: dict[tuple[str, str], str] = {}
         self._kinds: dict[str, tuple[int, count[int]]] = {}
         self._replicas = ReplicaChooser(gateway, members, nearness)
+        self._cells = CellChooser(members)
 
     @property
     def plan(self) -> Plan | None:
@@ -89,6 +91,7 @@ class Router:
         self._paths = {}
         self._known_stages = {}
         self._replicas.use_plan(plan)
+        self._cells.use_plan(plan)
         models = plan.models if plan is not None else {}
         self._update_adapters()
         self._origins = {
@@ -108,6 +111,11 @@ class Router:
         """Serve these adapters beside the plan's. Names of the plan come first; of models that it lacks none serve."""
         self._stored_adapters = stored
         self._update_adapters()
+
+    def use_cell_shares(self, shares: Mapping[str, float]) -> None:
+        """Give cells these parts of what the plan gives them, by ``model/cell``; others get all of it."""
+        self._cells.use_shares(shares)
+        self._paths = {}
 
     def _update_adapters(self) -> None:
         models = self._plan.models if self._plan is not None else {}
@@ -188,6 +196,7 @@ class Router:
         found = self._paths.get(key)
         if found is None:
             found = tuple([path for path in self.find_all_paths(part) if path.rate > 0 or not path.is_candidate])
+            found = self._cells.scale_paths(part.model, found)
             if not found:
                 raise StageUnavailable(
                     f"no path of {part.model} runs {part.kind or '+'.join(sorted(part.used))}: declare one",
@@ -283,6 +292,8 @@ class Router:
         if (pinned or any(pins)) and not any(path.rate > 0 for path in paths):
             return paths  # who asks for a path gets it, planned for others or not
         planned = plans.choose_path(paths, self._choice_point(part, ticket))
+        if part.model in self._cells.models:
+            planned = self._cells.choose_cell(part.model, planned, paths)
         return [planned, *[path for path in paths if path is not planned]]
 
     def _first_live_path(
@@ -295,6 +306,8 @@ class Router:
                 option: self.serving_executors(part.model, option, exclude) for option in self._stages(part, path)
             }
             if all(serving.values()):
+                if path is not candidates[0] and part.model in self._cells.models:
+                    self._cells.note_fallback(part.model, candidates[0], path)
                 return path, serving
             missing.append([component for component in part.used if not serving[path.options[component]]])
         ordered = [component for component in part.components if component in missing[0]]

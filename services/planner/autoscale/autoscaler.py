@@ -12,6 +12,7 @@ import msgspec
 from omnibus.bus import Bus, subjects
 from omnibus.bus.messages import LoadEvent
 from omnibus.canary.overlay import without_candidate
+from omnibus.cells import merge_cells
 from omnibus.cluster.presence import follow_events
 from omnibus.errors import OmnibusError
 from omnibus.plan import ModelPlan, Plan
@@ -138,7 +139,8 @@ class Autoscaler:
             adapt.note_plan_change()
             self._attainment.note_plan_change()
             return
-        running = {name: without_candidate(plan.models[name]) for name in planner.models if name in plan.models}
+        known = [name for name in planner.models if name in plan.models]
+        running = {name: merge_cells(without_candidate(plan.models[name])) for name in known}
         met = not self._burst_pace.is_resting and await self._meet_burst(planner, adapt, plan, running)
         if not met and not self._window_pace.is_resting:
             await self._follow_window(planner, adapt, plan, running)

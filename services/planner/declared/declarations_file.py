@@ -22,6 +22,7 @@ from pathlib import Path as File
 
 import msgspec
 
+from omnibus.cells import join_cells
 from omnibus.errors import BadRequest
 from omnibus.graph import UNREADABLE
 from omnibus.plan import DeploymentOption, ModelPlan, Path, PriceList, cut_paths, request_type
@@ -84,7 +85,8 @@ def build_static_plans(models: Mapping[str, DeclaredModel]) -> dict[str, ModelPl
             require_valid_model(both or owner not in whole, name, f"shares with {owner}: plan both of them, or none")
         if model.planned is not None:
             continue
-        found[name] = _build_plan(model, whole)
+        plan = _build_plan(model, whole)
+        found[name] = join_cells([plan] * model.declared.cells) if model.declared.cells else plan
         names.claim_names(name, found[name], model.shares)
     return found
 

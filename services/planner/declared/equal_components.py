@@ -56,7 +56,7 @@ def _equal_components(models: Mapping[str, Model]) -> Iterator[tuple[str, list[M
     """Each encoder that several models have, and these models. Bytes are read where all else is equal."""
     outlines: dict[tuple[object, ...], list[tuple[Model, ComponentIdentity]]] = {}
     for model in models.values() if len(models) > 1 else ():
-        for component in model.components if model.declared.share_equal else ():
+        for component in model.components if model.declared.share_equal and not model.declared.cells else ():
             if model.kinds[component] != _ENCODE or component in model.declared.shares:
                 continue
             identity = component_identity(model, component)

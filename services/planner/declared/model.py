@@ -17,6 +17,9 @@ SERVICES = ("encoder", "llm", "generator")
 #: Components that a request uses only when the answer is to be heard.
 SPEECH = ("talker", "vocoder", "audio_vae")
 
+#: Cells of one model that is not planned.
+MAX_CELLS = 64
+
 T = TypeVar("T")
 
 
@@ -33,7 +36,8 @@ class DeclaredModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``tasks`` maps a component to the kind of its unit task; ``shares`` maps one to the model whose it is.
     None is what the family says. A model that is ``planned`` has no options or paths of its own. ``adapters`` are LoRA
     adapters of its language model: the names that requests call them by, and directories or ids of the hub. Executors of
-    an encoder serve all models whose encoder is the same, unless ``share_equal`` is false.
+    an encoder serve all models whose encoder is the same, unless ``share_equal`` is false. ``cells`` above 0: so many
+    equal cells, each of which has all options and serves whole requests by itself.
     """
 
     family: str
@@ -50,6 +54,7 @@ class DeclaredModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     image_defaults: ImageDefaults = ImageDefaults()
     adapters: dict[str, str] = {}
     share_equal: bool = True
+    cells: int = 0
 
 
 class Model:
@@ -83,6 +88,7 @@ class Model:
         self.options: dict[str, DeploymentOption] = {}
         _check_components(self)
         _check_adapters(self)
+        _check_cells(self)
         if self.planned is None:
             self.paths = _value_or(
                 declared.paths, _convert_family_field(declared.family, family["paths"], tuple[DeclaredPath, ...])
@@ -199,6 +205,15 @@ def _check_adapters(model: Model) -> None:
         require_valid_model(bool(checkpoint), model.name, f"adapter {name} has no directory and no id of the hub")
 
 
+def _check_cells(model: Model) -> None:
+    cells = model.declared.cells
+    require_valid_model(0 <= cells <= MAX_CELLS, model.name, f"has {cells} cells: they are 0 to {MAX_CELLS}")
+    require_valid_model(
+        not cells or model.planned is None, model.name, "is planned: its 'cells' are those of 'planned'"
+    )
+    require_valid_model(not cells or not model.shares, model.name, "has cells, which share nothing: leave 'shares' out")
+
+
 def _check_planned(model: Model, planned: planned_spec.PlannedModel) -> None:
     for field in ("options", "paths"):
         told = getattr(model.declared, field) is not None
@@ -223,6 +238,7 @@ def _check_option(model: Model, name: str, option: DeploymentOption) -> None:
     require_valid(bool(option.components), "has no component")
     require_valid(option.service in SERVICES, f"has service {option.service!r}; there is {', '.join(SERVICES)}")
     require_valid(option.replicas >= 0, f"has {option.replicas} replicas")
+    require_valid(not option.cell, "says 'cell', which plans alone say: give the model 'cells'")
     require_valid(not option.of, "says 'of', which plans alone say: name the other model's option in a path")
     require_valid(
         not option.engine or ":" in option.engine, f"has engine {option.engine!r}: it must name module:function"

@@ -39,6 +39,8 @@ def check_share(model: Model, component: str, other: str, models: Mapping[str, M
     )
     owner = models[other]
     require_valid(component in owner.components, f"which has no such component; it has {', '.join(owner.components)}")
+    in_cells = owner.declared.cells or (owner.planned is not None and owner.planned.cells)
+    require_valid(not in_cells, "which is in cells: they serve its own requests alone")
     further = owner.shares.get(component)
     require_valid(further is None, f"which has it from {further!r}: name that one")
     mine, theirs = model.kinds[component], owner.kinds[component]

@@ -45,7 +45,18 @@ def solve_cells(
     unserved = group.missing_components(demands, solution)
     places = _place_cells({size: best[size] for size in chosen.cells}, chosen, room, gpu)
     return PlanningOutcome(
-        group.ready, demands, goal, solver, solution, terms, asked.weights, places, unserved, asked.tails, chosen.cells
+        group.ready,
+        demands,
+        goal,
+        solver,
+        solution,
+        terms,
+        asked.weights,
+        places,
+        unserved,
+        asked.tails,
+        chosen.cells,
+        best,
     )
 
 

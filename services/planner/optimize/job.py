@@ -240,7 +240,8 @@ class PlanningJob:
                 models[name] = before
         for fault in faults.values():
             log.error("%s", fault)
-        return PlanningResult(models, planned.explain, planned.capacity, planned.rate)
+        cells = {**{name: each for name, each in self.planned.cells.items() if name in models}, **planned.cells}
+        return PlanningResult(models, planned.explain, planned.capacity, planned.rate, cells=cells)
 
     async def _report_faults(self, faults: Mapping[str, str]) -> None:
         """Say in the store what is wrong, and take back what was, also by a planner before this one."""

@@ -58,7 +58,7 @@ class PlanningOutcome(NamedTuple):
 
     ``weights`` are each model's req/s at a rate of 1. ``goal`` may be another one than was asked for, when the
     load is more than the GPUs serve. ``unserved`` are components that no executor runs, by model. ``cells``
-    counts cells by size.
+    counts cells by size, ``cell_solutions`` are the deployments of one of each.
     """
 
     ready: Mapping[str, ModelInputs]
@@ -72,6 +72,7 @@ class PlanningOutcome(NamedTuple):
     unserved: dict[str, tuple[str, ...]]
     tails: dict[str, TailLimits]
     cells: dict[int, int] = {}  # noqa: RUF012 nobody writes to it
+    cell_solutions: Mapping[int, Solution] = {}
 
     def expected_rate(self, name: str) -> float:
         """Req/s of model ``name`` that come, as far as they can be served.

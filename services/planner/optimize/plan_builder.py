@@ -24,6 +24,15 @@ def build_plan(outcome: PlanningOutcome, name: str) -> ModelPlan:
     return ready.model.build_plan(dict(_plan_options(ready, replicas, used)), types)
 
 
+def build_cells(outcome: PlanningOutcome, name: str) -> tuple[ModelPlan, ...]:
+    """The plan of each cell of model ``name``, the largest first."""
+    return tuple(
+        build_plan(outcome._replace(solution=outcome.cell_solutions[size]), name)
+        for size, count in sorted(outcome.cells.items(), reverse=True)
+        for _ in range(count)
+    )
+
+
 def reference_plan(ready: ModelInputs) -> ModelPlan:
     """The model with one replica of every option: tells which executors of another plan are the same."""
     return ready.model.build_plan(dict(_plan_options(ready, dict.fromkeys(ready.options, 1), set(ready.lent))), {})

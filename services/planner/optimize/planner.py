@@ -152,6 +152,7 @@ class Planner:
         models: dict[str, ModelPlan] = {}
         told: dict[str, Any] = {"models": {}, "deployments": []}
         most, rates = dict[str, float](), dict[str, float]()
+        celled: dict[str, tuple[ModelPlan, ...]] = {}
         transfers = TransferLoads(outcomes, self._nodes)
         told |= explain_links(transfers)
         for outcome in outcomes:
@@ -160,10 +161,13 @@ class Planner:
             told["deployments"].append(why["deployment"])
             for name in outcome.ready:
                 models[name] = plan_builder.build_plan(outcome, name)
+                if outcome.cells:
+                    celled[name] = plan_builder.build_cells(outcome, name)
                 most[name] = outcome.solution.capacity * outcome.weights[name]
                 rates[name] = why["models"][name]["rate"]
         order = [name for name in self._ready if name in models]
-        return PlanningResult({name: models[name] for name in order}, {"planned": told} if models else {}, most, rates)
+        made = {name: models[name] for name in order}
+        return PlanningResult(made, {"planned": told} if models else {}, most, rates, cells=celled)
 
     def capacity(self, models: Mapping[str, ModelPlan], load: Loads | None = None) -> dict[str, float]:
         """Return the capacity of the plans ``models``, in req/s by model, along their paths, at the mix of ``load``.

@@ -12,7 +12,8 @@ class PlanningResult(msgspec.Struct, frozen=True):
     """The plan of each model, why it is as it is (``Plan.explain``), what it can serve and what it was planned for.
 
     ``capacity`` and ``rate`` are in req/s of all of a model's requests. ``why`` gives the whole explanation where
-    ``explain`` names no alternatives yet; it takes the solver about as long as the plan did.
+    ``explain`` names no alternatives yet; it takes the solver about as long as the plan did. Of a model in cells
+    ``models`` has all cells as one pool of executors, and ``cells`` the plan of each, the largest first.
     """
 
     models: dict[str, ModelPlan]
@@ -20,3 +21,4 @@ class PlanningResult(msgspec.Struct, frozen=True):
     capacity: dict[str, float]
     rate: dict[str, float]
     why: Callable[[], dict[str, Any]] | None = None
+    cells: dict[str, tuple[ModelPlan, ...]] = {}

@@ -16,7 +16,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from omnibus.cluster.desired import ID, DesiredExecutors, ExecutorKind
+from omnibus.cluster.desired import CELL, ID, DesiredExecutors, ExecutorKind
 from omnibus.errors import BadRequest
 from services.planner.reconcile.backend import RunningWorkload
 
@@ -105,6 +105,8 @@ def build_workload(
         f"{LABEL_PREFIX}model": _label_value(wanted.kind.model),
         f"{LABEL_PREFIX}option": _label_value(wanted.kind.option),
     }
+    if cell := wanted.env.get(CELL, ""):
+        said[f"{LABEL_PREFIX}cell"] = _label_value(cell)
     about = {
         **dict(zip(_KIND_ANNOTATIONS, wanted.kind, strict=True)),
         f"{LABEL_PREFIX}mark": workload_hash(template, wanted),

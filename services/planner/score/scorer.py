@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from omnibus.bus import Bus, subjects
 from omnibus.bus.messages import LoadEvent
+from omnibus.cells import has_cells
 from omnibus.cluster.desired import replica_counts
 from omnibus.cluster.presence import ReadyExecutors, follow_events
 from omnibus.errors import OmnibusError
@@ -107,6 +108,8 @@ class PlanScorer:
             self._reconnects = bus.reconnects if bus is not None else 0
             return False
         models = {name: each for name, each in plan.models.items() if name in checker.planner.inputs}
+        if any(has_cells(each) for each in models.values()):  # what is simulated is one pool of executors
+            return False
         return bool(models) and not self._ready.count_missing(replica_counts(models))
 
     async def _learn(self, score: PlanScore, plan: Plan, checker: "PromiseChecker") -> None:

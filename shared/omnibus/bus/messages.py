@@ -164,6 +164,8 @@ class ExecutorStatus(msgspec.Struct, frozen=True):
     gpu_bytes: int = 0
     #: Of each of ``components``: what it has computed in its ``busy`` seconds.
     batches: tuple[BatchCounts, ...] = ()
+    #: Cell that it belongs to, of a model in cells; empty: none.
+    cell: str = ""
 
 
 class GatewayStatus(msgspec.Struct, frozen=True):

@@ -240,6 +240,12 @@ def _add_plan(commands: Any) -> None:
     history = own.add_parser("history", help="the plans that are stored")
     rollback = own.add_parser("rollback", help="serve an earlier plan, and change nothing by itself")
     resume = own.add_parser("resume", help="let the planner plan again")
+    cells = own.add_parser("cells", help="the cells of models and their shares; what a cell gets of its share")
+    cells.add_argument("model", nargs="?", metavar="MODEL", help="a model in cells; default: all")
+    cells.add_argument("cell", nargs="?", metavar="CELL", help="a cell of it, whose share is set")
+    cells.add_argument(
+        "part", nargs="?", type=float, metavar="PART", help="of its planned share: 0 drains it, 1 is as planned"
+    )
     show.add_argument("epoch", nargs="?", type=int, default=0, metavar="EPOCH", help="default: the current one")
     diff.add_argument(
         "epochs",
@@ -251,7 +257,7 @@ def _add_plan(commands: Any) -> None:
     history.add_argument("--limit", type=int, default=20, metavar="N", help="epochs to show (default 20)")
     rollback.add_argument("epoch", type=int, metavar="EPOCH", help="an epoch of `omnibus plan history`")
     show.add_argument("--nats", metavar="URL", help="the bus, which knows who is up")
-    for command in (show, diff, history, rollback, resume):
+    for command in (show, diff, history, rollback, resume, cells):
         add_output_options(command, names="epochs" if command is history else "")
         command.add_argument("--store", metavar="URL", help="the store; without it the running `omnibus up` is found")
     solve = own.add_parser("solve", help="print {id: answer} for the cases of a JSON file")

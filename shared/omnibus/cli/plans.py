@@ -1,6 +1,7 @@
 """``omnibus plan show | diff | history | rollback | resume``: the plans of the store, for people."""
 
 import argparse
+import math
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -33,6 +34,7 @@ async def run_plan(options: argparse.Namespace) -> int:
         "history": _show_history,
         "rollback": _rollback_plan,
         "resume": _resume_planning,
+        "cells": _show_or_set_cells,
     }
     store = Store(store_settings(options))
     try:
@@ -75,6 +77,8 @@ async def _show_plan(store: Store, options: argparse.Namespace) -> None:
         else ""
     )
     lines = [*plan_format.state_lines(plan, staged, lacks, stand.pin, problems), "", *plan_format.plan_lines(plan, up)]
+    if celled := plan_format.cell_shares_by_model(plan):
+        lines += ["", *plan_format.cell_lines(plan, celled, await store.cell_shares())]
     scored = list(score_lines(score))
     print("\n".join([*lines, *([""] if scored else []), *scored]))
 
@@ -148,6 +152,41 @@ def _print_result(options: argparse.Namespace, result: Mapping[str, Any], text: 
         print_json(result)
     else:
         print(text)
+
+
+async def _show_or_set_cells(store: Store, options: argparse.Namespace) -> None:
+    """The cells of the current plan, after one's share was set if that was asked."""
+    plan = await _require_plan(store, 0)
+    if options.model is not None:
+        await _set_cell(store, options, plan)
+    shares, parts = plan_format.cell_shares_by_model(plan), await store.cell_shares()
+    if options.model is not None:
+        shares = {options.model: shares[options.model]}
+    if options.json:
+        print_json(
+            {
+                name: {cell: {"share": share, "part": parts.get(f"{name}/{cell}", 1.0)} for cell, share in own.items()}
+                for name, own in shares.items()
+            }
+        )
+    elif shares:
+        print("\n".join(plan_format.cell_lines(plan, shares, parts)))
+    else:
+        print("no model of the plan is in cells")
+
+
+async def _set_cell(store: Store, options: argparse.Namespace, plan: Plan) -> None:
+    """Set what a cell gets, if the command says it. Raises ``NotFound`` and ``BadRequest``."""
+    known = plan_format.cell_shares_by_model(plan)
+    if options.model not in known:
+        raise NotFound(f"model {options.model} has no cells in the plan; {', '.join(known) or 'no model'} has")
+    if options.cell is None:
+        return
+    if options.cell not in known[options.model]:
+        raise NotFound(f"model {options.model} has no cell {options.cell}; it has {', '.join(known[options.model])}")
+    if options.part is None or not (math.isfinite(options.part) and options.part >= 0):
+        raise BadRequest("give the part of its planned share that the cell gets: 0 drains it, 1 is as planned")
+    await store.put_cell_share(options.model, options.cell, options.part)
 
 
 async def _require_plan(store: Store, epoch: int) -> Plan:

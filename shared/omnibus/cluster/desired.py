@@ -9,6 +9,8 @@ from omnibus.plan import ModelPlan, Plan
 
 #: The variable that tells an executor its id.
 ID = "OMNIBUS_EXECUTOR_ID"
+#: The one that tells it its cell, where its model is in cells.
+CELL = "OMNIBUS_EXECUTOR_CELL"
 
 
 class ExecutorKind(NamedTuple):
@@ -120,6 +122,8 @@ def _executor_environment(kind: ExecutorKind, model: ModelPlan) -> dict[str, str
     if deployed.engine:
         environment["ENGINE"] = deployed.engine
     environment |= {name: str(goal) for name, goal in (("TTFT", model.ttft), ("TBT", model.tbt)) if goal}
+    if deployed.cell:
+        environment["CELL"] = deployed.cell
     if deployed.batch:
         environment["BATCH"] = str(deployed.batch)
     if deployed.dtype:

@@ -21,6 +21,7 @@ class ExecutorIdentity:
     origin: str = ""  # of the plan that asked for it; empty when none did
     slots: int = 0  # invocations of a batch
     device: str = ""  # where its engines compute: cpu, or a GPU
+    cell: str = ""  # of a model in cells
     inline: int = 0  # bytes of a tensor that is sent within its message to a reader on another node
 
     def make_status(
@@ -48,6 +49,7 @@ class ExecutorIdentity:
             steps=steps,
             pid=os.getpid(),
             origin=self.origin,
+            cell=self.cell,
             keeps=keeps,
             busy=busy,
             done=done,

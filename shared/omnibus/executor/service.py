@@ -62,6 +62,7 @@ class ExecutorService:
             node=node,
             tasks=tasks,
             credits=wanted.credits,
+            cell=wanted.cell,
             origin=wanted.origin or catalog.code_origin(wanted.family, wanted.checkpoint),
             slots=min(wanted.batch, wanted.credits),
             device=wanted.device,

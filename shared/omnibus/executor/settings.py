@@ -32,6 +32,8 @@ class ExecutorSettings(Settings, frozen=True):
     adapter_rank: int = 64
     #: Name of the option that it runs.
     option: str = ""
+    #: Cell that it belongs to, of a model in cells; its option ends with it.
+    cell: str = ""
     #: What tells it from executors of other plans that do not do the same; empty: it stands for any.
     origin: str = ""
     #: Components of the option, comma separated.

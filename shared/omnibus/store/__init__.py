@@ -6,6 +6,7 @@ Keys, under ``<prefix>:``
 ``plan:epoch``, ``plan:<n>``, ``plan:history``   current number, plan documents, sorted set of epochs
 ``plan:staged``, ``plan:lead``                   the plan that is to follow, and the planner that sees to it
 ``plan:pin``                                     the epoch that is to be served and no other
+``plan:cells``                                   hash of ``model/cell`` to the part of its planned share that it gets
 ``plan:problems``                                hash of who says so to why the plan is not what it should be
 ``candidates``                                   hash of model to ``Candidate``, the last one that was tried
 ``candidate:counts:<id>``, ``:findings:<id>``    what comparisons of a candidate have come to; the last bad ones

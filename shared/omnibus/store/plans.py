@@ -1,5 +1,6 @@
 """Plans: the current one, the one that is to follow, and those before."""
 
+import logging
 from collections.abc import AsyncIterator
 from typing import NamedTuple
 from zlib import crc32
@@ -13,7 +14,10 @@ from omnibus.plan import Plan
 from omnibus.store.connection import FunctionRefused, StoreConnection
 from omnibus.store.seal import Seal
 
+log = logging.getLogger(__name__)
+
 _EPOCH, _PLAN, _HISTORY, _STAGED = "plan:epoch", "plan:", "plan:history", "plan:staged"
+_CELLS = "plan:cells"
 _PLAN_LABEL = "the plan"
 _LEAD, _PIN, _PROBLEMS, _CHANNEL = "plan:lead", "plan:pin", "plan:problems", "plan"
 
@@ -69,6 +73,11 @@ class _Head(msgspec.Struct):
     epoch: int
 
 
+class _CellPart(msgspec.Struct):
+    part: float
+
+
+_cell_part = msgspec.json.Decoder(_CellPart).decode
 _head = msgspec.json.Decoder(_Head).decode
 _problem = msgspec.json.Decoder(PlanProblem).decode
 
@@ -168,6 +177,34 @@ class PlanStore(StoreConnection):
         """Let the planner plan again."""
         await self._run_function("omnibus_pin_plan", (_PIN, _PLAN, _CHANNEL), "0")
 
+    # Cells
+
+    async def cell_shares(self) -> dict[str, float]:
+        """Parts of their planned shares that cells get, by ``model/cell``: what an operator has set, else it is 1."""
+        found: dict[str, float] = {}
+        for key, body in sorted((await self._run_command(self._redis.hgetall(self._redis_key(_CELLS)))).items()):
+            name = key.decode(errors="replace")
+            try:
+                found[name] = max(0.0, _cell_part(self._seal.verify(_cell_label(name), body)).part)
+            except (ProtocolError, *UNREADABLE) as error:
+                log.error("the share of cell %s is left as it is planned: %s", name, error)
+        return found
+
+    async def put_cell_share(self, model: str, cell: str, share: float) -> None:
+        """Give ``cell`` of ``model`` this part of its planned share: 0 drains it, 1 is as planned."""
+        key, name = self._redis_key(_CELLS), f"{model}/{cell}"
+        async with self._redis.pipeline(transaction=True) as together:
+            if share == 1.0:
+                together.hdel(key, name)
+            else:
+                together.hset(key, name, self._seal.sign(_cell_label(name), msgspec.json.encode(_CellPart(share))))
+            together.publish(key, name)
+            await self._run_command(together.execute())
+
+    def cell_share_changes(self) -> AsyncIterator[dict[str, float]]:
+        """``cell_shares``, at once and at each change. Reconnects by itself."""
+        return self._follow_channel(_CELLS, self.cell_shares)
+
     # What is wrong
 
     async def plan_problems(self) -> dict[str, PlanProblem]:
@@ -202,6 +239,10 @@ class PlanStore(StoreConnection):
             return PlanHistoryEntry(epoch, self._decode_plan(body), "")
         except ProtocolError as error:
             return PlanHistoryEntry(epoch, None, error.message)
+
+
+def _cell_label(name: str) -> str:
+    return f"the share of cell {name!r}"
 
 
 def plan_mark(plan: Plan) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from omnibus.cluster.desired import CELL
 from omnibus.process.spec import ProcessSpec
 
 #: The name of the only node begins with this, as those of all do.
@@ -54,10 +55,12 @@ class Nodes:
         }
 
     def place_executor(self, spec: ProcessSpec) -> ProcessSpec:
-        """``spec`` on its node. Executors take turns in the order in which they are seen first, and stay."""
+        """``spec`` on its node. Executors take turns in the order in which they are seen first, and stay; those of a
+        cell are on one node."""
         if self.count == 1:
             return spec
-        name = spec.name.partition("@")[0]
+        cell = spec.env.get(CELL, "")
+        name = f"{spec.env['OMNIBUS_EXECUTOR_MODEL']}@{cell}" if cell else spec.name.partition("@")[0]
         index = self._places.setdefault(name, len(self._places) % self.count)
         after = tuple(sidecar_name(index) if other == sidecar_name(0) else other for other in spec.after)
         return replace(spec, env={**spec.env, **self.client_env(index)}, after=after)

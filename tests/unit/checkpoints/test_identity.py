@@ -104,12 +104,10 @@ def test_what_is_of_the_language_model_alone_is_no_part_of_an_encoder(known: Pat
     assert identity(known).digest == identity(other).digest
 
 
-def test_bytes_are_read_once_while_the_file_is_the_same(
-    known: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_bytes_are_read_once_while_the_file_is_the_same(known: Path, cache: Path, monkeypatch: pytest.MonkeyPatch):
     first = identity(known).digest
     reads: list[str] = []
-    read = tensor_digests._content_digest  # noqa: SLF001 what costs time
+    read = tensor_digests._content_digest
     monkeypatch.setattr(
         tensor_digests, "_content_digest", lambda data, tensor: (reads.append(tensor.name), read(data, tensor))[1]
     )

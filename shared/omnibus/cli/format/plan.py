@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from omnibus.cells import base_option, cell_shares, has_cells
 from omnibus.cli.format.planned import planned_lines
 from omnibus.cli.format.tables import field_lines, table_lines
 from omnibus.cluster.desired import ExecutorKind, replica_counts
@@ -33,6 +34,26 @@ def plan_lines(plan: Plan, up: Up) -> Iterator[str]:
     if plan.explain:
         yield ""
         yield from explain_lines(plan.explain)
+
+
+def cell_shares_by_model(plan: Plan) -> dict[str, dict[str, float]]:
+    """The share that the plan gives each cell, of the models that are in cells."""
+    return {name: cell_shares(model) for name, model in plan.models.items() if has_cells(model)}
+
+
+def cell_lines(plan: Plan, shares: Mapping[str, Mapping[str, float]], parts: Mapping[str, float]) -> Iterator[str]:
+    """A table of cells: their executors, their planned ``shares``, and the ``parts`` of them that they get."""
+    rows = [
+        [name, cell, _cell_executors(plan.models[name], cell), f"{share:.1%}", f"{parts.get(f'{name}/{cell}', 1.0):g}"]
+        for name, own in shares.items()
+        for cell, share in own.items()
+    ]
+    yield from table_lines(["MODEL", "CELL", "EXECUTORS", "SHARE", "OF WHICH"], rows)
+
+
+def _cell_executors(model: ModelPlan, cell: str) -> str:
+    own = {name: option for name, option in model.options.items() if option.cell == cell}
+    return " ".join(f"{option.replicas}x{base_option(model, name)}" for name, option in own.items())
 
 
 def state_lines(

@@ -36,6 +36,11 @@ KINDS: Mapping[str, type[SimulatedRunner]] = {
 STAGES = ("encode", "think", "prefill", "decode")
 
 
+def _plain_option(settings: ExecutorSettings) -> str:
+    """The option as the profile names it."""
+    return settings.option.removesuffix(f"@{settings.cell}") if settings.cell else settings.option
+
+
 class Simulation:
     """One simulated executor: its runners, which share one device and start together."""
 
@@ -49,7 +54,7 @@ class Simulation:
         self.settings = settings
         self._kinds = kinds
         self._profile = profile
-        self._option = with_goals(profile.find_option(settings.option, settings.model), settings)
+        self._option = with_goals(profile.find_option(_plain_option(settings), settings.model), settings)
         self._device = device_of(self._option, profile.time_scale)
         self._machine = SimulatedMachine(self._device, self._option.startup * profile.time_scale, clock)
 

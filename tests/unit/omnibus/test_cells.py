@@ -1,0 +1,92 @@
+"""Cells in plans: each with its own executors and paths, and one pool of executors when they are put together."""
+
+import msgspec
+import pytest
+
+from omnibus.cells import CellShares, base_option, cell_shares, has_cells, join_cells, merge_cells, path_cell
+from omnibus.cluster.desired import CELL, desired_executors
+from omnibus.plan import DeploymentOption, ModelPlan, Path, Plan, decode_plan, encode_plan
+
+KIND = "vision+thinker"
+
+
+def cell(encoders: int = 1, rate: float = 2.0) -> ModelPlan:
+    """A deployment of a model that sees, for so many requests per second."""
+    options = {
+        "E": DeploymentOption(("vision",), "encoder", encoders, gpus=1),
+        "L": DeploymentOption(("thinker",), "llm", gpus=1),
+    }
+    path = Path("E>L", {"vision": "E", "thinker": "L"}, rate)
+    tasks = {"vision": "encode-m-vision", "thinker": "think-m-thinker"}
+    return ModelPlan("f", "/m", ("vision", "thinker"), {"image": "vision"}, options, {KIND: (path,)}, tasks=tasks)
+
+
+@pytest.fixture
+def two() -> ModelPlan:
+    return join_cells([cell(2, 3.0), cell()])
+
+
+def test_each_cell_has_executors_of_its_own_and_no_path_goes_through_two(two: ModelPlan):
+    assert {name: (option.replicas, option.cell) for name, option in two.options.items()} == {
+        "E@c1": (2, "c1"), "L@c1": (1, "c1"), "E@c2": (1, "c2"), "L@c2": (1, "c2"),
+    }  # fmt: skip
+    assert [(path.name, path.rate, path_cell(two, path)) for path in two.types[KIND]] == [
+        ("E@c1>L@c1", 3.0, "c1"),
+        ("E@c2>L@c2", 2.0, "c2"),
+    ]
+    assert cell_shares(two) == {"c1": 0.6, "c2": 0.4}
+
+
+def test_all_cells_together_are_one_pool(two: ModelPlan):
+    pool = merge_cells(two)
+
+    assert {name: option.replicas for name, option in pool.options.items()} == {"E": 3, "L": 2}
+    assert pool.types == cell(3, 5.0).types
+    assert not has_cells(pool)
+    assert merge_cells(join_cells([cell()])) == merge_cells(cell()) == cell()
+
+
+def test_executors_of_a_cell_do_what_those_of_a_plan_without_cells_do(two: ModelPlan):
+    assert two.option_origin("E@c2") == cell().option_origin("E")
+    asked = {kind.option: each.env for kind, each in desired_executors(Plan(1, 0, 0.0, {"m": two})).items()}
+    assert {option: env[CELL] for option, env in asked.items()} == {
+        "E@c1": "c1", "L@c1": "c1", "E@c2": "c2", "L@c2": "c2",
+    }  # fmt: skip
+
+
+def test_plans_without_cells_are_written_as_before_cells():
+    document = msgspec.json.decode(encode_plan(Plan(1, 0, 0.0, {"m": cell()})))
+
+    assert "cell" not in document["models"]["m"]["options"]["E"]
+    assert all(CELL not in each.env for each in desired_executors(Plan(1, 0, 0.0, {"m": cell()})).values())
+
+
+def test_a_plan_in_cells_can_be_written_and_read(two: ModelPlan):
+    plan = Plan(1, 0, 0.0, {"m": two})
+
+    assert decode_plan(encode_plan(plan)) == plan
+
+
+def test_a_candidates_option_is_of_its_cell(two: ModelPlan):
+    options = {**two.options, "E@c1@canary": two.options["E@c1"]}
+    tried = msgspec.structs.replace(two, options=options)
+
+    assert base_option(tried, "E@c1") == "E"
+    assert path_cell(tried, Path("", {"vision": "E@c1@canary", "thinker": "L@c1"}, 1.0)) == "c1"
+
+
+@pytest.mark.parametrize(
+    ("shares", "rates"),
+    [
+        ({}, [3.0, 2.0]),
+        ({"m/c1": 0.5}, [1.5, 2.0]),
+        ({"m/c1": 0.0}, [0.0, 2.0]),
+        ({"m/c1": 0.0, "m/c2": 0.0}, [3.0, 2.0]),
+        ({"other/c1": 0.0}, [3.0, 2.0]),
+    ],
+    ids=["as planned", "half", "drained", "all drained", "another model's"],
+)
+def test_a_cell_gets_the_part_of_its_share_that_it_is_given(
+    two: ModelPlan, shares: dict[str, float], rates: list[float]
+):
+    assert [path.rate for path in CellShares(shares).scale_paths("m", two, two.types[KIND])] == rates
