@@ -239,6 +239,30 @@ async def test_what_of_the_past_cannot_be_read_is_said(store: Store, raw: redis.
     assert "cannot be read" in strange.fault
 
 
+# Cells
+
+
+async def test_a_cell_gets_a_part_of_its_share_until_it_gets_all_again(store: Store, raw: redis.Redis):
+    assert await store.cell_shares() == {}
+
+    await store.put_cell_share("a/b", "c1", 0.0)
+    await store.put_cell_share("a/b", "c2", 0.5)
+
+    assert await store.cell_shares() == {"a/b/c1": 0.0, "a/b/c2": 0.5}
+    await store.put_cell_share("a/b", "c1", 1.0)
+    await raw.hset("test:plan:cells", "a/b/c3", "nonsense")
+    assert await store.cell_shares() == {"a/b/c2": 0.5}
+
+
+async def test_who_follows_the_shares_of_cells_has_each_change(store: Store):
+    follow = store.cell_share_changes()
+    first = await anext(follow)
+    await store.put_cell_share("m", "c1", 0.0)
+
+    assert (first, await asyncio.wait_for(anext(follow), 5)) == ({}, {"m/c1": 0.0})
+    await follow.aclose()  # type: ignore[attr-defined]
+
+
 # Pins
 
 

@@ -65,7 +65,9 @@ def _executor_ids(models: Mapping[str, Any]) -> set[str]:
     """Ids of the executors of the models that name their options, as they are planned: with cells, and without encoders
     that another model's executors replace."""
     named = {name: model for name, model in models.items() if model.get("options")}
-    counts = {(name, option): spec.get("replicas", 1) for name, m in named.items() for option, spec in m["options"].items()}
+    counts = {
+        (name, option): spec.get("replicas", 1) for name, m in named.items() for option, spec in m["options"].items()
+    }
     if len(named) > 1 or any(model.get("cells") for model in named.values()):
         plans = build_static_plans(msgspec.convert(models, dict[str, DeclaredModel]))
         planned = {kind[:2]: count for kind, count in replica_counts(plans).items() if kind.model in named}

@@ -14,7 +14,8 @@ All but ``family`` and ``checkpoint`` may be left out: the family says it. Inste
 may say ``"planned": {...}`` (``planned_spec.py``), to be planned from its profile in the file's ``gpus`` and ``nodes``:
 {"gpus": {"H100": {"count": 8, "memory_gb": 80}}, "nodes": {"n1": {"gpus": 8, "link_gb_s": 1.25}}, "models": {...}}.
 A model may share components with another one, whose options it then names: ``"shares": {"vision": "a"}`` and
-``"options": ["a/E", "L"]``; encoders that are the same share without that. LoRA adapters of its language model are ``"adapters": {"pirate": "/adapters/pirate"}``.
+``"options": ["a/E", "L"]``; encoders that are the same share without that. ``"cells": 2`` is two equal cells.
+LoRA adapters of its language model are ``"adapters": {"pirate": "/adapters/pirate"}``.
 """
 
 from collections.abc import Iterator, Mapping

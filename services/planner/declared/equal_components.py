@@ -37,7 +37,7 @@ def component_identity(model: Model, component: str) -> ComponentIdentity | None
 
 
 def share_equal_components(models: Mapping[str, Model]) -> None:
-    """Let models with equal encoders share their executors; changes ``shares``, ``options`` and ``paths`` of ``models``.
+    """Let models with equal encoders share their executors: changes ``shares``, ``options`` and ``paths`` of models.
 
     What a declaration shares is as it says, and a model that says ``"share_equal": false`` keeps to itself.
     """

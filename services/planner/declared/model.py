@@ -35,9 +35,9 @@ class DeclaredModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ``tasks`` maps a component to the kind of its unit task; ``shares`` maps one to the model whose it is.
     None is what the family says. A model that is ``planned`` has no options or paths of its own. ``adapters`` are LoRA
-    adapters of its language model: the names that requests call them by, and directories or ids of the hub. Executors of
-    an encoder serve all models whose encoder is the same, unless ``share_equal`` is false. ``cells`` above 0: so many
-    equal cells, each of which has all options and serves whole requests by itself.
+    adapters of its language model: the names that requests call them by, and directories or ids of the hub.
+    Executors of an encoder serve all models whose encoder is the same, unless ``share_equal`` is false. ``cells`` above
+    0: so many equal cells, each of which has all options and serves whole requests by itself.
     """
 
     family: str

@@ -127,6 +127,8 @@ def build_workload(
         _set_node_selector(pod["spec"], wanted.gpu if wanted.gpus else "")
         if "affinity" in pod["spec"]:
             pod["spec"]["affinity"] = _fill_model(pod["spec"]["affinity"], said[f"{LABEL_PREFIX}model"])
+        if f"{LABEL_PREFIX}cell" in said:
+            _prefer_machine_of_cell(pod["spec"], {**selector, **said})
     _set_environment(pods[0]["spec"]["containers"][0], wanted)
     return made
 
@@ -215,6 +217,18 @@ def _fill_model(found: Any, model: str) -> Any:
     if isinstance(found, list):
         return [_fill_model(value, model) for value in found]
     return found.replace(MODEL_PLACEHOLDER, model) if isinstance(found, str) else found
+
+
+def _prefer_machine_of_cell(pod: Manifest, labels: Mapping[str, str]) -> None:
+    """Keep executors of one cell on one machine where there is room, before all else that the template prefers."""
+    names = [f"{LABEL_PREFIX}{name}" for name in ("release", "model", "cell")]
+    term = {
+        "topologyKey": "kubernetes.io/hostname",
+        "labelSelector": {"matchLabels": {name: labels[name] for name in names}},
+    }
+    near = pod.setdefault("affinity", {}).setdefault("podAffinity", {})
+    preferred = "preferredDuringSchedulingIgnoredDuringExecution"
+    near[preferred] = [*(near.get(preferred) or []), {"weight": 100, "podAffinityTerm": term}]
 
 
 def _escape_value(value: str) -> str:

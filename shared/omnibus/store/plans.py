@@ -180,13 +180,16 @@ class PlanStore(StoreConnection):
     # Cells
 
     async def cell_shares(self) -> dict[str, float]:
-        """Parts of their planned shares that cells get, by ``model/cell``: what an operator has set, else it is 1."""
+        """Parts of their planned shares that cells get, by ``model/cell``: what an operator has set, else it is 1.
+
+        They are not signed, as a pin is not: they choose among what signed plans have.
+        """
         found: dict[str, float] = {}
         for key, body in sorted((await self._run_command(self._redis.hgetall(self._redis_key(_CELLS)))).items()):
             name = key.decode(errors="replace")
             try:
-                found[name] = max(0.0, _cell_part(self._seal.verify(_cell_label(name), body)).part)
-            except (ProtocolError, *UNREADABLE) as error:
+                found[name] = max(0.0, _cell_part(body).part)
+            except UNREADABLE as error:
                 log.error("the share of cell %s is left as it is planned: %s", name, error)
         return found
 
@@ -197,7 +200,7 @@ class PlanStore(StoreConnection):
             if share == 1.0:
                 together.hdel(key, name)
             else:
-                together.hset(key, name, self._seal.sign(_cell_label(name), msgspec.json.encode(_CellPart(share))))
+                together.hset(key, name, msgspec.json.encode(_CellPart(share)))
             together.publish(key, name)
             await self._run_command(together.execute())
 
@@ -239,10 +242,6 @@ class PlanStore(StoreConnection):
             return PlanHistoryEntry(epoch, self._decode_plan(body), "")
         except ProtocolError as error:
             return PlanHistoryEntry(epoch, None, error.message)
-
-
-def _cell_label(name: str) -> str:
-    return f"the share of cell {name!r}"
 
 
 def plan_mark(plan: Plan) -> int:

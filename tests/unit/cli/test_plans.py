@@ -14,6 +14,7 @@ import redis
 from omnibus.bus import subjects
 from omnibus.bus.messages import ExecutorStatus
 from omnibus.bus.nats import NatsBus
+from omnibus.cells import join_cells
 from omnibus.cli import main
 from omnibus.cli.format import plan as plan_format
 from omnibus.cluster.desired import ExecutorKind
@@ -123,6 +124,47 @@ def test_the_score_of_a_plan_is_shown_with_the_error_of_each_figure(keep: Callab
     assert ["m/L", "50%", "60%", "321"] in rows(text)
     assert "L takes 1.2 times as long as profiled, as 321 jobs took while it served" in text
     assert json.loads(say("show", "--json"))["score"]["types"][0]["p50"]["done"]["error"] == 0.25
+
+
+# cells
+
+
+def test_cells_are_shown_and_given_parts_of_their_shares(keep: Callable[..., None], say: Say):
+    keep(swap(plan(1, m=join_cells([model(2), model(1, both=False)]), n=borrower())))
+
+    asked, drained, shown = say("cells"), say("cells", "m", "c2", "0"), say("show")
+
+    assert rows(asked)[1:] == [["m", "c1", "1xE 2xL 1xEL", "50.0%", "1"], ["m", "c2", "1xE 1xL", "50.0%", "1"]]
+    assert rows(drained)[2] == rows(say("cells", "m"))[2] == ["m", "c2", "1xE 1xL", "50.0%", "0"]
+    assert ["m", "c2", "1xE 1xL", "50.0%", "0"] in rows(shown)
+    assert ["m/L@c2", "thinker", "llm", "1", "1", "?"] in rows(shown)
+    assert json.loads(say("cells", "m", "c2", "0.5", "--json")) == {
+        "m": {"c1": {"share": 0.5, "part": 1.0}, "c2": {"share": 0.5, "part": 0.5}}
+    }
+    assert rows(say("cells", "m", "c2", "1"))[2][-1] == "1"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (("n",), "model n has no cells in the plan; m has"),
+        (("m", "c3", "0"), "model m has no cell c3; it has c1, c2"),
+        (("m", "c2"), "give the part of its planned share"),
+        (("m", "c2", "-1"), "give the part of its planned share"),
+    ],
+)
+def test_what_is_no_cell_and_no_share_is_refused(
+    keep: Callable[..., None], say: Say, arguments: tuple[str, ...], fault: str
+):
+    keep(swap(plan(1, m=join_cells([model(), model()]), n=borrower())))
+
+    assert fault in say("cells", *arguments, code=1)
+
+
+def test_a_plan_without_cells_says_so(keep: Callable[..., None], say: Say):
+    keep(swap(plan(1, m=model())))
+
+    assert say("cells") == "no model of the plan is in cells\n"
 
 
 def test_what_is_staged_pinned_and_wrong_is_shown(keep: Callable[..., None], say: Say):

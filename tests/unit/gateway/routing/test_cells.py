@@ -19,9 +19,7 @@ IDS = ("E@c1", "L@c1", "E@c2", "L@c2")
 def cell(rate: float) -> ModelPlan:
     options = {"E": DeploymentOption(("vision",), "encoder"), "L": DeploymentOption(("thinker",), "llm")}
     path = Path("E>L", {"vision": "E", "thinker": "L"}, rate)
-    return ModelPlan(
-        "tiny", "", tuple(STAGES), {"image": "vision"}, options, {"vision+thinker": (path,)}, tasks=STAGES
-    )
+    return ModelPlan("tiny", "", tuple(STAGES), {"image": "vision"}, options, {"vision+thinker": (path,)}, tasks=STAGES)
 
 
 @pytest.fixture
