@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from omnibus import profile as profiles
+from omnibus.cells import cell_shares
 from omnibus.cli.format.plan import plan_lines
 from omnibus.errors import BadRequest
 from omnibus.families import catalog
@@ -246,6 +247,21 @@ async def test_models_that_share_are_planned_together(town: Town):
 
     assert replicas(plan.models["a"]) == {"E": 1, "L": 1}
     assert plan.models["b"].options["a/E"].of == "a/E"
+
+
+async def test_a_model_in_cells_is_planned_once_and_deployed_by_cell(town: Town):
+    measure(town, APART)
+    declare(town, static=False, gpus={"H100": {"count": 7}}, q={"profile": "q.json", "cells": 4})
+
+    async with town.planner():
+        plan = await town.current(1)
+    async with town.planner():  # another one finds them as they are
+        again = await town.current(1)
+
+    made = plan.models["q"]
+    assert len(cell_shares(made)) > 1
+    assert all(len({made.options[name].cell for name in path.options.values()}) == 1 for path in made.types["thinker"])
+    assert again == plan
 
 
 async def test_planned_and_static_models_share_nothing(town: Town):

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from omnibus.cells import join_cells
 from omnibus.cluster.desired import DesiredExecutors, desired_executors
 from omnibus.errors import BadRequest, Retryable
 from omnibus.plan import DeploymentOption, ModelPlan, Plan
@@ -143,6 +144,22 @@ async def test_an_affinity_names_the_model_where_the_template_asks_for_it(settin
     (chosen,) = pod["spec"]["affinity"]["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
     assert chosen == {"weight": 100, "podAffinityTerm": term(pod["metadata"]["labels"]["omnibus/model"])}
     assert pod["metadata"]["labels"]["omnibus/model"] == "Org-Model.A"
+
+
+async def test_pods_of_a_cell_have_its_label_and_prefer_one_machine(backend: KubernetesBackend, cluster: Api):
+    plan = ModelPlan("f", "/m", ("thinker",), {}, {"L": DeploymentOption(("thinker",), "llm")}, {})
+    executors = desired_executors(Plan(1, 0, 0.0, {"m": join_cells([plan, plan])})).values()
+
+    for each in executors:
+        await backend.start(each)
+
+    pods = [made["spec"]["template"] for made in cluster.objects.values()]
+    assert [pod["metadata"]["labels"]["omnibus/cell"] for pod in pods] == ["c1", "c2"]
+    for pod in pods:
+        (near,) = pod["spec"]["affinity"]["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+        wanted = near["podAffinityTerm"]["labelSelector"]["matchLabels"]
+        assert wanted.items() <= pod["metadata"]["labels"].items()
+        assert wanted.keys() == {"omnibus/release", "omnibus/model", "omnibus/cell"}
 
 
 def test_without_such_a_selector_the_type_of_the_gpus_replaces_nobody(backend: KubernetesBackend):
