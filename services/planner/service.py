@@ -108,8 +108,8 @@ class PlannerService:
         declared = {**self._declared, **divide_into_cells(planned, running)}
         models = self._canary.apply({**declared, **app_models.app_models(self._apps, declared)})
         planner, load = self._planning.planner, self._follow.last_load
-        route = partial(reroute_pools, partial(planner.reroute_running, load=load)) if planner is not None else None
-        route = self._canary.wrap_route(route)
+        reroute = partial(planner.reroute_running, load=load) if planner is not None else None
+        route = self._canary.wrap_route(partial(reroute_pools, reroute) if reroute is not None else None)
         counts, prices = self._planning.gpu_counts, self._planning.prices
         self._changes.set_target(PlanTarget(models, reason, planned.explain, counts, route, prices))
 

@@ -101,7 +101,7 @@ def _merged_paths(model: ModelPlan, paths: Sequence[Path]) -> tuple[Path, ...]:
 
 
 class CellShares:
-    """What each cell of one plan gets of its planned share, as an operator says it: 1 as planned, 0 nothing.
+    """Parts that cells get of their planned shares, as an operator says them: 1 as planned, 0 nothing.
 
     ``shares`` are by ``model/cell``; a cell that is not in it gets what is planned.
     """

@@ -26,7 +26,7 @@ def divide_into_cells(planned: PlanningResult, running: Mapping[str, ModelPlan])
 def reroute_pools(
     reroute: Callable[[Mapping[str, ModelPlan]], PlanningResult], models: Mapping[str, ModelPlan]
 ) -> PlanningResult:
-    """What ``reroute`` finds for ``models``, those in cells left out: paths through all of their executors are none of
+    """Result of ``reroute`` for ``models`` without those in cells: paths through all of their executors are none of
     theirs."""
     found = reroute({name: merge_cells(model) for name, model in models.items()})
     whole = {name: model for name, model in found.models.items() if name not in models or not has_cells(models[name])}

@@ -202,8 +202,9 @@ class PlanningJob:
         load: Loads | None,
     ) -> _PlanningRun:
         """Runs in a thread of its own."""
-        from services.planner.optimize.planner import Planner, usable_models
+        from services.planner.optimize.planner import Planner
         from services.planner.optimize.promise import PromiseChecker
+        from services.planner.optimize.usable_models import usable_models
 
         readable = {name: model for name, model in self._models.items() if name in found}
         good, wrong = usable_models(readable, found, self._declared.gpus)

@@ -36,7 +36,7 @@ _IGNORED = frozenset(
 
 
 class ComponentIdentity:
-    """What a component's outputs follow from.
+    """All that a component's outputs follow from.
 
     ``tensors`` are by their names within the component, ``settings`` by file and field, as JSON. Reading the bytes
     raises ``OSError`` when a file is gone meanwhile.

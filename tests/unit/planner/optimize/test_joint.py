@@ -14,7 +14,8 @@ from omnibus.settings import read_settings
 from services.planner.declared.model import Model
 from services.planner.declared.planned_spec import GpuType
 from services.planner.optimize.load import ModelLoad
-from services.planner.optimize.planner import Planner, usable_models
+from services.planner.optimize.planner import Planner
+from services.planner.optimize.usable_models import usable_models
 from services.planner.solve.problem import Infeasible
 from tests.unit.planner.optimize.testbed import (
     EIGHT,
