@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from omnibus import profile as profiles
+from omnibus.cells import merge_cells
 from omnibus.errors import BadRequest
 from omnibus.executor.sim.profile import read_profile
 from omnibus.families.plugins import join_names
@@ -64,7 +65,7 @@ async def find_deployment(question: WhatIfQuestion, store: Store) -> Deployment:
         }
         for inputs in known.values():
             inputs.borrow_options(models, known)
-        label, plans = sources.label, {name: sources.plan.models[name] for name in models}
+        label, plans = sources.label, {name: merge_cells(sources.plan.models[name]) for name in models}
         explain: Mapping[str, Any] = sources.plan.explain
     else:
         planner = Planner(models, found, gpus, nodes)

@@ -130,7 +130,7 @@ def test_the_score_of_a_plan_is_shown_with_the_error_of_each_figure(keep: Callab
 
 
 def test_cells_are_shown_and_given_parts_of_their_shares(keep: Callable[..., None], say: Say):
-    keep(swap(plan(1, m=join_cells([model(2), model(1, both=False)]), n=borrower())))
+    keep(swap(plan(1, m=join_cells([model(2), model(1, 100, both=False)]), n=borrower())))
 
     asked, drained, shown = say("cells"), say("cells", "m", "c2", "0"), say("show")
 

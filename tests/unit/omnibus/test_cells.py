@@ -3,6 +3,8 @@
 import msgspec
 import pytest
 
+from omnibus.canary.candidate import Candidate, OptionChange
+from omnibus.canary.overlay import overlay_model, without_candidate
 from omnibus.cells import CellShares, base_option, cell_shares, has_cells, join_cells, merge_cells, path_cell
 from omnibus.cluster.desired import CELL, desired_executors
 from omnibus.plan import DeploymentOption, ModelPlan, Path, Plan, decode_plan, encode_plan
@@ -67,12 +69,16 @@ def test_a_plan_in_cells_can_be_written_and_read(two: ModelPlan):
     assert decode_plan(encode_plan(plan)) == plan
 
 
-def test_a_candidates_option_is_of_its_cell(two: ModelPlan):
-    options = {**two.options, "E@c1@canary": two.options["E@c1"]}
-    tried = msgspec.structs.replace(two, options=options)
+def test_a_candidate_is_tried_in_one_cell(two: ModelPlan):
+    candidate = Candidate("id", "m", 0.0, (OptionChange("E@c1", checkpoint="/new"),), state="canary", share=0.2)
+    tried = overlay_model(two, candidate)
 
+    (path,) = [path for path in tried.types[KIND] if path.is_candidate]
+    assert path.options == {"vision": "E@c1@canary", "thinker": "L@c1"}
+    assert path_cell(tried, path) == "c1"
     assert base_option(tried, "E@c1") == "E"
-    assert path_cell(tried, Path("", {"vision": "E@c1@canary", "thinker": "L@c1"}, 1.0)) == "c1"
+    assert cell_shares(tried) == cell_shares(two)
+    assert merge_cells(without_candidate(tried)) == merge_cells(two)
 
 
 @pytest.mark.parametrize(
