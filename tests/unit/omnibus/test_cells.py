@@ -70,7 +70,7 @@ def test_a_plan_in_cells_can_be_written_and_read(two: ModelPlan):
 
 
 def test_a_candidate_is_tried_in_one_cell(two: ModelPlan):
-    candidate = Candidate("id", "m", 0.0, (OptionChange("E@c1", checkpoint="/new"),), state="canary", share=0.2)
+    candidate = Candidate("id", "m", (OptionChange("E@c1", checkpoint="/new"),), state="canary", share=0.2)
     tried = overlay_model(two, candidate)
 
     (path,) = [path for path in tried.types[KIND] if path.is_candidate]
