@@ -21,6 +21,7 @@ from services.planner.autoscale.candidates import (
     PlanCandidates,
     deployment_capacity,
     estimate_replan,
+    faster_plan,
     serves_more,
     solve_for_load,
 )
@@ -202,7 +203,12 @@ class Autoscaler:
             return False
         self._before = self._before or _declared_load(planner, self._wanted, expected)
         enough = all(found.rerouted.capacity.get(name, 0.0) >= load.rate for name, load in short.items())
-        chosen = found.rerouted if enough else found.best
+        chosen = found.rerouted
+        if not enough:
+            checker = self._planning.checker
+            chosen = await asyncio.to_thread(faster_plan, checker, found.best, running, expected, recent)
+            if not self._is_current(plan):
+                return False
         told = {name: {"rate": load.rate, "error": relative_error(load.rate)} for name, load in short.items()}
         # Nobody waits for alternatives to be looked for.
         chosen = msgspec.structs.replace(chosen, explain={**chosen.explain, FORECAST: told}, why=None)

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from omnibus.errors import BadRequest
+from omnibus.errors import BadRequest, DeadlineExceeded
 from omnibus.plan import ModelPlan
 from omnibus.plan_score import LearnedOption
 from omnibus.profile import ModelProfile
@@ -30,6 +30,7 @@ from services.planner.optimize.model_inputs import ModelInputs
 from services.planner.optimize.result import PlanningResult
 from services.planner.optimize.transfers import TransferLoads
 from services.planner.solve.constraints import SolverNode
+from services.planner.solve.problem import Infeasible
 
 
 class Planner:
@@ -108,6 +109,26 @@ class Planner:
                 room = _remaining_budget(room, found[-1])
             planned = self._build_result(found, MAX_ALTERNATIVES if explain else 0)
         return planned if explain else msgspec.structs.replace(planned, why=partial(self._explain_outcomes, found))
+
+    def plan_of_running_options(self, load: Loads, running: Mapping[str, ModelPlan]) -> PlanningResult | None:
+        """The best deployment for ``load`` of options that are ``running``; None where they do not serve it, or where
+        a model is planned in cells or by a policy. It has no explanation until ``PlanningResult.why`` is called."""
+        if any(group.cells or group.policy != EXACT for group in self._groups):
+            return None
+        demands, there, room = self.resolve_demands(load), self._running_replicas(running), self._room
+        found = []
+        with self._turn:
+            for group in self._groups:
+                try:
+                    found.append(group.solve(_group_demands(group, demands), there, room, only_running=True))
+                except (Infeasible, DeadlineExceeded):
+                    return None
+                room = _remaining_budget(room, found[-1])
+            planned = self._build_result(found, 0)
+        for outcome, group in zip(found, self._groups, strict=True):
+            if outcome.goal != group.goal or outcome.unserved:
+                return None
+        return msgspec.structs.replace(planned, why=partial(self._explain_outcomes, found))
 
     def plan_baselines(self, load: Loads | None = None) -> dict[str, PlanningResult]:
         """Return the plans by the rules of others, by policy: for one model that is planned by itself, for the most
