@@ -15,7 +15,11 @@ from services.planner.optimize.result import PlanningResult
 from tests.bench.burst import measured_profile
 from tests.e2e.planned import cell
 
-MANY = {"prompt_tokens": 10 * cell.IMAGE + cell.WORDS, "image_tokens": 10 * cell.IMAGE, "completion_tokens": cell.ANSWER}
+MANY = {
+    "prompt_tokens": 10 * cell.IMAGE + cell.WORDS,
+    "image_tokens": 10 * cell.IMAGE,
+    "completion_tokens": cell.ANSWER,
+}
 
 
 def burst(rate: float) -> dict[str, ModelLoad]:
