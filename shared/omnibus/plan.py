@@ -34,6 +34,7 @@ class DeploymentOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     without one; empty: it is not counted among those that are declared. ``batch`` is OMNIBUS_EXECUTOR_BATCH, ``dtype``
     OMNIBUS_EXECUTOR_DTYPE; 0 and empty: as they are set where the executor runs. ``checkpoint`` is another one than the
     model's; empty: the model's. ``vllm`` are settings of its vLLM engine: OMNIBUS_VLLM_... by the ends of their names.
+    ``spares`` of the replicas are more than the load needs; unset: none.
     """
 
     components: tuple[str, ...]
@@ -47,6 +48,12 @@ class DeploymentOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     checkpoint: str = ""
     dtype: str = ""
     vllm: dict[str, str | int | float | bool] | UnsetType = UNSET
+    spares: int | UnsetType = UNSET
+
+    @property
+    def spare_count(self) -> int:
+        """Executors among the replicas that the load does not need."""
+        return self.spares or 0
 
 
 class Path(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -30,6 +30,7 @@ from services.planner.optimize.simulated import (
     simulated_models,
     simulation_links,
 )
+from services.planner.optimize.spares import without_spares
 from services.planner.simulate.arrivals import TypeRate, even_arrivals, poisson_arrivals
 from services.planner.simulate.devices import ModelDevices
 from services.planner.simulate.outcome import SimulationOutcome
@@ -154,7 +155,7 @@ class PromiseChecker:
 
     def simulate(self, result: PlanningResult, load: Loads | None = None) -> SimulatedPromise:
         """Simulate ``result`` at the rates that it promises. Raises ``BadRequest`` for what cannot be simulated."""
-        return self.simulate_models(result.models, result.capacity, load, result.explain)
+        return self.simulate_models(without_spares(result.models), result.capacity, load, result.explain)
 
     def simulate_models(
         self,
@@ -180,7 +181,9 @@ class PromiseChecker:
         types = self._known_types(result.models, {name: each.rate for name, each in load.items()}, load)
         seconds = _TAIL_REQUESTS / sum(each.rate for each in types)
         outcome = simulate_plan(
-            self._simulated_plan(result.models, result.explain), poisson_arrivals(types, seconds), seconds
+            self._simulated_plan(without_spares(result.models), result.explain),
+            poisson_arrivals(types, seconds),
+            seconds,
         )
         refused = sum(each.refused for each in outcome.types)
         return math.inf if refused else outcome.percentiles["done"]["0.99"]
