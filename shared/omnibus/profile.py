@@ -124,7 +124,7 @@ class TypeProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     quantities: dict[str, float] = {}
 
 
-class EdgeProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class EdgeProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Bytes per request that go from one component to another when different executors run them.
 
     ``rows`` are those of a tensor that grows while it is read, or codes of speech, per request; ``bunch`` is how many
