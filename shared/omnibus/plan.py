@@ -35,6 +35,7 @@ class DeploymentOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     OMNIBUS_EXECUTOR_DTYPE; 0 and empty: as they are set where the executor runs. ``checkpoint`` is another one than the
     model's; empty: the model's. ``vllm`` are settings of its vLLM engine: OMNIBUS_VLLM_... by the ends of their names.
     ``cell`` is the cell that its executors belong to, of a model in cells (``omnibus.cells``).
+    ``spares`` of the replicas are more than the load needs; unset: none.
     """
 
     components: tuple[str, ...]
@@ -49,6 +50,12 @@ class DeploymentOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dtype: str = ""
     vllm: dict[str, str | int | float | bool] | UnsetType = UNSET
     cell: str | UnsetType = UNSET
+    spares: int | UnsetType = UNSET
+
+    @property
+    def spare_count(self) -> int:
+        """Executors among the replicas that the load does not need."""
+        return self.spares or 0
 
 
 class Path(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -124,13 +124,19 @@ class TypeProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     quantities: dict[str, float] = {}
 
 
-class EdgeProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Bytes per request that go from one component to another when different executors run them."""
+class EdgeProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Bytes per request that go from one component to another when different executors run them.
+
+    ``rows`` are those of a tensor that grows while it is read, or codes of speech, per request; ``bunch`` is how many
+    of them the largest message brings. 0: nothing grows, or nobody measured it.
+    """
 
     source: str
     target: str
     bytes: float
     type: str = ""
+    rows: float = 0.0
+    bunch: float = 0.0
 
 
 class KeyValues(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,11 +1,16 @@
-"""A burst of images that the planner meets: ``python -m tests.bench.burst``.
+"""A burst of images that the planner meets.
+
+    python -m tests.bench.burst [-v]
+    python -m tests.bench.burst --spares 8     # with so many spare executors of each component
 
 All of Omnibus runs, with ``sim`` executors on 24 places. 4 requests a second have one image each, then for 75 s ten. For
 them ten times as much has to be encoded, which one encoder cannot. What is measured: requests that were refused, seconds
 from the first request with ten images until the last executors that were added serve, and seconds until the 99th
-percentile of requests from then on is within twice what a request with ten images takes alone.
+percentile of requests from then on is within twice what a request with ten images takes alone. Spares serve from the
+first request on; those that are added then replace them.
 """
 
+import argparse
 import asyncio
 import io
 import json
@@ -146,16 +151,21 @@ async def measure(system: System) -> dict[str, Any]:
 
 def main() -> None:
     """Print the figures as JSON; goals that are missed are named on stderr."""
+    arguments = argparse.ArgumentParser(description="Measure a burst of images that the planner meets.")
+    arguments.add_argument("--spares", type=int, default=0, help="spare executors of each component (0)")
+    arguments.add_argument("-v", action="store_true", dest="verbose", help="print the system's log")
+    asked = arguments.parse_args()
     with tempfile.TemporaryDirectory(prefix="omnibus-burst-") as directory:
         simulated, measured = Path(directory, "simulated.json"), Path(directory, "profile.json")
         simulated.write_bytes(msgspec.json.encode(cell.SIMULATED))
         measured.write_bytes(profiles.encode_profile(measured_profile()))
-        planned = {"profile": str(measured), "goal": "gpus", "rate": RATE, "mix": {cell.SEEN: 1.0}}
+        planned: dict[str, Any] = {"profile": str(measured), "goal": "gpus", "rate": RATE, "mix": {cell.SEEN: 1.0}}
+        planned["spares"] = asked.spares
         model = {"family": cell.FAMILY, "checkpoint": str(simulated), "planned": planned}
         more = {"gpus": {"cpu": {"count": PLACES}}}
         with running(Path(directory), {cell.MODEL: model}, more=more, bears_services=False, **SETTINGS) as system:
             found = asyncio.run(measure(system))
-            if "-v" in sys.argv:
+            if asked.verbose:
                 print(system.log[-20_000:], file=sys.stderr)
     print(json.dumps(found))
     for name, (unit, goal) in BURST.items():

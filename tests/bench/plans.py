@@ -42,6 +42,8 @@ MIXES = {
 }
 #: CPU seconds in which a plan is solved and simulated again; virtual seconds of a throughput, and of latencies.
 PLAN_SECONDS, STEADY_SECONDS, LATENCY_SECONDS = 60.0, 60.0, 120.0
+#: Requests of the rarest type at least by which latencies are compared: medians of fewer differ by chance.
+MIN_REQUESTS = 500
 #: Parts of what a plan serves at which latencies are compared.
 LOADS = (0.4, 0.7)
 HOUR_SECONDS, HOUR_RATE = 3600.0, 8.0
@@ -70,8 +72,9 @@ def served_rate(plan: ModelPlan, mix: str, rate: float, devices: ModelDevices) -
 
 
 def latencies(plan: ModelPlan, mix: str, rate: float, devices: ModelDevices) -> SimulationOutcome:
-    made = SimulatedPlan({MODEL: SimulatedModel(plan, devices)})
-    return simulate_plan(made, poisson_arrivals(type_rates(mix, rate), LATENCY_SECONDS), LATENCY_SECONDS)
+    made, rates = SimulatedPlan({MODEL: SimulatedModel(plan, devices)}), type_rates(mix, rate)
+    seconds = max(LATENCY_SECONDS, MIN_REQUESTS / min(each.rate for each in rates))
+    return simulate_plan(made, poisson_arrivals(rates, seconds), seconds)
 
 
 def measure_promises(plans: Mapping[str, PlanningResult], engines: ModelDevices) -> dict[str, float]:

@@ -17,26 +17,26 @@ from omnibus.cluster.presence import follow_events
 from omnibus.errors import OmnibusError
 from omnibus.plan import ModelPlan, Plan
 from omnibus.settings import PlannerSettings
-from services.planner.autoscale.attainment import AttainmentControl
 from services.planner.autoscale.candidates import (
     PlanCandidates,
     deployment_capacity,
     estimate_replan,
+    faster_plan,
     serves_more,
     solve_for_load,
 )
+from services.planner.autoscale.controls import build_attainment, build_policy, build_trend, scaling_rules
 from services.planner.autoscale.forecast import BurstForecast, relative_error
 from services.planner.autoscale.load_window import LoadWindows
 from services.planner.autoscale.pacing import SolvePace
 from services.planner.autoscale.policy import (
-    ScalingGoal,
     ScalingPolicy,
-    ScalingRules,
     ScalingSnapshot,
     Verdict,
 )
 from services.planner.autoscale.reasons import describe_load_change
 from services.planner.autoscale.replan_guard import ReplanEstimate, ReplanGuard
+from services.planner.autoscale.trend import RateForecast, raise_to_forecasts
 from services.planner.declared.planned_spec import GPUS
 from services.planner.optimize.job import PlanningJob
 from services.planner.optimize.load import Loads, ModelLoad
@@ -50,11 +50,9 @@ log = logging.getLogger(__name__)
 
 #: Seconds between two looks at least: what gateways say at about the same time is looked at together.
 MIN_LOOK_SECONDS = 0.2
-#: Windows, or starts of an executor, for which goals must have been met until less is planned for.
-ATTAINMENT_PATIENCE_WINDOWS = 20.0
 #: Where a plan that follows the load says which one, in ``Plan.explain``.
 LOAD = "load"
-#: Where a plan that meets a burst says what was expected, and the part by which that may be off.
+#: Where a plan that goes by a forecast says what was expected, and the part by which that may be off.
 FORECAST = "forecast"
 
 
@@ -88,7 +86,8 @@ class Autoscaler:
         self._reconnects = 0
         self._planner: Planner | None = None
         self._adapt: ScalingPolicy | None = None
-        self._attainment = _build_attainment(None, settings, clock)
+        self._attainment = build_attainment(None, settings, clock)
+        self._trend = build_trend(None, settings, clock)
         self._wanted: PlanningResult | None = None
         self._since = clock()  # when it was wanted, or came one step further
         self._epoch = 0  # the last step
@@ -135,6 +134,8 @@ class Autoscaler:
         adapt, planner, plan = self._current_policy(), self._planner, self._changes.plan
         if planner is None or adapt is None or plan is None or self._has_missed_events(adapt):
             return
+        if self._trend.is_due:
+            self._trend.add_loads(self._windows.current_loads())
         if self._changes.is_pinned or self._is_rolling_out(plan):
             adapt.note_plan_change()
             self._attainment.note_plan_change()
@@ -150,7 +151,9 @@ class Autoscaler:
     ) -> None:
         """Plan again if the load of a whole window calls for it."""
         self._attainment.update(self._windows.goal_counts())
-        loads = self._attainment.raise_loads(self._windows.current_loads())
+        measured = self._windows.current_loads()
+        forecasts = self._trend.forecasts(measured, planner.models_for_rate)
+        loads = self._attainment.raise_loads(raise_to_forecasts(measured, forecasts))
         self._guard.note_running()
         expected = adapt.expected_load(loads)
         if expected is None or self._goes_back(adapt, loads):
@@ -170,7 +173,7 @@ class Autoscaler:
             if confirmed is None:
                 return
             wanted = confirmed
-        chosen = await _with_explanation(wanted)
+        chosen = _with_forecasts(await _with_explanation(wanted), forecasts)
         if self._is_current(plan):
             if verdict is Verdict.REPLAN:
                 self._guard.note_replan(self._planning.planned, loads, self._windows.served_rates())
@@ -204,10 +207,15 @@ class Autoscaler:
             return False
         self._before = self._before or _declared_load(planner, self._wanted, expected)
         enough = all(found.rerouted.capacity.get(name, 0.0) >= load.rate for name, load in short.items())
-        chosen = found.rerouted if enough else found.best
-        told = {name: {"rate": load.rate, "error": relative_error(load.rate)} for name, load in short.items()}
+        chosen = found.rerouted
+        if not enough:
+            checker = self._planning.checker
+            chosen = await asyncio.to_thread(faster_plan, checker, found.best, running, expected, recent)
+            if not self._is_current(plan):
+                return False
+        forecasts = {name: RateForecast(load.rate, relative_error(load.rate)) for name, load in short.items()}
         # Nobody waits for alternatives to be looked for.
-        chosen = msgspec.structs.replace(chosen, explain={**chosen.explain, FORECAST: told}, why=None)
+        chosen = _with_forecasts(msgspec.structs.replace(chosen, why=None), forecasts)
         self._load = expected
         self._apply_plan(chosen, expected, f"burst: {describe_load_change(expected, self._before)}")
         adapt.note_plan_change()
@@ -255,8 +263,9 @@ class Autoscaler:
             self._wanted, self._since = planning.planned, self._clock()
         if planning.planner is not self._planner:
             self._planner = planning.planner
-            self._adapt = _build_policy(self._planner, scaling_rules(self._settings), self.last_load, self._clock)
-            self._attainment = _build_attainment(self._planner, self._settings, self._clock)
+            self._adapt = build_policy(self._planner, scaling_rules(self._settings), self.last_load, self._clock)
+            self._attainment = build_attainment(self._planner, self._settings, self._clock)
+            self._trend = build_trend(self._planner, self._settings, self._clock)
         return self._adapt
 
     def _has_missed_events(self, adapt: ScalingPolicy) -> bool:
@@ -267,6 +276,7 @@ class Autoscaler:
         self._reconnects = bus.reconnects if bus is not None else 0
         self._windows.clear()
         self._bursts.clear()
+        self._trend.clear()
         adapt.reset_measurements()
         return True
 
@@ -291,47 +301,12 @@ class Autoscaler:
         self._want(reason)
 
 
-def scaling_rules(settings: PlannerSettings) -> ScalingRules:
-    hold = settings.hold or 2 * settings.window
-    return ScalingRules(settings.window, settings.margin, hold, settings.cooldown, settings.least)
-
-
 def recorded_load(plan: Plan | None) -> dict[str, ModelLoad]:
     """The load that ``plan`` was made for, when it followed the load; a planner that starts goes on from there."""
     try:
         return msgspec.convert(plan.explain.get(LOAD, {}), dict[str, ModelLoad]) if plan is not None else {}
     except msgspec.ValidationError:  # another build's
         return {}
-
-
-def _build_policy(
-    planner: "Planner | None", rules: ScalingRules, load: Loads, clock: Callable[[], float]
-) -> ScalingPolicy | None:
-    """The policy for what ``planner`` plans; ``load`` is what it was planned for where it is not what was declared."""
-    goals = {
-        name: ScalingGoal(
-            model.planned.goal == GPUS, model.planned.headroom, load[name].rate if name in load else model.planned.rate
-        )
-        for name, model in (planner.models if planner is not None else {}).items()
-        if model.planned is not None and model.planned.adapt
-    }
-    if planner is None or not goals:
-        return None
-    return ScalingPolicy(goals, rules, max(planner.start_seconds.values(), default=0.0), clock)
-
-
-def _build_attainment(
-    planner: "Planner | None", settings: PlannerSettings, clock: Callable[[], float]
-) -> AttainmentControl:
-    """The control of the models that executors can be added to: those that are planned for the fewest GPUs."""
-    models = [
-        name
-        for name, model in (planner.models if planner is not None else {}).items()
-        if model.planned is not None and model.planned.adapt and model.planned.goal == GPUS
-    ]
-    starts = max(planner.start_seconds.values(), default=0.0) if planner is not None else 0.0
-    patience = ATTAINMENT_PATIENCE_WINDOWS * max(settings.window, starts)
-    return AttainmentControl(models, settings.window, patience, settings.least, clock)
 
 
 def _declared_load(planner: "Planner", planned: PlanningResult | None, first: Loads) -> dict[str, ModelLoad]:
@@ -352,6 +327,12 @@ async def _with_explanation(planned: PlanningResult) -> PlanningResult:
     if planned.why is None:
         return planned
     return msgspec.structs.replace(planned, explain=await asyncio.to_thread(planned.why), why=None)
+
+
+def _with_forecasts(planned: PlanningResult, forecasts: Mapping[str, RateForecast]) -> PlanningResult:
+    """Return ``planned`` with what was expected of the models that a forecast was gone by for."""
+    told = {name: each._asdict() for name, each in forecasts.items()}
+    return msgspec.structs.replace(planned, explain={**planned.explain, FORECAST: told}) if told else planned
 
 
 def _percents(estimate: ReplanEstimate) -> tuple[float, float]:

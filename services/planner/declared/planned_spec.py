@@ -73,7 +73,8 @@ class PlannedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     the only ones to use (None: those of the profile), or "all": also those that were not measured, estimated.
     ``cells`` above 0: cells of 1, 2, 4, ... up to so many GPUs instead of one deployment. ``adapt``: plan again
     as the load changes; ``headroom`` is the part of the rate to have spare, with goal "gpus". ``policy`` is the rule to
-    plan by, one of ``POLICIES``. ``learn``: plan with the seconds that executors take while they serve.
+    plan by, one of ``POLICIES``. ``learn``: plan with the seconds that executors take while they serve. ``spares`` are
+    executors of each component that are ready beyond what the load and ``headroom`` need, with goal "gpus".
     """
 
     profile: str = ""
@@ -88,6 +89,7 @@ class PlannedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     headroom: float = 0.2
     policy: str = EXACT
     learn: bool = True
+    spares: int = 0
 
 
 def check_planned_model(model: str, asked: PlannedModel) -> None:
@@ -104,6 +106,9 @@ def check_planned_model(model: str, asked: PlannedModel) -> None:
     for number, mix in enumerate([*([asked.mix] if asked.mix is not None else []), *asked.mixes]):
         require_valid(any(share > 0 for share in mix.values()), f"mix {number} gives no request type a share")
     require_valid(0 <= asked.cells <= MAX_CELL_GPUS, f"cells is {asked.cells}: it must be 0 to {MAX_CELL_GPUS} GPUs")
+    require_valid(asked.spares >= 0, f"spares is {asked.spares}: it must be 0 or more executors of each component")
+    plain = asked.goal == GPUS and not asked.cells and asked.policy == EXACT
+    require_valid(plain or not asked.spares, f"spares need goal {GPUS!r}, no cells and no policy: leave 'spares' out")
     known = ", ".join(POLICIES[1:])
     require_valid(asked.policy in POLICIES, f"policy is {asked.policy!r}; there is {known}, and none for the best plan")
     require_valid(asked.cells == 0 or not asked.mixes, "cells cannot be planned for several mixes: leave out 'mixes'")

@@ -135,12 +135,24 @@ class PlanningGroup:
             kept = self._kept = key, Solver(join_networks(parts, self.same))
         return kept[1]
 
-    def solve(self, demands: Mapping[str, ModelDemand], running: Mapping[str, int], room: GpuBudget) -> PlanningOutcome:
-        """The best deployment within ``room``. Raises ``Infeasible`` and ``DeadlineExceeded``.
+    def solve(
+        self,
+        demands: Mapping[str, ModelDemand],
+        running: Mapping[str, int],
+        room: GpuBudget,
+        *,
+        only_running: bool = False,
+    ) -> PlanningOutcome:
+        """The best deployment within ``room``, ``only_running``: of options that are ``running``.
 
         Every component has an executor, also one that no request is planned for, if there are GPUs for it.
+        Raises ``Infeasible`` and ``DeadlineExceeded``.
         """
         asked = self.build_question(demands, running, room)
+        if only_running:
+            fresh = [name for name in asked.solver.frame.network.option_names if not running.get(name)]
+            without = tuple({*asked.terms.without, *fresh})
+            asked = asked._replace(terms=msgspec.structs.replace(asked.terms, without=without))
         measured = all(each.measured for each in demands.values())
         solver, terms = asked.solver, asked.terms
         unserved: dict[str, tuple[str, ...]] = {}

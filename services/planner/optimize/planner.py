@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from omnibus.errors import BadRequest
+from omnibus.errors import BadRequest, DeadlineExceeded
 from omnibus.plan import ModelPlan
 from omnibus.plan_score import LearnedOption
 from omnibus.profile import ModelProfile
@@ -28,8 +28,10 @@ from services.planner.optimize.joint import GpuBudget, PlanningGroup, PlanningOu
 from services.planner.optimize.load import Loads
 from services.planner.optimize.model_inputs import ModelInputs
 from services.planner.optimize.result import PlanningResult
+from services.planner.optimize.spares import add_spares, spare_counts, with_spares, without_spares
 from services.planner.optimize.transfers import TransferLoads
 from services.planner.solve.constraints import SolverNode
+from services.planner.solve.problem import Infeasible
 
 
 class Planner:
@@ -54,6 +56,7 @@ class Planner:
         self._gpus = dict(gpus)
         self._nodes = _typed_nodes(gpus, nodes)
         self._room = _gpu_budget(gpus, self._nodes)
+        _check_spares(models, self._nodes)
         self._ready = {name: ModelInputs(model, profiles[name], gpus, self._nodes) for name, model in models.items()}
         for ready in self._ready.values():
             ready.borrow_options(models, self._ready)
@@ -82,6 +85,11 @@ class Planner:
         return self._nodes
 
     @property
+    def models_for_rate(self) -> frozenset[str]:
+        """The models that are planned for the fewest GPUs."""
+        return frozenset(name for name, each in self._ready.items() if each.asked.goal == GPUS)
+
+    @property
     def start_seconds(self) -> dict[tuple[str, str], float]:
         """Seconds until a new replica is ready, by model and option."""
         return {
@@ -106,8 +114,28 @@ class Planner:
             for group in self._groups:
                 found.append(self._solve_group(group, demands, there, room))
                 room = _remaining_budget(room, found[-1])
-            planned = self._build_result(found, MAX_ALTERNATIVES if explain else 0)
+            planned = self._with_spares(self._build_result(found, MAX_ALTERNATIVES if explain else 0), room)
         return planned if explain else msgspec.structs.replace(planned, why=partial(self._explain_outcomes, found))
+
+    def plan_of_running_options(self, load: Loads, running: Mapping[str, ModelPlan]) -> PlanningResult | None:
+        """The best deployment for ``load`` of options that are ``running``; None where they do not serve it, or where
+        a model is planned in cells or by a policy. It has no explanation until ``PlanningResult.why`` is called."""
+        if any(group.cells or group.policy != EXACT for group in self._groups):
+            return None
+        demands, there, room = self.resolve_demands(load), self._running_replicas(running), self._room
+        found = []
+        with self._turn:
+            for group in self._groups:
+                try:
+                    found.append(group.solve(_group_demands(group, demands), there, room, only_running=True))
+                except (Infeasible, DeadlineExceeded):
+                    return None
+                room = _remaining_budget(room, found[-1])
+            planned = self._with_spares(self._build_result(found, 0), room)
+        for outcome, group in zip(found, self._groups, strict=True):
+            if outcome.goal != group.goal or outcome.unserved:
+                return None
+        return msgspec.structs.replace(planned, why=partial(self._explain_outcomes, found))
 
     def plan_baselines(self, load: Loads | None = None) -> dict[str, PlanningResult]:
         """Return the plans by the rules of others, by policy: for one model that is planned by itself, for the most
@@ -135,15 +163,25 @@ class Planner:
     def reroute_running(self, running: Mapping[str, ModelPlan], load: Loads | None = None) -> PlanningResult:
         """The best paths for ``load`` over the replicas that run, without a new one.
 
-        What they cannot serve has a capacity of 0. Raises ``Infeasible`` for goals that nothing keeps.
+        What they cannot serve has a capacity of 0, and spares are no part of it. Raises ``Infeasible`` for goals that
+        nothing keeps.
         """
-        demands, there, room = self.resolve_demands(load), self._running_replicas(running), self._room
+        demands, there, room = self.resolve_demands(load), self._running_replicas(without_spares(running)), self._room
         found = []
         with self._turn:
             for group in self._groups:
                 found.append(group.route_running(_group_demands(group, demands), there, room))
                 room = room._replace(nodes=_remaining_budget(room, found[-1]).nodes)
-            return self._build_result(found, alternatives=0)
+            rerouted = self._build_result(found, alternatives=0)
+        spares = {name: spare_counts(running[name]) if name in running else {} for name in rerouted.models}
+        models = {name: with_spares(model, spares[name]) for name, model in rerouted.models.items()}
+        return msgspec.structs.replace(rerouted, models=models)
+
+    def _with_spares(self, planned: PlanningResult, left: GpuBudget) -> PlanningResult:
+        """``planned`` with the spares that models ask for, as far as GPUs are ``left``."""
+        if not any(ready.asked.spares for ready in self._ready.values()):
+            return planned
+        return msgspec.structs.replace(planned, models=add_spares(self._ready, planned.models, left))
 
     def _build_result(
         self, outcomes: Sequence[PlanningOutcome], alternatives: int = MAX_ALTERNATIVES
@@ -171,9 +209,9 @@ class Planner:
     def capacity(self, models: Mapping[str, ModelPlan], load: Loads | None = None) -> dict[str, float]:
         """Return the capacity of the plans ``models``, in req/s by model, along their paths, at the mix of ``load``.
 
-        0 for a model with a path that nobody has measured.
+        0 for a model with a path that nobody has measured. Spares are no part of it.
         """
-        return plan_capacity(self._ready, models, self.resolve_demands(load))
+        return plan_capacity(self._ready, without_spares(models), self.resolve_demands(load))
 
     def resolve_demands(self, load: Loads | None) -> dict[str, ModelDemand]:
         """Return what each model has to serve: ``load``, or what was declared."""
@@ -203,6 +241,12 @@ class Planner:
         if group.policy != EXACT:
             return policies.solve_by_policy(group, mine, room, group.policy, group.cells)
         return cells.solve_cells(group, mine, room, group.cells) if group.cells else group.solve(mine, running, room)
+
+
+def _check_spares(models: Mapping[str, Model], nodes: Mapping[str, DeclaredNode]) -> None:
+    for name, model in models.items():
+        if nodes and model.planned is not None and model.planned.spares:
+            raise BadRequest(f"model {name}: spares are not placed on nodes: declare 'gpus' by type, or no 'spares'")
 
 
 def _group_demands(group: PlanningGroup, demands: Mapping[str, ModelDemand]) -> dict[str, ModelDemand]:

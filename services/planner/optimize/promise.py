@@ -30,7 +30,8 @@ from services.planner.optimize.simulated import (
     simulated_models,
     simulation_links,
 )
-from services.planner.simulate.arrivals import TypeRate, even_arrivals
+from services.planner.optimize.spares import without_spares
+from services.planner.simulate.arrivals import TypeRate, even_arrivals, poisson_arrivals
 from services.planner.simulate.devices import ModelDevices
 from services.planner.simulate.outcome import SimulationOutcome
 from services.planner.simulate.run import SimulatedPlan, simulate_plan
@@ -42,6 +43,8 @@ MAX_ROUNDS = 6
 #: Requests of a simulation, at least and at most, and the seconds in which queues that grow are to be seen: a few
 #: answers after each other.
 _MIN_REQUESTS, _MAX_REQUESTS, _GROWTH_SECONDS = 2500, 10_000, 40.0
+#: Requests of a simulation that is to say a 99th percentile.
+_TAIL_REQUESTS = 600
 #: Options that are busy for less than this part of their time are not corrected: nothing depends on them.
 _MIN_CORRECTED_LOAD = 0.2
 #: One round changes seconds by no more than this factor.
@@ -152,7 +155,7 @@ class PromiseChecker:
 
     def simulate(self, result: PlanningResult, load: Loads | None = None) -> SimulatedPromise:
         """Simulate ``result`` at the rates that it promises. Raises ``BadRequest`` for what cannot be simulated."""
-        return self.simulate_models(result.models, result.capacity, load, result.explain)
+        return self.simulate_models(without_spares(result.models), result.capacity, load, result.explain)
 
     def simulate_models(
         self,
@@ -162,27 +165,50 @@ class PromiseChecker:
         explain: Mapping[str, Any] | None = None,
     ) -> SimulatedPromise:
         """Simulate ``plans`` at ``rates``, req/s by model, with the mix of ``load``."""
-        inputs = self.planner.inputs
-        demands = self.planner.resolve_demands(load)
-        types = [
-            each
-            for name in plans
-            if name in inputs
-            for each in _type_rates(name, inputs[name], demands[name], rates.get(name, 0.0))
-        ]
+        types = self._known_types(plans, rates, load)
         total = sum(each.rate for each in types)
-        if not total > 0:
-            raise BadRequest("there is nothing to simulate: the plan serves no requests")
         seconds = max(_MIN_REQUESTS / total, min(_GROWTH_SECONDS, _MAX_REQUESTS / total))
-        known = {name: plan for name, plan in plans.items() if name in inputs}
-        plan = SimulatedPlan(
-            simulated_models(inputs, known, self.devices, explain or {}), links=simulation_links(self.planner.nodes)
-        )
+        plan = self._simulated_plan(plans, explain or {})
         outcome = simulate_plan(plan, even_arrivals(types, seconds), seconds)
         load_max = max((each.load for each in outcome.options), default=0.0)
         served = 1.0 / load_max if load_max > 0 else 1.0
         lost = outcome.carried < 1.0 - AGREEMENT_FRACTION and seconds >= _GROWTH_SECONDS
         return SimulatedPromise(min(served, outcome.carried) if lost else served, outcome)
+
+    def predict_p99(self, result: PlanningResult, load: Loads) -> float:
+        """Return the 99th percentile of seconds that requests take, of those that come at random at the rates of
+        ``load``. Raises ``BadRequest`` for what cannot be simulated."""
+        types = self._known_types(result.models, {name: each.rate for name, each in load.items()}, load)
+        seconds = _TAIL_REQUESTS / sum(each.rate for each in types)
+        outcome = simulate_plan(
+            self._simulated_plan(without_spares(result.models), result.explain),
+            poisson_arrivals(types, seconds),
+            seconds,
+        )
+        refused = sum(each.refused for each in outcome.types)
+        return math.inf if refused else outcome.percentiles["done"]["0.99"]
+
+    def _known_types(
+        self, plans: Mapping[str, ModelPlan], rates: Mapping[str, float], load: Loads | None
+    ) -> list[TypeRate]:
+        """Request types of the models of ``plans`` that are planned. Raises ``BadRequest`` where nothing comes."""
+        inputs, demands = self.planner.inputs, self.planner.resolve_demands(load)
+        found = [
+            each
+            for name in plans
+            if name in inputs
+            for each in _type_rates(name, inputs[name], demands[name], rates.get(name, 0.0))
+        ]
+        if not found:
+            raise BadRequest("there is nothing to simulate: the plan serves no requests")
+        return found
+
+    def _simulated_plan(self, plans: Mapping[str, ModelPlan], explain: Mapping[str, Any]) -> SimulatedPlan:
+        inputs = self.planner.inputs
+        known = {name: plan for name, plan in plans.items() if name in inputs}
+        return SimulatedPlan(
+            simulated_models(inputs, known, self.devices, explain), links=simulation_links(self.planner.nodes)
+        )
 
     def _correct_seconds(self, result: PlanningResult, promise: SimulatedPromise, load: Loads | None) -> None:
         """Make the seconds of roles add up to what the simulation found of each option."""
@@ -193,8 +219,8 @@ class PromiseChecker:
         for name, plan in result.models.items():
             for stop in _plan_stops(inputs[name], plan, demands[name], result.capacity[name]):
                 key = _executors_of(plan, name, stop.option)
-                replicas = result.models[key[0]].options[key[1]].replicas
-                work[key] = work.get(key, 0.0) + stop.work / replicas
+                option = result.models[key[0]].options[key[1]]
+                work[key] = work.get(key, 0.0) + stop.work / (option.replicas - option.spare_count)
                 roles.setdefault(key, []).append(stop)
         for key, summed in work.items():
             found = simulated.get(key, 0.0)

@@ -60,7 +60,9 @@ def _without_deployment(model: ModelPlan) -> ModelPlan:
 
 
 def _is_same_option(one: ModelPlan, other: ModelPlan, name: str) -> bool:
-    first, second = (msgspec.structs.replace(each.options[name], replicas=0, gpu="") for each in (one, other))
+    first, second = (
+        msgspec.structs.replace(each.options[name], replicas=0, gpu="", spares=msgspec.UNSET) for each in (one, other)
+    )
     return first == second and one.option_origin(name) == other.option_origin(name)
 
 
@@ -71,7 +73,7 @@ def _merged_options(
         plan = after if name in after.options else before
         option = plan.options[name]
         count = 0 if option.of else there.get(ExecutorKind(model, name, plan.option_origin(name)), 0)
-        yield name, msgspec.structs.replace(option, replicas=count)
+        yield name, msgspec.structs.replace(option, replicas=count, spares=msgspec.UNSET)
 
 
 Side = tuple[ModelPlan, Mapping[tuple[str, str], int]]

@@ -16,9 +16,10 @@ import msgspec
 from omnibus.errors import BadRequest
 from omnibus.executor.sim.profile import Profile, SimComponent, SimOption
 from omnibus.profile import ModelProfile, OptionProfile
-from services.planner.simulate.curves import CHUNK_CODES, CODES_PER_SECOND, build_component, component_samples
+from services.planner.simulate.curves import build_component, component_samples
 from services.planner.simulate.devices import ModelDevices
 from services.planner.simulate.option_fit import fit_options
+from services.planner.simulate.streams import measure_streams
 
 #: Calibrations that are kept: each takes seconds of processor time, and a planner needs those of its profiles again and
 #: again.
@@ -62,9 +63,12 @@ def _calibrate(
     lacking = [part for part, samples in known.items() if not samples]
     if lacking:
         raise BadRequest(f"component {lacking[0]} cannot be simulated: its profile has no seconds of it")
-    parts = {part: build_component(kinds[part], part, samples, encoders) for part, samples in known.items()}
+    streams = measure_streams(profile, kinds)
+    parts = {part: build_component(kinds[part], part, samples, encoders, streams) for part, samples in known.items()}
     times = _times_of(profile, parts, options)
-    plain = ModelDevices(components, kinds, encoders, times, CODES_PER_SECOND, CHUNK_CODES, profile.overhead_s)
+    plain = ModelDevices(
+        components, kinds, encoders, times, streams.codes_per_second, streams.codes, profile.overhead_s
+    )
     return fit_options(plain, profile, options)
 
 

@@ -7,12 +7,13 @@ from omnibus.executor.sim.distributions import Curve, SizeDistribution
 from omnibus.executor.sim.profile import ANY, SimComponent, SimOutput
 from omnibus.profile import ModelProfile, OptionProfile
 from services.planner.simulate.saturate import BATCH_ROWS
+from services.planner.simulate.streams import StreamSizes
 
-#: Codes of a second of speech, which profiles do not say; steps of devices count as many.
-CODES_PER_SECOND, _RATE, _SAMPLES = 25.0, 24000, 960
-#: Rows of a batch of a vocoder, codes of a chunk, and how much longer a chunk alone takes than one in a full batch:
-#: its latency in a profile is that of the talker before it.
-_VOCODER_ROWS, CHUNK_CODES, _ALONE_FACTOR = 4, 12, 2.0
+#: Samples in a second of speech.
+_RATE = 24000
+#: Rows of a batch of a vocoder, and how much longer a chunk alone takes than one in a full batch: its latency in a
+#: profile is that of the talker before it.
+_VOCODER_ROWS, _ALONE_FACTOR = 4, 2.0
 #: The part of the seconds of a full batch that may be those of the batch as such.
 _MAX_BASE_FRACTION = 0.9
 #: Tokens of an answer of which nobody says how long it is.
@@ -69,7 +70,10 @@ def _samples(
             yield Sample(each.share or 1e-6, full, alone or full, each.quantities, first)
 
 
-def build_component(kind: str, part: str, samples: list[Sample], encoders: Mapping[str, str]) -> SimComponent:
+def build_component(
+    kind: str, part: str, samples: list[Sample], encoders: Mapping[str, str], streams: StreamSizes
+) -> SimComponent:
+    """Return component ``part`` of ``kind`` as fast as ``samples`` say; its messages are as large as ``streams``."""
     if kind == "encode":
         sizes = {name: _mean(samples, f"{name}_tokens") for name, encoder in encoders.items() if encoder == part}
         tokens = sum(sizes.values())
@@ -81,15 +85,15 @@ def build_component(kind: str, part: str, samples: list[Sample], encoders: Mappi
         batch, step = _step_curves(samples, prompts=kind == "think")
         steps = SizeDistribution(mean=_mean(samples, "completion_tokens"))
         named: Literal["think", "decode"] = "think" if kind == "think" else "decode"
-        return SimComponent(kind=named, batch=batch, step=step, steps=steps, slots=BATCH_ROWS, chunk=8)
+        return SimComponent(kind=named, batch=batch, step=step, steps=steps, slots=BATCH_ROWS, chunk=streams.tokens)
     if kind == "prefill":
         return SimComponent(
             kind="prefill", batch=_pass_curve(samples, _mean(samples, "prompt_tokens")), slots=BATCH_ROWS
         )
     if kind == "talk":
-        return _build_talker(samples)
+        return _build_talker(samples, streams)
     if kind == "vocode":
-        return _build_vocoder(samples)
+        return _build_vocoder(samples, streams)
     return SimComponent(kind="any", batch=_pass_curve(samples, 0.0), outputs={"result": SimOutput()}, slots=BATCH_ROWS)
 
 
@@ -168,8 +172,8 @@ def _fit_steps(samples: list[Sample], prompt: Curve, *, alone: bool) -> float:
     return max(over / below, _NOTHING_SECONDS)
 
 
-def _build_talker(samples: list[Sample]) -> SimComponent:
-    codes = _mean_codes(samples)
+def _build_talker(samples: list[Sample], streams: StreamSizes) -> SimComponent:
+    codes = _mean_codes(samples, streams)
     base, each = _split_base(_mean(samples) / codes, _mean_alone(samples) / codes, BATCH_ROWS)
     words = max(1.0, _mean(samples, "completion_tokens"))
     return SimComponent(
@@ -177,23 +181,22 @@ def _build_talker(samples: list[Sample]) -> SimComponent:
         step=Curve(base=base, per_item=each),
         steps=SizeDistribution(per=codes / words),
         slots=BATCH_ROWS,
-        chunk=CHUNK_CODES,
+        chunk=streams.codes,
     )
 
 
-def _build_vocoder(samples: list[Sample]) -> SimComponent:
-    codes = _mean_codes(samples)
-    chunk = _mean(samples) / codes * CHUNK_CODES
+def _build_vocoder(samples: list[Sample], streams: StreamSizes) -> SimComponent:
+    chunk = _mean(samples) / _mean_codes(samples, streams) * streams.codes
     base, each = _split_base(chunk, _ALONE_FACTOR * chunk, _VOCODER_ROWS)
     return SimComponent(
         kind="vocode",
-        batch=Curve(base=base, per_token=each / CHUNK_CODES),
+        batch=Curve(base=base, per_token=each / streams.codes),
         slots=_VOCODER_ROWS,
-        samples=_SAMPLES,
+        samples=round(_RATE / streams.codes_per_second),
         rate=_RATE,
     )
 
 
-def _mean_codes(samples: list[Sample]) -> float:
+def _mean_codes(samples: list[Sample], streams: StreamSizes) -> float:
     seconds = _mean(samples, "speech_seconds")
-    return max(1.0, seconds * CODES_PER_SECOND if seconds > 0 else 2 * _mean(samples, "completion_tokens"))
+    return max(1.0, seconds * streams.codes_per_second if seconds > 0 else 2 * _mean(samples, "completion_tokens"))

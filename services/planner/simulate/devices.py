@@ -11,7 +11,7 @@ from omnibus.executor.sim.speech import SimulatedTalker
 from services.planner.simulate.loads import component_loads
 
 #: Kinds of components that go on from step to step, one for each token: how long one is busy says little of how much it
-#: did. Talkers have steps as well, but profiles do not say how many codes a second of speech has.
+#: did. Talkers have steps as well, but profiles need not say how many codes a second of speech has.
 LANGUAGE_KINDS = ("think", "prefill", "decode")
 
 

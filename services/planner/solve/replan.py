@@ -2,17 +2,19 @@
 
 The least cost is known before anything is solved: no deployment beats the shortest paths (``bounds.py``),
 rounded up. What is left is to find one of that cost, among the options that run already and those that
-waste least, that starts the fewest replicas. Where there is none, the question is asked in full.
+waste least, that starts the fewest replicas, and of those one that starts the fewest of options that do not
+run yet. Where there is none, the question is asked in full.
 """
 
 import math
 
 import msgspec
-import numpy as np
 
 from omnibus.errors import DeadlineExceeded
 from services.planner.solve import column_selection
 from services.planner.solve.constraints import Terms
+from services.planner.solve.highs import Vector
+from services.planner.solve.milp import Objective
 from services.planner.solve.problem import require
 from services.planner.solve.query import SolverAnswer, SolverRun
 from services.planner.solve.solution import Solution
@@ -39,14 +41,24 @@ def replan_deployment(solver: Solver, rate: float, running: dict[str, int], term
         keep = column_selection.least_waste(run, bounds, _EXTRA_OPTION_COUNT) | (
             column_selection.allowed_options(run) & (run.running > 0)
         )
-        answer = _solve_quickly(solver, run, keep)
+        answer = _solve_quickly(run, solver.spawn_objective, keep)
         if answer is not None:
+            answer = _prefer_running_options(solver, run, answer, keep)
             return solver.build_solution(run, answer, "cost", lowest, 0.0, settled=answer.proven, quick=True)
     return solver.solve_least(rate, terms)
 
 
-def _solve_quickly(solver: Solver, run: SolverRun, keep: np.ndarray) -> SolverAnswer | None:
+def _solve_quickly(run: SolverRun, goal: Objective, keep: Vector) -> SolverAnswer | None:
     try:
-        return run.solve_over(solver.spawn_objective, keep, limit=_SOLVE_TIMEOUT_SECONDS)
+        return run.solve_over(goal, keep, limit=_SOLVE_TIMEOUT_SECONDS)
     except DeadlineExceeded:
         return None
+
+
+def _prefer_running_options(solver: Solver, run: SolverRun, answer: SolverAnswer, keep: Vector) -> SolverAnswer:
+    """Return an answer that starts as little as ``answer``, with the fewest replicas of options that do not run."""
+    novelty = solver.novelty_objective(run)
+    if novelty.value(answer.replicas, run.running) == 0:
+        return answer
+    run.hold_goal(solver.spawn_objective, answer.replicas)
+    return _solve_quickly(run, novelty, keep) or answer

@@ -1,8 +1,9 @@
 """The best deployment: most requests within GPUs, or fewest GPUs for a rate (Appendix B), exactly.
 
-Optima are many. Among equals the order is: least cost, fewest GPUs, least that must be started, fewest
-executors, then a fixed order of the options (of those that waste least); of the ways to route them, the one
-with most headroom, then the fewest arcs, if few are in question. The same question has the same answer.
+Optima are many. Among equals the order is: least cost, fewest GPUs, least that must be started, fewest executors of
+options that do not run yet, fewest executors, then a fixed order of the options (of those that waste least); of the
+ways to route them, the one with most headroom, then the fewest arcs, if few are in question. The same question has the
+same answer.
 """
 
 import math
@@ -132,7 +133,7 @@ class Solver:
         """Choose among deployments of the same rate by one goal after the other. ``fewest``: no cost is less."""
         goals = [self.cost_objective, Objective("gpus", self.frame.gpus)]
         if run.terms.running is not None:
-            goals.append(self.spawn_objective)
+            goals += [self.spawn_objective, self.novelty_objective(run)]
         goals.append(Objective("executors", np.ones(self.frame.count)))
         answer, settled = column_selection.break_ties(run, goals, answer, keep, fewest)
         if not settled:
@@ -146,6 +147,10 @@ class Solver:
         """GPU-seconds until all new replicas serve."""
         starts = np.array([option.start_s * option.gpus for option in self.frame.network.options.values()])
         return Objective("spawn", np.zeros(self.frame.count), starts)
+
+    def novelty_objective(self, run: SolverRun) -> Objective:
+        """Executors of options of which none is running."""
+        return Objective("novelty", (run.running == 0).astype(float))
 
     def _useful_replicas(self, run: SolverRun, rate: float) -> Vector:
         """The most replicas of each option that can have work, were all requests to take its longest stop."""

@@ -172,8 +172,9 @@ class _OptionProfiler:
             {kind: each for kind, each in mean_quantities(seen.answers).items() if kind not in quantities}
         )
         known = {(edge.source, edge.target) for edge in edges if edge.type == role.kind}
+        rows = recorder.mean_rows()
         edges += [
-            EdgeProfile(source, target, nbytes, role.kind)
+            EdgeProfile(source, target, nbytes, role.kind, *rows.get((source, target), (0.0, 0.0)))
             for (source, target), nbytes in sorted(recorder.mean_bytes().items())
             if (source, target) not in known
         ]

@@ -133,6 +133,7 @@ class EdgeRecorder:
         self._invocations: dict[str, Invocation] = {}
         self._done: set[str] = set()
         self._bytes: dict[tuple[str, str, str], float] = defaultdict(float)
+        self._bunches: dict[tuple[str, str, str], list[int]] = defaultdict(list)
         self._hops: dict[tuple[str, int], Hop] = {}
         self._stops: list[Callable[[], Awaitable[None]]] = []
 
@@ -157,6 +158,17 @@ class EdgeRecorder:
             if invocation in self._done:
                 found[source, target] += nbytes / len(self._done)
         return found
+
+    def mean_rows(self) -> dict[tuple[str, str], tuple[float, float]]:
+        """Rows of tensors that grow, or codes, per request, and of its largest message, by component and reader."""
+        found: dict[tuple[str, str], list[list[int]]] = defaultdict(list)
+        for (invocation, source, target), bunches in self._bunches.items():
+            if invocation in self._done:
+                found[source, target].append(bunches)
+        return {
+            edge: (sum(map(sum, each)) / len(self._done), sum(map(max, each)) / len(each))
+            for edge, each in found.items()
+        }
 
     def mean_latency(self, executor: str) -> float:
         """Mean seconds from the inputs of a request's work in ``executor`` to its end; 0 when none was seen."""
@@ -203,9 +215,12 @@ class EdgeRecorder:
         if invocation is None or chunk.node >= len(invocation.nodes):
             return
         readers = invocation.find_consumers(chunk.node).get(chunk.output, [])
-        size = _chunk_bytes(chunk)
+        size, rows = _chunk_bytes(chunk), _chunk_rows(chunk)
         for part in {invocation.nodes[each].component for each in readers if invocation.route[each] == executor}:
-            self._bytes[chunk.inv, invocation.nodes[chunk.node].component, part] += size
+            edge = chunk.inv, invocation.nodes[chunk.node].component, part
+            self._bytes[edge] += size
+            if rows:
+                self._bunches[edge].append(rows)
 
 
 def _chunk_bytes(chunk: Chunk) -> float:
@@ -218,3 +233,11 @@ def _chunk_bytes(chunk: Chunk) -> float:
     rows = chunk.handle.shape[0] if chunk.handle.shape else 0
     part = (chunk.rows[1] - chunk.rows[0]) / rows if chunk.rows is not None and rows else 1.0
     return size + chunk.handle.nbytes * part
+
+
+def _chunk_rows(chunk: Chunk) -> int:
+    """Rows that a chunk adds to a tensor that grows, or codes of speech; 0 for all else."""
+    if chunk.rows is not None:
+        return chunk.rows[1] - chunk.rows[0]
+    codes = chunk.data.get("codes")
+    return len(codes) if isinstance(codes, list) else 0

@@ -130,6 +130,8 @@ def _option_row(name: str, model: ModelPlan, option: str, up: Up) -> list[str]:
         return [f"{name}/{option}", ", ".join(deployed.components), f"that of {deployed.of}", "", "", ""]
     there = "?" if up is None else str(up.get(ExecutorKind(name, option, model.option_origin(option)), 0))
     gpus, replicas = str(deployed.gpus or "-"), str(deployed.replicas)
+    if deployed.spare_count:
+        replicas = f"{replicas} ({deployed.spare_count} spare)"
     return [f"{name}/{option}", ", ".join(deployed.components), deployed.service, gpus, replicas, there]
 
 

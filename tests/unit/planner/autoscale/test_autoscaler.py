@@ -371,3 +371,25 @@ async def test_the_load_that_was_planned_for_is_no_burst(burst: House):
     await images(burst, 120, 200.0)
 
     assert burst.wanted == []
+
+
+async def test_a_rate_that_grows_is_planned_for_as_it_will_be_with_the_error_of_such_forecasts(house: House):
+    await house.declare(goal="gpus", rate=4.0, mix={SEEN: 0.5, TEXT: 0.5})
+    for rate in range(4, 30):
+        for _ in range(10):
+            found = await house.run(1, rate, rate)
+            for planned, _ in found:
+                house.current(planned.models)
+            if found and "forecast" in found[-1][0].explain and found[-1][1].startswith("load"):
+                break
+        else:
+            continue
+        break
+    else:
+        pytest.fail("no plan went by a forecast")
+
+    [(planned, _)] = found
+    forecast = planned.explain["forecast"]["vl"]
+    assert 2 * rate < forecast["rate"] <= 2 * (rate + 5)
+    assert forecast["error"] < 0.1
+    assert recorded_load(Plan(2, 0, 0.0, planned.models, explain=planned.explain))["vl"].rate == forecast["rate"]

@@ -2,12 +2,12 @@
 
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from omnibus.executor.sim import Profile, TypeDemand, decode_profile, predict_performance
 from omnibus.plan import DeploymentOption, ModelPlan, Path
-from omnibus.profile import ModelProfile, OptionProfile, RoleCost, TypeProfile
+from omnibus.profile import EdgeProfile, ModelProfile, OptionProfile, RoleCost, TypeProfile
 from services.planner.declared.model import DeclaredModel, Model
 from services.planner.declared.planned_spec import GpuType, PlannedModel
 from services.planner.optimize.planner import Planner
@@ -92,7 +92,18 @@ def _measure_profile(times: Profile) -> ModelProfile:
         types=TYPES,
         options={name: _measured_option(devices, name) for name in OPTIONS},
         order=ORDER,
+        edges=tuple(_measured_edges(times)),
     )
+
+
+def _measured_edges(times: Profile) -> Iterator[EdgeProfile]:
+    """Rows and codes of spoken answers, and how many of them share a message."""
+    parts = times.default.components
+    for kind in (HEARD, SPOKEN):
+        words = TYPES[kind].quantities["completion_tokens"]
+        yield EdgeProfile("thinker", "talker", 0.0, kind, words - 1, parts["thinker"].chunk)
+        codes = words * parts["talker"].steps_size.per
+        yield EdgeProfile("talker", "vocoder", 0.0, kind, codes, parts["talker"].chunk)
 
 
 def _measured_option(devices: ModelDevices, name: str) -> OptionProfile:

@@ -10,10 +10,13 @@ from services.planner.simulate.calibrate import calibrate_devices
 from services.planner.simulate.cluster import SimulatedModel
 from services.planner.simulate.run import SimulatedPlan, simulate_plan
 from services.planner.simulate.saturate import RoleRate, saturated_rate
+from services.planner.simulate.streams import StreamSizes, measure_streams
 from tests.unit.planner.optimize import testbed
 from tests.unit.planner.simulate.omni import (
+    HEARD,
     OPTIONS,
     SEEN,
+    SPOKEN,
     TEXT,
     TYPES,
     deployed,
@@ -119,3 +122,28 @@ def test_devices_of_the_same_profile_are_calibrated_once():
     assert calibrated(again) is calibrated(profile)
     changed = msgspec.structs.replace(profile, model="other")
     assert calibrated(changed) is not calibrated(profile)
+
+
+def test_messages_and_codes_are_as_they_were_measured_and_usual_ones_where_nobody_did():
+    profile = measured_profile()
+
+    assert measure_streams(profile, MADE.kinds) == StreamSizes(32, 32, pytest.approx(50.0))
+    assert measure_streams(msgspec.structs.replace(profile, edges=()), MADE.kinds) == StreamSizes(8, 12, 25.0)
+
+
+def test_spoken_answers_take_as_long_as_those_of_the_engines():
+    """A talker waits for the message with the first tokens: half a second of answers of two and a half."""
+    profile = measured_profile()
+    rates = [TypeRate("omni", kind, 2.0, TYPES[kind].quantities) for kind in (HEARD, SPOKEN)]
+    chain = {"thinker": "Th", "talker": "Ta", "vocoder": "V"}
+    plan = deployed({"EA": 1, "Th": 1, "Ta": 1, "V": 1}, {HEARD: {"audio": "EA", **chain}, SPOKEN: chain})
+
+    engines, promised = (
+        simulate_plan(SimulatedPlan({"omni": SimulatedModel(plan, devices)}), poisson_arrivals(rates, 100.0), 100.0)
+        for devices in (true_devices(), calibrated(profile))
+    )
+
+    for engine, each in zip(engines.types, promised.types, strict=True):
+        for figure in ("first_audio", "done"):
+            assert each.median[figure] == pytest.approx(engine.median[figure], rel=0.05), (each.kind, figure)
+            assert each.p99[figure] == pytest.approx(engine.p99[figure], rel=0.1), (each.kind, figure)

@@ -1,0 +1,58 @@
+"""Controls of what is planned: when its load calls for another plan, which goals are met, and what is to come."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from omnibus.settings import PlannerSettings
+from services.planner.autoscale.attainment import AttainmentControl
+from services.planner.autoscale.policy import ROLLOUT_SECONDS, ScalingGoal, ScalingPolicy, ScalingRules
+from services.planner.autoscale.trend import TrendForecast
+from services.planner.declared.planned_spec import GPUS
+from services.planner.optimize.load import Loads
+
+if TYPE_CHECKING:  # see ``services.planner.optimize``
+    from services.planner.optimize.planner import Planner
+
+#: Windows, or starts of an executor, for which goals must have been met until less is planned for.
+ATTAINMENT_PATIENCE_WINDOWS = 20.0
+
+
+def scaling_rules(settings: PlannerSettings) -> ScalingRules:
+    hold = settings.hold or 2 * settings.window
+    return ScalingRules(settings.window, settings.margin, hold, settings.cooldown, settings.least)
+
+
+def build_policy(
+    planner: "Planner | None", rules: ScalingRules, load: Loads, clock: Callable[[], float]
+) -> ScalingPolicy | None:
+    """The policy for what ``planner`` plans; ``load`` is what it was planned for where it is not what was declared."""
+    goals = {
+        name: ScalingGoal(
+            model.planned.goal == GPUS, model.planned.headroom, load[name].rate if name in load else model.planned.rate
+        )
+        for name, model in (planner.models if planner is not None else {}).items()
+        if model.planned is not None and model.planned.adapt
+    }
+    if planner is None or not goals:
+        return None
+    return ScalingPolicy(goals, rules, max(planner.start_seconds.values(), default=0.0), clock)
+
+
+def build_attainment(
+    planner: "Planner | None", settings: PlannerSettings, clock: Callable[[], float]
+) -> AttainmentControl:
+    """The control of the models that executors can be added to: those that are planned for the fewest GPUs."""
+    models = [
+        name
+        for name, model in (planner.models if planner is not None else {}).items()
+        if model.planned is not None and model.planned.adapt and model.planned.goal == GPUS
+    ]
+    starts = max(planner.start_seconds.values(), default=0.0) if planner is not None else 0.0
+    patience = ATTAINMENT_PATIENCE_WINDOWS * max(settings.window, starts)
+    return AttainmentControl(models, settings.window, patience, settings.least, clock)
+
+
+def build_trend(planner: "Planner | None", settings: PlannerSettings, clock: Callable[[], float]) -> TrendForecast:
+    """Return the forecast for when executors that start now serve; a rate over a window is half a window old."""
+    starts = max(planner.start_seconds.values(), default=0.0) if planner is not None else 0.0
+    return TrendForecast(settings.window, settings.window / 2 + starts + ROLLOUT_SECONDS, clock)

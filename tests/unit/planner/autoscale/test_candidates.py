@@ -1,0 +1,81 @@
+"""Plans for a burst: options that run already are preferred where they are as good, or faster."""
+
+from typing import Any
+
+import pytest
+
+from omnibus.plan import ModelPlan
+from services.planner.autoscale.candidates import faster_plan
+from services.planner.declared.model import DeclaredModel, Model
+from services.planner.declared.planned_spec import GpuType, PlannedModel
+from services.planner.optimize import ModelLoad
+from services.planner.optimize.planner import Planner
+from services.planner.optimize.promise import PromiseChecker
+from services.planner.optimize.result import PlanningResult
+from tests.bench.burst import measured_profile
+from tests.e2e.planned import cell
+
+MANY = {
+    "prompt_tokens": 10 * cell.IMAGE + cell.WORDS,
+    "image_tokens": 10 * cell.IMAGE,
+    "completion_tokens": cell.ANSWER,
+}
+
+
+def burst(rate: float) -> dict[str, ModelLoad]:
+    return {cell.MODEL: ModelLoad(rate, {cell.SEEN: 1.0}, {cell.SEEN: MANY})}
+
+
+def replicas(planned: PlanningResult) -> dict[str, int]:
+    return {name: option.replicas for name, option in planned.models[cell.MODEL].options.items()}
+
+
+@pytest.fixture
+def checker() -> PromiseChecker:
+    """Of a model with an encoder E, a thinker L, and both in EL, on 24 GPUs."""
+    asked: dict[str, Any] = {"goal": "gpus", "rate": 4.0, "mix": {cell.SEEN: 1.0}}
+    model = Model(cell.MODEL, DeclaredModel(cell.FAMILY, "/m", planned=PlannedModel(**asked)))
+    made = Planner({cell.MODEL: model}, {cell.MODEL: measured_profile()}, {"cpu": GpuType(24)}, {})
+    return PromiseChecker(made)
+
+
+@pytest.fixture
+def running(checker: PromiseChecker) -> dict[str, ModelPlan]:
+    planned = checker.planner.plan()
+    assert replicas(planned) == {"E": 1, "L": 1}
+    return planned.models
+
+
+def test_of_plans_that_start_as_many_executors_the_one_of_options_that_run_is_taken(
+    checker: PromiseChecker, running: dict[str, ModelPlan]
+):
+    planned = checker.planner.plan(burst(5.5), running)
+
+    assert replicas(planned) == {"E": 10, "L": 2}  # 10 E, 1 L and 1 EL serve it as well
+    assert planned.capacity[cell.MODEL] >= 5.5 * 1.2
+
+
+def test_a_burst_takes_one_gpu_more_where_requests_are_faster_by_it(
+    checker: PromiseChecker, running: dict[str, ModelPlan]
+):
+    fewest = checker.planner.plan(burst(4.5), running)
+    assert replicas(fewest) == {"E": 8, "L": 1, "EL": 1}
+
+    chosen = faster_plan(checker, fewest, running, burst(4.5), burst(4.0))
+
+    assert replicas(chosen) == {"E": 9, "L": 2}
+    assert checker.predict_p99(chosen, burst(4.0)) < checker.predict_p99(fewest, burst(4.0)) / 1.5
+
+
+def test_a_plan_of_running_options_is_left_as_it_is_and_without_a_simulation_any(
+    checker: PromiseChecker, running: dict[str, ModelPlan]
+):
+    same, mixed = (checker.planner.plan(burst(rate), running) for rate in (5.5, 4.5))
+
+    assert faster_plan(checker, same, running, burst(5.5), burst(4.0)) is same
+    assert faster_plan(None, mixed, running, burst(4.5), burst(4.0)) is mixed
+
+
+def test_options_that_run_and_do_not_serve_a_load_are_no_plan(checker: PromiseChecker, running: dict[str, ModelPlan]):
+    assert checker.planner.plan_of_running_options(burst(1000.0), running) is None
+    assert checker.planner.plan_of_running_options(burst(4.5), running) is not None

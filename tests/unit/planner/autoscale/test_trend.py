@@ -1,0 +1,83 @@
+"""Rates that grow are planned for as they will be when executors are there; those that do not are left alone."""
+
+import math
+import random
+from collections.abc import Iterable
+
+import pytest
+
+from services.planner.autoscale.trend import RateForecast, TrendForecast, forecast_rate, raise_to_forecasts
+from services.planner.optimize.load import ModelLoad
+
+WINDOW = 10.0
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def fed(rates: Iterable[float], seconds: float = 20.0) -> dict[str, RateForecast]:
+    """Forecasts after windows of these rates, each of which is due once."""
+    clock = Clock()
+    trend, load = TrendForecast(WINDOW, seconds, clock), ModelLoad(0.0)
+    for rate in rates:
+        clock.now += WINDOW
+        assert trend.is_due
+        load = ModelLoad(rate)
+        trend.add_loads({"m": load})
+        assert not trend.is_due
+    return trend.forecasts({"m": load}, {"m"})
+
+
+def test_a_line_is_continued_as_far_as_executors_take_to_start():
+    assert forecast_rate([1.0, 2.0, 3.0, 4.0], 2) == pytest.approx(6.0)
+
+    found = fed([4.0 + 0.5 * number for number in range(20)])["m"]
+
+    assert found.rate == pytest.approx(13.5 + 2 * 0.5)
+    assert found.error == pytest.approx(0.0, abs=1e-9)
+
+
+def test_the_error_is_that_of_forecasts_that_were_made_before():
+    noise = random.Random(1)
+    rates = [4.0 + 0.5 * number + noise.gauss(0.0, 0.4) for number in range(30)]
+
+    found = fed(rates)["m"]
+
+    made = [(forecast_rate(rates[: at - 1], 2), rates[at]) for at in range(18, 30)]
+    assert found.error == pytest.approx(sum(abs(said - rate) / rate for said, rate in made) / 12)
+    assert 0.0 < found.error < 0.1
+
+
+def test_a_rate_without_a_trend_or_one_that_falls_is_not_raised():
+    noise = random.Random(2)
+    assert fed([4.0] * 20) == {}
+    assert fed([4.0 + noise.gauss(0.0, 0.5) for _ in range(40)]) == {}
+    assert fed([20.0 - 0.5 * number for number in range(20)]) == {}
+
+
+def test_too_few_windows_say_nothing_and_a_forecast_is_at_most_twice_what_comes():
+    assert fed([1.0, 2.0, 3.0]) == {}
+    assert fed([math.exp(number / 2) for number in range(12)], 50.0)["m"].rate == pytest.approx(2 * math.exp(5.5))
+
+
+def test_windows_that_were_missed_begin_a_trend_anew():
+    clock = Clock()
+    trend = TrendForecast(WINDOW, WINDOW, clock)
+    for number in range(12):
+        clock.now += WINDOW if number != 11 else 3 * WINDOW
+        trend.add_loads({"m": ModelLoad(1.0 + number)})
+
+    assert trend.forecasts({"m": ModelLoad(12.0)}, {"m"}) == {}
+
+
+def test_loads_are_raised_to_what_is_expected_and_never_lowered():
+    loads = {"m": ModelLoad(4.0, {"a": 1.0}), "n": ModelLoad(2.0)}
+
+    raised = raise_to_forecasts(loads, {"m": RateForecast(5.0, 0.1), "n": RateForecast(1.0, 0.1)})
+
+    assert raised == {"m": ModelLoad(5.0, {"a": 1.0}), "n": ModelLoad(2.0)}

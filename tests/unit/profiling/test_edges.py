@@ -1,0 +1,56 @@
+"""Transfers between components while a model is measured: bytes, and rows of what grows."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from omnibus import graph
+from omnibus.bus import subjects
+from omnibus.bus.memory import MemoryBus
+from omnibus.bus.messages import Chunk, InvocationEnd, encode, join_frames
+from omnibus.graph import WIRE_VERSION, GraphNode, Invocation, call_digest
+from omnibus.profiling.monitor import EdgeRecorder
+from omnibus.settings import BusSettings
+
+KIND = "thinker+talker+vocoder"
+
+
+def spoken(id: str) -> Invocation:
+    nodes = tuple(
+        GraphNode(part, part, {}, call_digest(part, {}), uses)
+        for part, uses in (("thinker", ()), ("talker", ((0, "rows"),)), ("vocoder", ((1, "codes"),)))
+    )
+    about: dict[str, Any] = {"app": "chat", "model": "m", "type": KIND, "path": "", "epoch": 1, "seed": 1}
+    times: dict[str, Any] = {"created": 1.0, "deadline": 2.0, "reply": "omnibus.reply.g"}
+    route = ("Th-0", "Ta-0", "V-0")
+    return Invocation(WIRE_VERSION, id, **about, **times, nodes=nodes, outputs=(), options=route, route=route)
+
+
+def send(bus: MemoryBus, executor: str, *chunks: Chunk) -> None:
+    for frame in join_frames([encode(chunk) for chunk in chunks], 1 << 16):
+        bus.publish(f"{subjects.ROOT}.edge.{executor}", frame)
+
+
+async def test_rows_and_codes_are_counted_with_the_largest_message_of_requests_that_end_well():
+    bus = MemoryBus(BusSettings())
+    recorder = EdgeRecorder("m", KIND)
+    await recorder.listen(bus)
+    for id, status in (("i-1", "done"), ("i-2", "done"), ("i-3", "failed")):
+        bus.publish(f"{subjects.ROOT}.task.think.Th-0", graph.encode_invocation(spoken(id)))
+        sizes = (7, 8, 2) if id == "i-1" else (8, 8, 5)
+        ends = [sum(sizes[: number + 1]) for number in range(len(sizes))]
+        send(bus, "Ta-0", *(
+            Chunk(id, 0, "rows", seq, rows=(end - size, end)) for seq, (size, end) in enumerate(zip(sizes, ends, strict=True))
+        ))  # fmt: skip
+        send(bus, "V-0", Chunk(id, 1, "codes", 0, data={"codes": [1] * 12}), Chunk(id, 1, "codes", 1, last=True))
+        end = InvocationEnd(id, status)
+        bus.publish(f"{subjects.ROOT}.end.{id}", encode(end))
+    await asyncio.sleep(0)
+
+    assert recorder.mean_rows() == {
+        ("thinker", "talker"): (pytest.approx(19.0), pytest.approx(8.0)),
+        ("talker", "vocoder"): (pytest.approx(12.0), pytest.approx(12.0)),
+    }
+    await recorder.close()
+    await bus.drain()
