@@ -153,7 +153,7 @@ def main() -> None:
         planned = {"profile": str(measured), "goal": "gpus", "rate": RATE, "mix": {cell.SEEN: 1.0}}
         model = {"family": cell.FAMILY, "checkpoint": str(simulated), "planned": planned}
         more = {"gpus": {"cpu": {"count": PLACES}}}
-        with running(Path(directory), {cell.MODEL: model}, more=more, bears_services=False, **SETTINGS) as system:
+        with running(Path(directory), {cell.MODEL: model}, more=more, **SETTINGS) as system:
             found = asyncio.run(measure(system))
             if "-v" in sys.argv:
                 print(system.log[-20_000:], file=sys.stderr)

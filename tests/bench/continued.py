@@ -186,7 +186,6 @@ def main() -> None:
             {MODEL: model(directory, simulated(given.step, given.chunk))},
             "--gateways",
             str(given.gateways),
-            bears_services=False,
             OMNIBUS_EXECUTOR_ENGINE="services.engines:sim",
             OMNIBUS_EXECUTOR_CREDITS="8192",
             OMNIBUS_EXECUTOR_BATCH="2048",

@@ -181,7 +181,7 @@ async def measure() -> Measurements:
 async def _measure_stack(
     declared: str, env: Mapping[str, str], sent: Mapping[str, tuple[str, tuple[str, dict[str, Any]]]]
 ) -> Measurements:
-    async with Stack(declared, env=env, log=Log(io.StringIO()), fork_server=False) as stack:
+    async with Stack(declared, env=env, log=Log(io.StringIO()), fork_executors=False) as stack:
         probe = Probe(stack)
         async with httpx.AsyncClient(base_url=stack.url, timeout=60) as client:
             idle, bus_rate = await _measure_idle(probe)

@@ -128,7 +128,7 @@ async def running(model: str, nodes: int = 1) -> AsyncIterator[System]:
     lines = io.StringIO()
     app = model == bodies.NO_MODEL
     declared = json.dumps({"models": {} if app else {model: _MODELS[model]}})
-    made = Stack(declared, env=_environment(), log=Log(lines), apps_dir=SERVED, fork_server=not app, nodes=nodes)
+    made = Stack(declared, env=_environment(), log=Log(lines), apps_dir=SERVED, fork_executors=not app, nodes=nodes)
     try:
         async with made as stack, _echo() as (echo, port):
             if app:

@@ -32,6 +32,7 @@ from omnibus.settings import BusSettings, StoreSettings
 from omnibus.store import Store
 from omnibus.tensors.client import TensorClient
 from omnibus.up import runs
+from omnibus.up.fork_servers import EXECUTORS_SOCKET, SERVICES_SOCKET
 from omnibus.up.motion import find_forked_pid
 from omnibus.up.nodes import sidecar_name
 from omnibus.up.shm import SHARED_MEMORY
@@ -71,19 +72,17 @@ def running(
     models: Mapping[str, Any],
     *flags: str,
     more: Mapping[str, Any] | None = None,
-    bears_services: bool = True,
     **settings: str,
 ) -> Iterator["System"]:
     """Run ``models`` until the block ends; ``flags`` are those of ``omnibus up``, ``settings`` environment variables.
 
     ``more`` is declared beside the models. Fails when a process, a port or shared memory is left afterwards.
-    Executors' libraries are those of the session's fork server, see ``tests.e2e.warm``, and those of gateways and the
-    planner if it ``bears_services``.
+    Libraries of executors and services are those of the session's fork server, see ``tests.e2e.warm``.
     """
     if NODES > 1 and "--nodes" not in flags:
         flags = (*flags, "--nodes", str(NODES))
         settings.setdefault("OMNIBUS_EXECUTOR_INLINE", str(_INLINE_BYTES))
-    system = System(directory, models, settings, flags, more, warm.may_start_warm(settings), bears_services)
+    system = System(directory, models, settings, flags, more, warm.may_start_warm(settings))
     try:
         system.start()
         yield system
@@ -96,7 +95,7 @@ def running(
 
 
 class System:
-    """The processes of one ``omnibus up``; ``is_warm``: its fork server imports nothing, see ``tests.e2e.warm``."""
+    """The processes of one ``omnibus up``; ``is_warm``: its fork servers import nothing, see ``tests.e2e.warm``."""
 
     def __init__(
         self,
@@ -106,12 +105,10 @@ class System:
         flags: Sequence[str] = (),
         more: Mapping[str, Any] | None = None,
         is_warm: bool = False,
-        bears_services: bool = True,
     ) -> None:
         self._flags = flags
         self._nodes = int(flags[flags.index("--nodes") + 1]) if "--nodes" in flags else 1
         self._is_warm = is_warm
-        self._bears_services = bears_services
         declared = directory / "models.json"
         declared.write_text(json.dumps({**(more or {}), "models": models}))
         self._models = ["--models", str(declared)] if models else ["--no-models"]
@@ -168,8 +165,7 @@ class System:
         """The command line of ``omnibus <arguments>``."""
         if not self._is_warm:
             return (sys.executable, "-u", "-m", "omnibus.cli", *arguments)
-        born = warm.SERVICES if self._bears_services else warm.EXECUTORS_ALONE
-        return warm.omnibus_command(*arguments, born=born)
+        return warm.omnibus_command(*arguments)
 
     def _read(self, process: "subprocess.Popen[str]") -> None:
         assert process.stdout is not None
@@ -222,12 +218,14 @@ class System:
         return [*children, *self._warm_processes()] if self._is_warm and hasattr(self, "state") else children
 
     def _warm_processes(self) -> list[psutil.Process]:
-        """The fork server and what it has born, which are no children of the supervisor when it is warm."""
-        pid = warm.listener_process_id(str(Path(self.state.directory) / "fork-server.sock"))
-        if pid is None:
-            return []
-        fork_server = psutil.Process(pid)
-        return [fork_server, *fork_server.children(recursive=True)]
+        """The fork servers and what they have born, which are no children of the supervisor when it is warm."""
+        found: list[psutil.Process] = []
+        for socket_name in (SERVICES_SOCKET, EXECUTORS_SOCKET):
+            pid = warm.listener_process_id(str(Path(self.state.directory) / socket_name))
+            if pid is not None:
+                fork_server = psutil.Process(pid)
+                found += [fork_server, *fork_server.children(recursive=True)]
+        return found
 
     def server(self, name: str) -> psutil.Process:
         """The process of ``nats-server`` or ``valkey-server``."""

@@ -280,7 +280,7 @@ def checkpoints(tmp_path_factory) -> Path:
 async def test_a_loading_executor_imports_nothing_that_the_fork_server_could_have(checkpoints):
     families = list(catalog.TINY.values())
 
-    loads = [sys.executable, "-c", LOADS, str(checkpoints), " ".join(families), *FORK_SERVER_MODULES]
+    loads = [sys.executable, "-c", LOADS, str(checkpoints), " ".join(families), *EXECUTOR_MODULES]
     environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'shared'}", "OMP_NUM_THREADS": "1"}
     output = await asyncio.to_thread(subprocess.check_output, loads, env=environ, text=True, timeout=240)
 

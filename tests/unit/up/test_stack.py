@@ -33,7 +33,7 @@ def variables(process: int) -> dict[str, str]:
 @pytest.mark.slow
 async def test_a_system_without_models_is_ready_at_every_gateway_and_leaves_nothing(tmp_path: Path):
     lines = Lines()
-    async with Stack(NOTHING, gateways=2, apps_dir=tmp_path, fork_server=False, log=log_to(lines)) as stack:
+    async with Stack(NOTHING, gateways=2, apps_dir=tmp_path, fork_executors=False, log=log_to(lines)) as stack:
         state, pids = runs.read_state(), stack.supervisor.pids
         arguments = [psutil.Process(pid).cmdline() for pid in pids.values()]
         async with httpx.AsyncClient() as http:
@@ -60,7 +60,7 @@ async def test_a_system_without_models_is_ready_at_every_gateway_and_leaves_noth
 async def test_gateways_that_speak_tls_are_known_by_their_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OMNIBUS_GATEWAY_TLS_CERT", str(certificates.CERTIFICATE))
     monkeypatch.setenv("OMNIBUS_GATEWAY_TLS_KEY", str(certificates.KEY))
-    async with Stack(NOTHING, apps_dir=tmp_path, fork_server=False, log=log_to(Lines())) as stack:
+    async with Stack(NOTHING, apps_dir=tmp_path, fork_executors=False, log=log_to(Lines())) as stack:
         found = find_gateway(Namespace(url=""))
         served = await asyncio.to_thread(found.call, "GET", "/v1/models")
         stranger = Gateway(found.url, "", "")
