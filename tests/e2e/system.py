@@ -32,7 +32,6 @@ from omnibus.settings import BusSettings, StoreSettings
 from omnibus.store import Store
 from omnibus.tensors.client import TensorClient
 from omnibus.up import runs
-from omnibus.up.fork_servers import EXECUTORS_SOCKET, SERVICES_SOCKET
 from omnibus.up.motion import find_forked_pid
 from omnibus.up.nodes import sidecar_name
 from omnibus.up.shm import SHARED_MEMORY
@@ -211,21 +210,18 @@ class System:
 
     def processes(self) -> list[psutil.Process]:
         """Everything that this system runs at this moment, the supervisor left out."""
-        assert self._process is not None
-        # A supervisor of its own holds descriptors of all that it started, which are not what it stands for.
-        supervisor = find_forked_pid(self._process.pid) if self._is_warm else self._process.pid
-        children = psutil.Process(supervisor).children(recursive=True)
-        return [*children, *self._warm_processes()] if self._is_warm and hasattr(self, "state") else children
+        found: dict[int, psutil.Process] = {}
+        for command in self.commands():
+            for pid in {command.pid, find_forked_pid(command.pid)}:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process = psutil.Process(pid)
+                    found |= {one.pid: one for one in (process, *process.children(recursive=True))}
+        return list(found.values())
 
-    def _warm_processes(self) -> list[psutil.Process]:
-        """The fork servers and what they have born, which are no children of the supervisor when it is warm."""
-        found: list[psutil.Process] = []
-        for socket_name in (SERVICES_SOCKET, EXECUTORS_SOCKET):
-            pid = warm.listener_process_id(str(Path(self.state.directory) / socket_name))
-            if pid is not None:
-                fork_server = psutil.Process(pid)
-                found += [fork_server, *fork_server.children(recursive=True)]
-        return found
+    def commands(self) -> list[psutil.Process]:
+        """What the supervisor has started: what runs there, or what stands for it where a fork server has born it."""
+        assert self._process is not None
+        return psutil.Process(find_forked_pid(self._process.pid)).children()
 
     def server(self, name: str) -> psutil.Process:
         """The process of ``nats-server`` or ``valkey-server``."""
@@ -237,7 +233,7 @@ class System:
 
     def sidecar(self, node: int = 0) -> psutil.Process:
         """The process of the sidecar of a node, which is counted from 0."""
-        sidecars = (one for one in self.processes() if "services.sidecar" in command_line(one))
+        sidecars = (one for one in self.commands() if "services.sidecar" in command_line(one))
         name = self.node_name(node)
         found = next(one for one in sidecars if one.environ()["OMNIBUS_SIDECAR_NODE"] == name)
         return psutil.Process(find_forked_pid(found.pid))
@@ -249,7 +245,7 @@ class System:
     def _gateway_command(self, index: int) -> psutil.Process:
         """What was started as a gateway: it, or what stands for one that was born by a fork server."""
         port = str(urlsplit(self.urls[index]).port)
-        gateways = (one for one in self.processes() if "services.gateway" in command_line(one))
+        gateways = (one for one in self.commands() if "services.gateway" in command_line(one))
         return next(one for one in gateways if one.environ()["OMNIBUS_GATEWAY_PORT"] == port)
 
     async def statuses(self, bus: NatsBus) -> AsyncGenerator[ExecutorStatus, None]:

@@ -64,9 +64,7 @@ def fork_server_socket() -> str:
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
         "PYTHONWARNINGS": "ignore::RuntimeWarning:runpy",  # of modules that are run where others have imported them
     }
-    command = python_command(
-        "omnibus.up.fork_server", path, *EXECUTOR_MODULES, *SERVICE_MODULES, *_COMMAND_MODULES
-    )
+    command = python_command("omnibus.up.fork_server", path, *EXECUTOR_MODULES, *SERVICE_MODULES, *_COMMAND_MODULES)
     process = subprocess.Popen(command, env=env, cwd=_ROOT, preexec_fn=die_with_parent())
 
     def end() -> None:

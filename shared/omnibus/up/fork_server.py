@@ -2,8 +2,8 @@
 
 Libraries of engines take seconds and hundreds of megabytes to import, those of a gateway a second. Forked from a
 process that has them, an executor or a service starts within milliseconds and shares their memory until it writes to
-it. Each connection to the socket (``omnibus.up.fork_client`` makes them) is one process: back come its id with a descriptor
-of it, and its wait status. A closed connection kills the process and its group. Linux only.
+it. Each connection to the socket (``omnibus.up.fork_client`` makes them) is one process: back come its id with a
+descriptor of it, and its wait status. A closed connection kills the process and its group. Linux only.
 
 Processes outlive the fork server. Each holds a *lifeline*, a pipe whose other end its proxy has: when that is
 closed, the kernel kills the process and its group.

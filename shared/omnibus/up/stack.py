@@ -73,8 +73,8 @@ class Stack:
     on ``nodes``, each of which has a sidecar and an arena of its own.
     On Linux services are forked from a fork server, and executors with the default engine from another one
     (``fork_executors``: whether there are any), unless ``OMNIBUS_UP_FORK_SERVER`` says no; then, and elsewhere, they
-    are processes of their own. ``name`` is that of the run, by default its port; ``passing``: see ``RunState``. ``report``
-    is called with what is done, how many executors have loaded their weights, and of how many.
+    are processes of their own. ``name`` is that of the run, by default its port; ``passing``: see ``RunState``.
+    ``report`` is called with what is done, how many executors have loaded their weights, and of how many.
     """
 
     def __init__(  # noqa: PLR0913 each is an option of the command
