@@ -57,7 +57,9 @@ async def test_without_a_credit_left_the_answer_is_busy(here: Place, gate: Gate)
     assert late.id not in gate.began
 
 
-async def test_what_goes_on_from_elsewhere_is_confirmed_at_once_with_all_that_wait(here: Place, gate: Gate, monkeypatch):
+async def test_what_goes_on_from_elsewhere_is_confirmed_at_once_with_all_that_wait(
+    here: Place, gate: Gate, monkeypatch
+):
     monkeypatch.setattr(acks, "ACK_DELAY_SECONDS", 1000.0)
     await here.executor("a", {"gate": gate})
     first = here.office.send(invocation(**one()))
