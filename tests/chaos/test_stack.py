@@ -28,7 +28,7 @@ async def test_faults_meet_what_plays_a_role_and_not_what_stands_for_it(system: 
     for role in ("gateway", "planner", "sidecar"):
         assert all(f"services.{role}" in process.cmdline() for process in victims[role].values())
         assert not {one.pid for one in victims[role].values()} & {one.pid for one in victims["proxy"].values()}
-    assert "omnibus.up.fork_server" in commands["service-fork-server"]
+    assert "omnibus.up.fork_server" in commands["services"]
     [bearer] = victims["fork-server"].values()
     assert {one.parent() for role in ("gateway", "planner", "sidecar") for one in victims[role].values()} == {bearer}
     assert psutil.Process(system.state.pids["gateway"]) == victims["gateway"]["gateway-0"]

@@ -8,9 +8,9 @@ from omnibus.up import fork_client
 from omnibus.up.health import fork_server_answers
 from omnibus.up.probes import wait_for_socket
 
-#: Names of their processes, and of their sockets in the directory of the run.
+#: Names of their processes, and of their sockets in the directory of the run: paths of sockets have to be short.
 SERVICES, EXECUTORS = "service-fork-server", "fork-server"
-SERVICES_SOCKET, EXECUTORS_SOCKET = f"{SERVICES}.sock", f"{EXECUTORS}.sock"
+SERVICES_SOCKET, EXECUTORS_SOCKET = "services.sock", "fork-server.sock"
 _READY_SECONDS = 120.0  # seconds for the imports
 #: What is imported once for all services, and once for all executors.
 SERVICE_MODULES = (
