@@ -351,7 +351,7 @@ class UpSettings(Settings, frozen=True):
 
     area: ClassVar[str] = "UP"
 
-    #: Fork executors from one process that has imported their libraries: a fast start, less memory.
+    #: Fork services and executors from processes that have imported their libraries: a fast start, less memory.
     fork_server: bool = True
     #: Seconds without an answer after which a process that has served is killed and started again; 0: never.
     silent: float = 8.0

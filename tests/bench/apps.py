@@ -77,7 +77,7 @@ async def serving() -> AsyncIterator[tuple[Stack, Operator]]:
     """A system without models that serves app A. Log lines are shown only when it fails."""
     lines = io.StringIO()
     env = {"OMNIBUS_GATEWAY_APP_DRAIN": _DRAIN}
-    made = Stack(_NO_MODELS, apps_dir=SERVED, env=env, log=Log(lines), fork_server=False)
+    made = Stack(_NO_MODELS, apps_dir=SERVED, env=env, log=Log(lines), fork_executors=False)
     try:
         async with made as stack, Operator(stack) as operator:
             await operator.register(bodies.APP)

@@ -171,7 +171,7 @@ async def omnibus(checkpoint: Path) -> AsyncIterator[int]:
     }
     lines = io.StringIO()
     made = Stack(
-        json.dumps({"models": {_MODEL: model}}), env={**_ENVIRONMENT, **limits}, log=Log(lines), fork_server=False
+        json.dumps({"models": {_MODEL: model}}), env={**_ENVIRONMENT, **limits}, log=Log(lines), fork_executors=False
     )
     try:
         async with made as stack:

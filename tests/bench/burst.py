@@ -163,7 +163,7 @@ def main() -> None:
         planned["spares"] = asked.spares
         model = {"family": cell.FAMILY, "checkpoint": str(simulated), "planned": planned}
         more = {"gpus": {"cpu": {"count": PLACES}}}
-        with running(Path(directory), {cell.MODEL: model}, more=more, bears_services=False, **SETTINGS) as system:
+        with running(Path(directory), {cell.MODEL: model}, more=more, **SETTINGS) as system:
             found = asyncio.run(measure(system))
             if asked.verbose:
                 print(system.log[-20_000:], file=sys.stderr)

@@ -105,7 +105,7 @@ def percentile(seconds: list[float], part: float) -> float:
 if __name__ == "__main__":
     with (
         tempfile.TemporaryDirectory(prefix="omnibus-mirror-") as made,
-        running(Path(made), {MODEL: declared(Path(made))}, bears_services=False, **SETTINGS) as up,
+        running(Path(made), {MODEL: declared(Path(made))}, **SETTINGS) as up,
     ):
         seconds = asyncio.run(measure(up, Path(made)))
     for part in (0.5, 0.9, 0.99):

@@ -111,19 +111,19 @@ class Probe:
         self._stack = stack
 
     def cpu_ms(self) -> dict[str, float]:
-        """Milliseconds by service; executors are one, and the fork server and the supervisor are not counted."""
+        """Milliseconds by service; executors are one, and the supervisor is not counted."""
         found: dict[str, float] = {}
         for name, pid in self._stack.supervisor.pids.items():
             service = name if name in SERVICES else "executors"
-            if name != "fork-server":  # Linux: a process's clock is its inverted id and the scheduler's number, 2
-                found[service] = found.get(service, 0.0) + time.clock_gettime_ns((~pid << 3) | 2) / 1e6
+            # Linux: a process's clock is its inverted id and the scheduler's number, 2.
+            found[service] = found.get(service, 0.0) + time.clock_gettime_ns((~pid << 3) | 2) / 1e6
         return found
 
     def memory_mib(self) -> dict[str, float]:
         """Resident MiB by service, without the arena; of executors the mean of one."""
         pids = self._stack.supervisor.pids
         found = {name: _resident_mib(pids[name]) for name in SERVICES}
-        executors = [_resident_mib(pid) for name, pid in pids.items() if name not in (*SERVICES, "fork-server")]
+        executors = [_resident_mib(pid) for name, pid in pids.items() if name not in SERVICES]
         return {**found, "executor": sum(executors) / len(executors)}
 
     def bus_bytes(self) -> int:
@@ -181,7 +181,8 @@ async def measure() -> Measurements:
 async def _measure_stack(
     declared: str, env: Mapping[str, str], sent: Mapping[str, tuple[str, tuple[str, dict[str, Any]]]]
 ) -> Measurements:
-    async with Stack(declared, env=env, log=Log(io.StringIO()), fork_server=False) as stack:
+    apart = {**env, "OMNIBUS_UP_FORK_SERVER": "0"}  # as in a cluster: nobody shares the memory of another one
+    async with Stack(declared, env=apart, log=Log(io.StringIO())) as stack:
         probe = Probe(stack)
         async with httpx.AsyncClient(base_url=stack.url, timeout=60) as client:
             idle, bus_rate = await _measure_idle(probe)

@@ -104,7 +104,7 @@ class System:
 
     def _pids(self) -> dict[str, int]:
         """Every process of the system by name; the gateway's children are workers of apps."""
-        pids = dict(self._stack.supervisor.pids)
+        pids = self._stack.pids
         workers = psutil.Process(pids["gateway"]).children()
         return {**pids, **{f"worker {number}": worker.pid for number, worker in enumerate(workers)}}
 
@@ -117,7 +117,7 @@ class System:
 
     def memory_mib(self, process: str) -> float:
         """Resident memory of ``process`` without the arena, which all processes of a node share."""
-        status = Path(f"/proc/{self._stack.supervisor.pids[process]}/status").read_text()
+        status = Path(f"/proc/{self._stack.pids[process]}/status").read_text()
         fields = dict(line.split(":", 1) for line in status.splitlines())
         return sum(int(fields[name].split()[0]) for name in ("RssAnon", "RssFile")) / 1024
 
@@ -128,7 +128,7 @@ async def running(model: str, nodes: int = 1) -> AsyncIterator[System]:
     lines = io.StringIO()
     app = model == bodies.NO_MODEL
     declared = json.dumps({"models": {} if app else {model: _MODELS[model]}})
-    made = Stack(declared, env=_environment(), log=Log(lines), apps_dir=SERVED, fork_server=not app, nodes=nodes)
+    made = Stack(declared, env=_environment(), log=Log(lines), apps_dir=SERVED, fork_executors=not app, nodes=nodes)
     try:
         async with made as stack, _echo() as (echo, port):
             if app:

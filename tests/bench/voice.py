@@ -248,7 +248,7 @@ def main() -> None:
     settings = {"OMNIBUS_EXECUTOR_ENGINE": "services.engines:sim", "OMNIBUS_EXECUTOR_CREDITS": "1024"}
     with tempfile.TemporaryDirectory() as directory:
         models = {MODEL: model(Path(directory))}
-        with running(Path(directory), models, "--gateways", "2", bears_services=False, **settings) as system:
+        with running(Path(directory), models, "--gateways", "2", **settings) as system:
             print(json.dumps(asyncio.run(measure(system))))
 
 

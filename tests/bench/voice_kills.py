@@ -109,7 +109,7 @@ def main() -> None:
         directory = Path(name)
         models = {MODEL: staged(directory, TIMES)}
         flags = ("--gateways", str(given.gateways))
-        with running(directory, models, *flags, bears_services=False, **settings) as system:
+        with running(directory, models, *flags, **settings) as system:
             figures = asyncio.run(measure(system, given.sessions, given.resumed))
     print(json.dumps(figures, indent=1))
 

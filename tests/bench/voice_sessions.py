@@ -204,7 +204,7 @@ def main() -> None:
         else:
             declared = declaration("qwen2_5_omni", tiny.build("qwen2_5_omni", directory / "model"))
         flags = ("--gateways", str(given.gateways))
-        with running(directory, {MODEL: declared}, *flags, bears_services=False, **settings) as system:
+        with running(directory, {MODEL: declared}, *flags, **settings) as system:
             figures = asyncio.run(measure(system, given.sessions, given.turns, given.buffer / 1000))
     print(json.dumps(figures, indent=1))
 

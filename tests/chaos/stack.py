@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 
 from omnibus.families import catalog
+from omnibus.up.motion import find_forked_pid
 from omnibus_models import tiny
 from tests.e2e.system import OMNI, ROOT, VL, System, declaration
 
@@ -161,10 +162,11 @@ class Stack:
         if role == "gateway":
             return {f"gateway-{index}": process for index, process in enumerate(self._gateways()) if process}
         named = []
-        for process in self.system.processes():
+        for process in self.system.processes() if role == "app worker" else self.system.commands():
             with contextlib.suppress(psutil.Error):
-                if plays(process.cmdline(), role) and not is_forked(process):
-                    named.append((_name(process, role), process))
+                if plays(process.cmdline(), role):
+                    forked = process if role == "proxy" else psutil.Process(find_forked_pid(process.pid))
+                    named.append((_name(process, role), forked))
         return dict(sorted(named, key=lambda each: each[0]))
 
     def _gateways(self) -> list[psutil.Process | None]:
@@ -220,16 +222,13 @@ def plays(command: list[str], role: str) -> bool:
     return any(mark in command for mark in _MARKS.get(role, ()))
 
 
-def is_forked(process: psutil.Process) -> bool:
-    """True for what the fork server bears: to the system it has the fork server's command line."""
-    if not plays(process.cmdline(), "fork-server"):
-        return False
-    parent = process.parent()
-    return parent is not None and plays(parent.cmdline(), "fork-server")
-
-
 def _name(process: psutil.Process, role: str) -> str:
     environ = process.environ()
+    if role == "fork-server":  # there are several
+        return [Path(word).stem for word in process.cmdline() if word.endswith(".sock")][-1]
+    if role == "proxy" and "OMNIBUS_EXECUTOR_ID" not in environ:
+        module = process.cmdline()[-1]
+        return f"{module} {environ.get('OMNIBUS_GATEWAY_PORT', '')}".strip()
     if role == "sidecar":  # the process id in a node's name is another one in each run
         return f"sidecar{environ['OMNIBUS_SIDECAR_NODE'].partition('-')[2].partition('-')[2]}"
     return str(environ.get("OMNIBUS_EXECUTOR_ID") or f"{role} {process.ppid() if role == 'app worker' else ''}".strip())

@@ -1,28 +1,34 @@
 """Processes of a system and the roles that they play, as the fault injector tells them apart."""
 
-import subprocess
-import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
+import pytest
 
-from tests.chaos.stack import is_forked, plays
+from tests.chaos.stack import Stack
+from tests.e2e.system import System, running
 
-_FORKING = "import os, sys, time; print(os.fork(), flush=True); time.sleep(60)"
+
+@pytest.fixture
+def system(tmp_path: Path) -> Iterator[System]:
+    with running(tmp_path, {}, "--gateways", "2") as system:
+        yield system
 
 
-def test_what_a_fork_server_bears_is_not_taken_for_it():
-    server = subprocess.Popen([sys.executable, "-c", _FORKING, "omnibus.up.fork_server"], stdout=subprocess.PIPE)
-    try:
-        assert server.stdout is not None
-        server.stdout.readline()
-        [child] = psutil.Process(server.pid).children()
-        commands = [psutil.Process(server.pid).cmdline(), child.cmdline()]
+async def test_faults_meet_what_plays_a_role_and_not_what_stands_for_it(system: System):
+    stack = Stack(system)
+    roles = ("gateway", "planner", "sidecar", "fork-server", "proxy", "nats", "valkey")
+    victims = {role: await stack.victims(role) for role in roles}
+    commands = {name: process.cmdline() for role in roles for name, process in victims[role].items()}
 
-        assert all(plays(command, "fork-server") for command in commands)
-        assert not is_forked(psutil.Process(server.pid))
-        assert is_forked(child)
-        child.kill()
-    finally:
-        server.kill()
-        server.wait()
-        server.stdout.close()
+    assert {role: len(names) for role, names in victims.items()} == {
+        "gateway": 2, "planner": 1, "sidecar": 1, "fork-server": 1, "proxy": 5, "nats": 1, "valkey": 1
+    }  # fmt: skip
+    for role in ("gateway", "planner", "sidecar"):
+        assert all(f"services.{role}" in process.cmdline() for process in victims[role].values())
+        assert not {one.pid for one in victims[role].values()} & {one.pid for one in victims["proxy"].values()}
+    assert "omnibus.up.fork_server" in commands["services"]
+    [bearer] = victims["fork-server"].values()
+    assert {one.parent() for role in ("gateway", "planner", "sidecar") for one in victims[role].values()} == {bearer}
+    assert psutil.Process(system.state.pids["gateway"]) == victims["gateway"]["gateway-0"]

@@ -6,9 +6,9 @@ from pathlib import Path
 import psutil
 
 from tests.chaos.outcome import Sample
-from tests.chaos.stack import Stack, is_forked
+from tests.chaos.stack import Stack
 
-#: Names by module; those of the fork server's children, and of executors that it does not bear, are the same.
+#: Names by module.
 _MODULES = {
     "services.gateway": "gateway",
     "services.sidecar": "sidecar",
@@ -44,7 +44,7 @@ def _label(process: psutil.Process) -> str:
         return ""
     for module, name in _MODULES.items():
         if module in command:
-            return "executor" if is_forked(process) else name
+            return name
     program = Path(command[0]).name if command else ""
     return program if program in ("nats-server", "valkey-server", "redis-server") else ""
 

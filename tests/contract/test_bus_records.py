@@ -1,6 +1,7 @@
 """The record half of the bus contract, run on the bus in one process and on a real NATS server."""
 
 from itertools import count
+from typing import Any
 
 import pytest
 
@@ -190,6 +191,29 @@ async def test_records_are_appended_behind_the_last_one_alone(bus: Bus):
     assert [(stored.number, stored.data) for stored in found] == [(first, b"one"), (second, b"two")]
     assert [stored.data for stored in await bus.read_subject(subjects.RESPONSES, subject, first)] == [b"two"]
     assert await bus.read_subject(subjects.RESPONSES, subject, second) == []
+
+
+async def test_a_log_is_read_by_one_request_and_a_long_one_by_several(bus: Bus, monkeypatch: pytest.MonkeyPatch):
+    await bus.open_records(60.0, 1 << 20, subjects.RESPONSES)
+    subject, number = subjects.response_subject(f"r-{next(_number)}"), 0
+    for index in range(5):
+        number = await bus.append_record(subjects.RESPONSES, subject, b"%d" % index, f"{subject}.{index}", number)
+    requests: list[str] = []
+    publish = bus.publish
+
+    def note(subject: str, data: bytes, **more: Any) -> None:
+        requests.append(subject)
+        publish(subject, data, **more)
+
+    monkeypatch.setattr(bus, "publish", note)
+    counts = []
+    for most in (1000, 2):
+        monkeypatch.setattr(nats_bus, "_MAX_BATCH", most)
+        found = await bus.read_subject(subjects.RESPONSES, subject)
+        assert [stored.data for stored in found] == [b"%d" % index for index in range(5)]
+        counts.append(len(requests))
+
+    assert counts == ([1, 1 + 3] if isinstance(bus, nats_bus.NatsBus) else [0, 0])
 
 
 async def test_what_no_stream_takes_is_not_appended(bus: Bus, monkeypatch: pytest.MonkeyPatch):

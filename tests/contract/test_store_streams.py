@@ -5,6 +5,7 @@ import time
 
 import pytest
 import redis.asyncio as redis
+from msgspec.structs import replace
 
 from omnibus.errors import ProtocolError, StoreUnavailable
 from omnibus.settings import StoreSettings
@@ -85,3 +86,32 @@ async def test_a_store_that_is_gone_is_a_typed_error():
     with pytest.raises(StoreUnavailable):
         await gone.stream("t")
     await gone.close()
+
+
+async def test_hundreds_at_once_are_kept_and_found_and_share_a_connection(store: Store, raw: redis.Redis):
+    before = len(await raw.client_list())
+    tokens = [f"t{number}" for number in range(300)]
+
+    await asyncio.gather(*(store.put_stream(each, replace(RECORD, id=each), "first", 60) for each in tokens))
+    owners = await asyncio.gather(*(store.claim_stream(each, "second", 60) for each in tokens))
+    records = await asyncio.gather(*(store.stream(each) for each in tokens))
+
+    assert [record.id for record in records if record is not None] == tokens
+    assert set(owners) == {"first"}
+    assert len(await raw.client_list()) <= before + 2
+
+
+async def test_one_that_fails_or_leaves_does_no_harm_to_those_beside_it(store: Store, raw: redis.Redis):
+    await store.put_stream("t", RECORD, "first", 60)
+    await raw.lpush("test:stream:list", "no record")
+
+    leaving = asyncio.ensure_future(store.stream("t"))
+    others = asyncio.gather(store.stream("list"), store.stream("t"), return_exceptions=True)
+    await asyncio.sleep(0)
+    leaving.cancel()
+    refused, found = await others
+
+    assert leaving.cancelled()
+    assert isinstance(refused, StoreUnavailable)
+    assert "WRONGTYPE" in str(refused)
+    assert found == RECORD

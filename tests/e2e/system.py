@@ -93,19 +93,17 @@ def running(
     models: Mapping[str, Any],
     *flags: str,
     more: Mapping[str, Any] | None = None,
-    bears_services: bool = True,
     **settings: str,
 ) -> Iterator["System"]:
     """Run ``models`` until the block ends; ``flags`` are those of ``omnibus up``, ``settings`` environment variables.
 
     ``more`` is declared beside the models. Fails when a process, a port or shared memory is left afterwards.
-    Executors' libraries are those of the session's fork server, see ``tests.e2e.warm``, and those of gateways and the
-    planner if it ``bears_services``.
+    Libraries of executors and services are those of the session's fork server, see ``tests.e2e.warm``.
     """
     if NODES > 1 and "--nodes" not in flags:
         flags = (*flags, "--nodes", str(NODES))
         settings.setdefault("OMNIBUS_EXECUTOR_INLINE", str(_INLINE_BYTES))
-    system = System(directory, models, settings, flags, more, warm.may_start_warm(settings), bears_services)
+    system = System(directory, models, settings, flags, more, warm.may_start_warm(settings))
     try:
         system.start()
         yield system
@@ -118,7 +116,7 @@ def running(
 
 
 class System:
-    """The processes of one ``omnibus up``; ``is_warm``: its fork server imports nothing, see ``tests.e2e.warm``."""
+    """The processes of one ``omnibus up``; ``is_warm``: its fork servers import nothing, see ``tests.e2e.warm``."""
 
     def __init__(
         self,
@@ -128,12 +126,10 @@ class System:
         flags: Sequence[str] = (),
         more: Mapping[str, Any] | None = None,
         is_warm: bool = False,
-        bears_services: bool = True,
     ) -> None:
         self._flags = flags
         self._nodes = int(flags[flags.index("--nodes") + 1]) if "--nodes" in flags else 1
         self._is_warm = is_warm
-        self._bears_services = bears_services
         declared = directory / "models.json"
         declared.write_text(json.dumps({**(more or {}), "models": models}))
         self._models = ["--models", str(declared)] if models else ["--no-models"]
@@ -185,8 +181,7 @@ class System:
         """The command line of ``omnibus <arguments>``."""
         if not self._is_warm:
             return (sys.executable, "-u", "-m", "omnibus.cli", *arguments)
-        born = warm.SERVICES if self._bears_services else warm.EXECUTORS_ALONE
-        return warm.omnibus_command(*arguments, born=born)
+        return warm.omnibus_command(*arguments)
 
     def _read(self, process: "subprocess.Popen[str]") -> None:
         assert process.stdout is not None
@@ -232,19 +227,18 @@ class System:
 
     def processes(self) -> list[psutil.Process]:
         """Everything that this system runs at this moment, the supervisor left out."""
-        assert self._process is not None
-        # A supervisor of its own holds descriptors of all that it started, which are not what it stands for.
-        supervisor = find_forked_pid(self._process.pid) if self._is_warm else self._process.pid
-        children = psutil.Process(supervisor).children(recursive=True)
-        return [*children, *self._warm_processes()] if self._is_warm and hasattr(self, "state") else children
+        found: dict[int, psutil.Process] = {}
+        for command in self.commands():
+            for pid in {command.pid, find_forked_pid(command.pid)}:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process = psutil.Process(pid)
+                    found |= {one.pid: one for one in (process, *process.children(recursive=True))}
+        return list(found.values())
 
-    def _warm_processes(self) -> list[psutil.Process]:
-        """The fork server and what it has born, which are no children of the supervisor when it is warm."""
-        pid = warm.listener_process_id(str(Path(self.state.directory) / "fork-server.sock"))
-        if pid is None:
-            return []
-        fork_server = psutil.Process(pid)
-        return [fork_server, *fork_server.children(recursive=True)]
+    def commands(self) -> list[psutil.Process]:
+        """What the supervisor has started: what runs there, or what stands for it where a fork server has born it."""
+        assert self._process is not None
+        return psutil.Process(find_forked_pid(self._process.pid)).children()
 
     def server(self, name: str) -> psutil.Process:
         """The process of ``nats-server`` or ``valkey-server``."""
@@ -256,7 +250,7 @@ class System:
 
     def sidecar(self, node: int = 0) -> psutil.Process:
         """The process of the sidecar of a node, which is counted from 0."""
-        sidecars = (one for one in self.processes() if "services.sidecar" in command_line(one))
+        sidecars = (one for one in self.commands() if "services.sidecar" in command_line(one))
         name = self.node_name(node)
         found = next(one for one in sidecars if one.environ()["OMNIBUS_SIDECAR_NODE"] == name)
         return psutil.Process(find_forked_pid(found.pid))
@@ -268,7 +262,7 @@ class System:
     def _gateway_command(self, index: int) -> psutil.Process:
         """What was started as a gateway: it, or what stands for one that was born by a fork server."""
         port = str(urlsplit(self.urls[index]).port)
-        gateways = (one for one in self.processes() if "services.gateway" in command_line(one))
+        gateways = (one for one in self.commands() if "services.gateway" in command_line(one))
         return next(one for one in gateways if one.environ()["OMNIBUS_GATEWAY_PORT"] == port)
 
     async def statuses(self, bus: NatsBus) -> AsyncGenerator[ExecutorStatus, None]:

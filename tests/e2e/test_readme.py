@@ -192,7 +192,7 @@ def test_the_demo_answers_in_text_and_speech_and_leaves_nothing_running(tmp_path
 async def test_the_commands_against_a_running_system_work(tmp_path: Path) -> None:
     """`omnibus up`, then each curl, the Python example and each look at a request."""
     (port,) = free_ports(1)
-    warm_stack = warm.warm_stack_class(warm.fork_server_socket(), warm.SERVICES)
+    warm_stack = warm.warm_stack_class(warm.fork_server_socket())
     async with warm_stack(await tiny_models([*catalog.WORLD]), port=port) as stack:
         asked = [line.replace("127.0.0.1:8000", f"127.0.0.1:{port}") for line in commands() if line.startswith("curl")]
         answers = [json.loads(run(f"{line} -s", ROOT).splitlines()[-1]) for line in asked]

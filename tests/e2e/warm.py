@@ -1,9 +1,8 @@
 """One fork server for all systems of a session of tests: theirs are born by it, instead of importing the libraries.
 
-The import takes most of the processor time of a start. ``python -m tests.e2e.warm SOCKET BORN up ...`` is
-``omnibus up ...`` with that one difference: its fork server is a child of the one at SOCKET, and bears executors as any
-other. So are its gateways, its sidecars and its planner, if BORN is ``services``: each of them imports for one to two
-seconds. The command itself imports as long, and is forked as well: see ``omnibus_command``.
+The import takes most of the processor time of a start. ``python -m tests.e2e.warm SOCKET up ...`` is ``omnibus up ...``
+with that one difference: its fork servers are children of the one at SOCKET, and bear executors and services as any
+other. The command itself imports as long, and is forked as well: see ``omnibus_command``.
 """
 
 import atexit
@@ -15,11 +14,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from omnibus.cli import main as run_command
 from omnibus.cli import up
@@ -27,8 +26,9 @@ from omnibus.process import run_module
 from omnibus.process.parent_death import die_with_parent
 from omnibus.process.spec import ProcessSpec, python_command
 from omnibus.up import fork_client, stack
+from omnibus.up.fork_servers import EXECUTOR_MODULES, SERVICE_MODULES
 from omnibus.up.motion import find_forked_pid
-from omnibus.up.stack import FORK_SERVER_MODULES, Stack
+from omnibus.up.stack import Stack
 
 if TYPE_CHECKING:
     import pytest
@@ -39,16 +39,8 @@ _IMPORT_SECONDS = 240.0  # on a busy machine
 #: How variables begin that are read later than the fork server's libraries are imported: our own, and those of libraries
 #: that a service imports when it needs them.
 _READ_LATE = ("OMNIBUS_", "OTEL_", "UCX_")
-#: Services that are born, and what they import.
-_SERVICE_MODULES = {
-    "gateway": "services.gateway.service",
-    "planner": "services.planner.service",
-    "sidecar": "services.sidecar.service",
-}
 #: What the command imports to run a system.
 _COMMAND_MODULES = ("omnibus.cli.up",)
-#: What is born beside executors.
-SERVICES, EXECUTORS_ALONE = "services", "executors"
 
 
 def may_start_warm(settings: Mapping[str, str]) -> bool:
@@ -72,9 +64,7 @@ def fork_server_socket() -> str:
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
         "PYTHONWARNINGS": "ignore::RuntimeWarning:runpy",  # of modules that are run where others have imported them
     }
-    command = python_command(
-        "omnibus.up.fork_server", path, *FORK_SERVER_MODULES, *_SERVICE_MODULES.values(), *_COMMAND_MODULES
-    )
+    command = python_command("omnibus.up.fork_server", path, *EXECUTOR_MODULES, *SERVICE_MODULES, *_COMMAND_MODULES)
     process = subprocess.Popen(command, env=env, cwd=_ROOT, preexec_fn=die_with_parent())
 
     def end() -> None:
@@ -91,10 +81,10 @@ def fork_server_socket() -> str:
     return path
 
 
-def omnibus_command(*arguments: str, born: str = SERVICES) -> tuple[str, ...]:
-    """The command line of ``omnibus arguments`` that imports nothing itself, and whose systems are as ``born`` says."""
+def omnibus_command(*arguments: str) -> tuple[str, ...]:
+    """The command line of ``omnibus arguments`` that imports nothing itself, nor do its systems."""
     fork_server = fork_server_socket()
-    return fork_client.fork_server_command(fork_server, "tests.e2e.warm", fork_server, born, *arguments)
+    return fork_client.fork_server_command(fork_server, "tests.e2e.warm", fork_server, *arguments)
 
 
 def wait_for_fork(command: "subprocess.Popen[str]") -> int:
@@ -130,32 +120,25 @@ def listener_process_id(path: str) -> int | None:
 
 
 class _WarmStack(Stack):
-    """A stack whose fork server is born by another one; so are its services where it ``bears_services``."""
+    """A stack whose fork servers are born by another one."""
 
     parent_socket = ""
-    bears_services = False
 
-    def _fork_server_spec(self) -> ProcessSpec:
-        spec = super()._fork_server_spec()
+    def _fork_server_spec(self, name: str, socket: str, modules: Sequence[str]) -> ProcessSpec:
+        spec = super()._fork_server_spec(name, socket, modules)
         _, _, _, module, *arguments = spec.argv
         return replace(spec, argv=fork_client.fork_server_command(self.parent_socket, module, *arguments))
 
-    def _service_spec(self, service: str, **more: Any) -> ProcessSpec:
-        spec = super()._service_spec(service, **more)
-        if not self.bears_services or service not in _SERVICE_MODULES:
-            return spec
-        return replace(spec, argv=fork_client.fork_server_command(self.parent_socket, f"services.{service}"))
 
-
-def warm_stack_class(parent_socket: str, born: str = EXECUTORS_ALONE) -> type[Stack]:
-    """The class of stacks whose fork servers are born by the one at ``parent_socket``, and services if ``born`` says so."""
-    _WarmStack.parent_socket, _WarmStack.bears_services = parent_socket, born == SERVICES
+def warm_stack_class(parent_socket: str) -> type[Stack]:
+    """The class of stacks whose fork servers are born by the one at ``parent_socket``."""
+    _WarmStack.parent_socket = parent_socket
     return _WarmStack
 
 
-def main(parent_socket: str, born: str, *arguments: str) -> int:
+def main(parent_socket: str, *arguments: str) -> int:
     """Run ``omnibus`` with ``arguments``."""
-    stack.Stack = up.Stack = warm_stack_class(parent_socket, born)  # type: ignore[misc]
+    stack.Stack = up.Stack = warm_stack_class(parent_socket)  # type: ignore[misc]
     tempfile.tempdir = None  # that of whoever started this
     return run_command(arguments)
 

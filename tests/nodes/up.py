@@ -1,7 +1,7 @@
 """``omnibus up`` over namespaces: ``python -m tests.nodes.up up ... --nodes 3``; its first node is the hub.
 
 ``TEST_NODES`` holds, as JSON, the addresses of all nodes on both cables and the commands that enter all but the first.
-A fork server bears executors where it is itself, so each node has one.
+A fork server bears processes where it is itself, so each node has one for executors, and sidecars are not forked.
 """
 
 import json
@@ -15,9 +15,10 @@ from omnibus.cli import main as run_command
 from omnibus.cli import up
 from omnibus.process.spec import ProcessSpec, python_command
 from omnibus.up import fork_client, infra
+from omnibus.up.fork_servers import EXECUTOR_MODULES, EXECUTORS
 from omnibus.up.nodes import Nodes
 from omnibus.up.probes import wait_for_socket
-from omnibus.up.stack import FORK_SERVER_MODULES, Stack
+from omnibus.up.stack import Stack
 from tests.nodes.namespaces import BUS, DATA
 
 _PLACES: list[dict[str, Any]] = json.loads(os.environ.get("TEST_NODES", "[]"))
@@ -74,12 +75,13 @@ class NamespaceStack(Stack):
 
     def _node_fork_server(self, index: int) -> ProcessSpec:
         assert isinstance(self._nodes, NamespaceNodes)
-        socket, usual = self._nodes.fork_server(index), self._fork_server_spec()
+        socket = self._nodes.fork_server(index)
+        usual = self._fork_server_spec(EXECUTORS, socket, EXECUTOR_MODULES)
         return self._nodes.enter_node(
             replace(
                 usual,
                 name=f"fork-server-{index}",
-                argv=python_command("tests.nodes.fork_server", socket, *FORK_SERVER_MODULES),
+                argv=python_command("tests.nodes.fork_server", socket, *EXECUTOR_MODULES),
                 env={**usual.env, **self._nodes.client_env(index)},
                 ready=lambda: wait_for_socket(socket),
             )
@@ -88,7 +90,7 @@ class NamespaceStack(Stack):
     def _sidecar_spec(self, index: int) -> ProcessSpec:
         spec = super()._sidecar_spec(index)
         assert isinstance(self._nodes, NamespaceNodes)
-        return self._nodes.enter_node(spec)
+        return self._nodes.enter_node(replace(spec, argv=python_command("services.sidecar")))
 
 
 def _open_server(server: infra.InfraServer) -> infra.InfraServer:

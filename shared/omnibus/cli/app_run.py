@@ -41,7 +41,7 @@ async def _run_app(options: argparse.Namespace, bar: ProgressBar) -> int:
         port=_choose_port(options.port, once),
         apps_dir=root,
         log=Log(quiet) if once else None,
-        fork_server=models != NO_MODELS,
+        fork_executors=models != NO_MODELS,
         passing=once,
         report=bar.update,
     )

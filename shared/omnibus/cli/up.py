@@ -39,7 +39,7 @@ async def run_up(options: argparse.Namespace) -> int:
             gateways=options.gateways,
             nodes=options.nodes,
             apps_dir=Path(options.apps_dir) if options.apps_dir else None,
-            fork_server=not options.no_models,  # it would only cost time and memory
+            fork_executors=not options.no_models,  # it would only cost time and memory
             report=bar.update,
             log=Log(io.StringIO()) if options.quiet else None,
         )

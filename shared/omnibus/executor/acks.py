@@ -8,6 +8,8 @@ from omnibus.bus.messages import Accepted, Hop
 from omnibus.graph import Invocation
 
 ACK_DELAY_SECONDS = 0.2  # seconds within which the gateway is told that an invocation was taken
+#: The same for one that goes on where another one ended: its client has waited for long enough.
+RESUMED_ACK_DELAY_SECONDS = 0.01
 
 
 class Confirmations:
@@ -23,16 +25,20 @@ class Confirmations:
     def add_retained_chunk(self, invocation: Invocation, chunk: bytes) -> None:
         """``chunk`` went to another node: the gateway retains it, and is in no hurry. Chunks keep their order."""
         self._records.setdefault(invocation.reply, []).append(chunk)
-        self._start_timer()
+        self._start_timer(ACK_DELAY_SECONDS)
 
     def add_accepted(self, invocation: Invocation) -> None:
         """This executor works on ``invocation``."""
         self._taken[invocation.id] = (invocation, [])
-        self._start_timer()
+        self._start_timer(RESUMED_ACK_DELAY_SECONDS if invocation.resumes else ACK_DELAY_SECONDS)
 
-    def _start_timer(self) -> None:
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(ACK_DELAY_SECONDS, self.send_pending)
+    def _start_timer(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        if self._timer is not None:
+            if self._timer.when() <= loop.time() + seconds:
+                return
+            self._timer.cancel()
+        self._timer = loop.call_later(seconds, self.send_pending)
 
     def add_finished_node(self, invocation: Invocation, hop: Hop) -> None:
         """A node is finished whose times travel a longer way."""

@@ -11,6 +11,7 @@ from redis.exceptions import RedisError, ResponseError
 from omnibus.concurrency import keep_cancellation
 from omnibus.errors import StoreUnavailable
 from omnibus.settings import StoreSettings
+from omnibus.store.batches import CommandBatches
 from omnibus.store.seal import Seal
 from omnibus.store.servers import RedisServers, describe_error
 from omnibus.urls import redact_url
@@ -45,6 +46,7 @@ class StoreConnection:
         self._seal = Seal(settings.secret)
         self._servers = RedisServers(settings)
         self._redis = self._servers.client
+        self._batches = CommandBatches(self._redis)
 
     async def open(self) -> None:
         """Load the server-side functions; raises ``StoreUnavailable``."""
@@ -67,6 +69,10 @@ class StoreConnection:
         """Run a function of ours on the server. Raises ``FunctionRefused`` and ``StoreUnavailable``."""
         await self.open()  # a restarted server has forgotten its functions
         return await self._run_command(self._redis.fcall(function, len(keys), *map(self._redis_key, keys), *arguments))
+
+    async def _run_batched(self, name: str, *arguments: Any, **options: Any) -> Any:
+        """Run a command that each request of many sends; raises as ``_run_command``."""
+        return await self._run_command(self._batches.run_command(name, *arguments, **options))
 
     async def _run_command(self, command: Any) -> Any:
         try:

@@ -43,13 +43,13 @@ class StreamStore(StoreConnection):
     async def put_stream(self, token: str, record: StreamRecord, owner: str, seconds: float) -> None:
         """Keep ``record`` for ``seconds``; ``owner`` sends the answer."""
         await asyncio.gather(
-            self._run_command(self._redis.set(self._stream_key(token), _encode(record), px=_to_milliseconds(seconds))),
+            self._run_batched("set", self._stream_key(token), _encode(record), px=_to_milliseconds(seconds)),
             self.claim_stream(token, owner, seconds),
         )
 
     async def stream(self, token: str) -> StreamRecord | None:
         """None when it was never kept, or long enough. Raises ``ProtocolError`` for one that cannot be read."""
-        body = await self._run_command(self._redis.get(self._stream_key(token)))
+        body = await self._run_batched("get", self._stream_key(token))
         try:
             return _decode(body) if body is not None else None
         except msgspec.MsgspecError as error:
@@ -69,7 +69,7 @@ class StreamStore(StoreConnection):
 
     async def stream_tokens(self, token: str) -> tuple[int, ...]:
         """The ids that were kept of an answer; none when there are none, or they cannot be read."""
-        body = await self._run_command(self._redis.get(self._redis_key(f"stream:{token}:tokens"))) or b""
+        body = await self._run_batched("get", self._redis_key(f"stream:{token}:tokens")) or b""
         ids = array(_IDS)
         if len(body) % ids.itemsize:
             return ()
@@ -83,14 +83,12 @@ class StreamStore(StoreConnection):
             self._redis_key(f"stream:{token}:owner"),
             self._redis_key(f"stream:{token}:tokens"),
         )
-        await asyncio.gather(
-            *(self._run_command(self._redis.pexpire(key, _to_milliseconds(seconds), lt=True)) for key in keys)
-        )
+        await asyncio.gather(*(self._run_batched("pexpire", key, _to_milliseconds(seconds), lt=True) for key in keys))
 
     async def claim_stream(self, token: str, owner: str, seconds: float) -> str:
         """Make ``owner`` the sender of the answer; returns the one before. Of several, the last one has it."""
         key = self._redis_key(f"stream:{token}:owner")
-        before = await self._run_command(self._redis.set(key, owner, px=_to_milliseconds(seconds), get=True))
+        before = await self._run_batched("set", key, owner, px=_to_milliseconds(seconds), get=True)
         return before.decode() if before is not None else ""
 
     def _stream_key(self, token: str) -> str:

@@ -11,7 +11,7 @@ from omnibus.plan import Plan
 from omnibus.process.spec import ROOT, ProcessSpec, python_command
 from omnibus.settings import ServiceSettings, read_settings
 from omnibus.up import fork_client
-from omnibus.up.fork_server import can_fork
+from omnibus.up.fork_server import can_fork_executors
 
 EXIT_TIMEOUT_SECONDS = 10.0  # seconds that a process may take to end after it has drained
 #: What a plan says of an option, whatever all executors are told.
@@ -82,7 +82,7 @@ def _executor_spec(each: DesiredExecutors, replica: int, env: Mapping[str, str],
         own[_PARALLEL] = str(each.gpus)
     environment = {**each.env, ID: subjects.subject_token(f"{kind.model}-{kind.option}-{replica}"), **env, **own}
     module = f"services.{each.service}"
-    forked = bool(fork_server) and can_fork({**os.environ, **environment})
+    forked = bool(fork_server) and can_fork_executors({**os.environ, **environment})
     named = f"{kind.model}/{kind.option}"
     spec = ProcessSpec(
         f"{named}/{replica}" if replica else named,  # the same however many there are

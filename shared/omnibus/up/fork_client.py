@@ -19,16 +19,20 @@ _RETRY_PAUSE_SECONDS = 0.05  # seconds between two attempts to reach it
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _LENGTH_BYTES = 4  # bytes of the length before a request
 STATUS_BYTES = 4  # bytes of an answer: the process id at the birth, at the end the wait status as waitpid gives it
+#: Before the socket: a process that the fork server cannot bear at once begins as any other, instead of waiting for it.
+OR_BEGIN = "--or-begin"
 PING = bytes(_LENGTH_BYTES)  # an empty request: the fork server closes the connection
 _MAX_REQUEST_BYTES = 8 << 20  # bytes of a request; the kernel allows less for a process of its own
 
 
-def fork_server_command(fork_server: str, module: str, *arguments: str) -> tuple[str, ...]:
+def fork_server_command(fork_server: str, module: str, *arguments: str, or_begin: bool = False) -> tuple[str, ...]:
     """The command line of ``python -m module`` born by the fork server that listens at the socket ``fork_server``.
 
-    Interpreter options and ``PYTHONPATH`` are the fork server's.
+    Interpreter options and ``PYTHONPATH`` are the fork server's. While there is no fork server the process waits for
+    one or, with ``or_begin``, begins as a new interpreter and imports its libraries itself.
     """
-    return (sys.executable, "-I", "-S", __file__, fork_server, module, *arguments)
+    options = (OR_BEGIN,) if or_begin else ()
+    return (sys.executable, "-I", "-S", __file__, *options, fork_server, module, *arguments)
 
 
 def pack_request(argv: Sequence[str], environ: Mapping[bytes, bytes], cwd: str) -> bytes:
@@ -57,13 +61,19 @@ def unpack_request(data: bytes) -> tuple[list[str], dict[str, str], str] | None:
 
 def main(arguments: Sequence[str]) -> int:
     """Have ``arguments[1:]`` born by the fork server at ``arguments[0]`` and stay until it ends; its exit code."""
+    or_begin = arguments[0] == OR_BEGIN
+    path, *argv = arguments[1:] if or_begin else arguments
     with socket.socket(socket.AF_UNIX) as fork_server:
         try:
-            _connect_fork_server(fork_server, arguments[0])
-            child, pid = _request_process(fork_server, arguments[1:])
+            _connect_fork_server(fork_server, path, 0.0 if or_begin else _SPAWN_TIMEOUT_SECONDS)
+            child, pid = _request_process(fork_server, argv)
         except OSError as error:
-            return _report_failure(f"the fork server at {arguments[0]} does not answer: {error}")
+            if or_begin:
+                return _begin(argv)
+            return _report_failure(f"the fork server at {path} does not answer: {error}")
         if child < 0:
+            if or_begin:
+                return _begin(argv)
             return _report_failure("the fork server did not start this process; see its log lines for the reason")
         answer = _read_status(fork_server)
     if len(answer) < STATUS_BYTES:
@@ -71,13 +81,18 @@ def main(arguments: Sequence[str]) -> int:
     return _exit_with_status(int.from_bytes(answer, "big"))
 
 
-def _connect_fork_server(fork_server: socket.socket, path: str) -> None:
-    give_up = time.monotonic() + _SPAWN_TIMEOUT_SECONDS
+def _begin(argv: Sequence[str]) -> int:
+    """Become ``python -m`` of ``argv``, and never return. What was born after all ends, with its lifeline."""
+    os.execve(sys.executable, (sys.executable, "-u", "-m", *argv), os.environ)  # noqa: S606 there is no shell
+
+
+def _connect_fork_server(fork_server: socket.socket, path: str, seconds: float) -> None:
+    give_up = time.monotonic() + seconds
     while True:
         try:
             return fork_server.connect(path)
         except (FileNotFoundError, ConnectionRefusedError):
-            if time.monotonic() > give_up:
+            if time.monotonic() >= give_up:
                 raise
         time.sleep(_RETRY_PAUSE_SECONDS)
 
@@ -103,6 +118,8 @@ def _request_process(fork_server: socket.socket, argv: Sequence[str]) -> tuple[i
     answer, descriptors, _, _ = socket.recv_fds(fork_server, STATUS_BYTES, 1)
     fork_server.settimeout(None)
     child = descriptors[0] if descriptors else -1
+    if early and child < 0:
+        raise SystemExit(128 + early[0])
     for each in early:
         _send_signal(child, each)
     return child, int.from_bytes(answer, "big")

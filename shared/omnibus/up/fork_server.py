@@ -1,9 +1,9 @@
 """``python -m omnibus.up.fork_server SOCKET MODULE...``: imports the modules once and forks processes that need them.
 
-Libraries of engines take seconds and hundreds of megabytes to import. Forked from a process that has
-them, an executor starts within milliseconds and shares their memory until it writes to it. Each
-connection to the socket (``omnibus.up.fork_client`` makes them) is one process: back come its id with a descriptor
-of it, and its wait status. A closed connection kills the process and its group. Linux only.
+Libraries of engines take seconds and hundreds of megabytes to import, those of a gateway a second. Forked from a
+process that has them, an executor or a service starts within milliseconds and shares their memory until it writes to
+it. Each connection to the socket (``omnibus.up.fork_client`` makes them) is one process: back come its id with a
+descriptor of it, and its wait status. A closed connection kills the process and its group. Linux only.
 
 Processes outlive the fork server. Each holds a *lifeline*, a pipe whose other end its proxy has: when that is
 closed, the kernel kills the process and its group.
@@ -29,6 +29,7 @@ from typing import NoReturn
 
 from omnibus.errors import Fatal
 from omnibus.executor.settings import ExecutorSettings
+from omnibus.process.command_line import show_command_line
 from omnibus.process.parent_death import die_with_lifeline
 from omnibus.process.spec import python_command
 from omnibus.settings import UpSettings, read_settings
@@ -44,9 +45,13 @@ _GPU_DEVICES = {"/dev/nvidia-uvm", "/dev/kfd"}
 
 
 def can_fork(environ: Mapping[str, str]) -> bool:
-    """Return whether executors with this environment are forked here: default engine, Linux, not turned off."""
-    same = read_settings(ExecutorSettings, environ).engine == ExecutorSettings().engine
-    return sys.platform == "linux" and same and read_settings(UpSettings, environ).fork_server
+    """Return whether processes with this environment are forked here: on Linux, unless it is turned off."""
+    return sys.platform == "linux" and read_settings(UpSettings, environ).fork_server
+
+
+def can_fork_executors(environ: Mapping[str, str]) -> bool:
+    """Return whether executors with this environment are forked here: as others are, and with the default engine."""
+    return can_fork(environ) and read_settings(ExecutorSettings, environ).engine == ExecutorSettings().engine
 
 
 class ForkedProcess:
@@ -104,7 +109,7 @@ class ForkedProcess:
         pid = os.fork()
         if pid == 0:
             run = _run_module if self._fork_server.shares_modules else _exec_module
-            _run_child(lambda: self._set_up_child(environ, cwd), partial(run, argv))
+            _run_child(lambda: self._set_up_child(argv, environ, cwd), partial(run, argv))
         self._pid, self._received = pid, b""
         with suppress(OSError):  # the child does the same; whoever is first, it has a group from here on
             os.setpgid(pid, pid)
@@ -114,8 +119,9 @@ class ForkedProcess:
         with suppress(OSError):  # the proxy has gone: its end of the connection says so too
             socket.send_fds(self._connection, [pid.to_bytes(fork_client.STATUS_BYTES, "big")], [self._end])
 
-    def _set_up_child(self, environ: dict[str, str], cwd: str) -> None:
+    def _set_up_child(self, argv: Sequence[str], environ: dict[str, str], cwd: str) -> None:
         """In the child: what the kernel would do for a process of its own."""
+        show_command_line(python_command(*argv))
         os.setpgid(0, 0)
         *streams, lifeline = self._streams
         lifeline = os.dup(lifeline)
@@ -273,7 +279,7 @@ def warn_of_threads() -> bool:
     unsafe = {Path(thread.path, "comm").read_text().strip() for thread in threads} - _FORK_SAFE_THREADS
     if unsafe:
         _print_line(
-            f"the imports started threads ({', '.join(sorted(unsafe))}), so executors import their libraries by "
+            f"the imports started threads ({', '.join(sorted(unsafe))}), so processes import their libraries by "
             "themselves and start more slowly; try OMP_NUM_THREADS=1"
         )
     return bool(unsafe)
@@ -288,7 +294,7 @@ def warn_of_gpu_drivers() -> bool:
     in_use = sorted(opened & _GPU_DEVICES)
     if in_use:
         _print_line(
-            f"the imports used a GPU ({', '.join(in_use)}), so executors import their libraries by themselves and "
+            f"the imports used a GPU ({', '.join(in_use)}), so processes import their libraries by themselves and "
             "start more slowly"
         )
     return bool(in_use)

@@ -8,6 +8,7 @@ from omnibus.bus import Bus, subjects
 from omnibus.bus.messages import ExecutorStatus
 from omnibus.cluster.presence import follow_events
 from omnibus.up import fork_client
+from omnibus.up.motion import find_forked_pid
 
 _READY = "200"
 
@@ -63,8 +64,8 @@ class Endpoints:
         await follow_events(bus, {subjects.EXECUTOR: self._on_status})
 
     async def service_answers(self, pid: int) -> bool:
-        """The event loop of the service in process ``pid`` answers, and has started."""
-        address = self._find_address(pid)
+        """The event loop of the service in process ``pid``, or of which that is the proxy, answers, and has started."""
+        address = self._find_address(find_forked_pid(pid))
         return address is not None and await fetch_status(*address, "/readyz") == _READY
 
     async def executor_answers(self, id: str, _: int) -> bool:

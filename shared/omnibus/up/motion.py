@@ -14,6 +14,8 @@ _PROC = Path("/proc")
 _WANTING = (b"R", b"D")
 _STATE = re.compile(rb"^State:\s+(\S)", re.MULTILINE)
 _SWITCHES = re.compile(rb"^(?:non)?voluntary_ctxt_switches:\s+(\d+)", re.MULTILINE)
+#: In the command line of ``omnibus.up.fork_client``.
+_PROXY = b"/up/fork_client.py\0"
 _PIDFD = re.compile(rb"^Pid:\s+(\d+)", re.MULTILINE)
 
 
@@ -43,6 +45,8 @@ def read_thread_states(pid: int) -> ThreadStates | None:
 def find_forked_pid(pid: int) -> int:
     """The process that the proxy ``pid`` of ``omnibus.up.fork_client`` stands for; ``pid`` itself for any other."""
     try:
+        if _PROXY not in (_PROC / str(pid) / "cmdline").read_bytes():
+            return pid  # it may well watch others: a gateway does so with its apps
         for descriptor in os.scandir(_PROC / str(pid) / "fdinfo"):
             found = _PIDFD.search(Path(descriptor.path).read_bytes())
             if found is not None and int(found[1]) > 0:

@@ -19,7 +19,7 @@ from omnibus.errors import BadRequest, BusUnavailable, DeadlineExceeded, Omnibus
 from omnibus.metrics.http import remove_stale_files
 from omnibus.plan import Plan
 from omnibus.process.logs import Log
-from omnibus.process.spec import ROOT, ProcessSpec, python_command, python_path
+from omnibus.process.spec import ROOT, ProcessSpec, python_path
 from omnibus.process.supervise import Exit
 from omnibus.process.tunables import copy_tunables
 from omnibus.service import until_cancelled
@@ -28,8 +28,19 @@ from omnibus.store import Store
 from omnibus.up import executor_specs, infra
 from omnibus.up.disk import StreamDisk
 from omnibus.up.executors import Executors
-from omnibus.up.fork_server import can_fork
-from omnibus.up.health import Endpoints, fork_server_answers
+from omnibus.up.fork_server import can_fork, can_fork_executors
+from omnibus.up.fork_servers import (
+    EXECUTOR_MODULES,
+    EXECUTORS,
+    EXECUTORS_SOCKET,
+    SERVICE_MODULES,
+    SERVICES,
+    SERVICES_SOCKET,
+    fork_server_spec,
+    service_command,
+)
+from omnibus.up.health import Endpoints
+from omnibus.up.motion import find_forked_pid
 from omnibus.up.nodes import NODE, Nodes, sidecar_name
 from omnibus.up.ports import free_ports, require_free_port
 from omnibus.up.probes import not_ready, wait_for_port, wait_for_socket
@@ -51,17 +62,6 @@ CERTIFICATE = "OMNIBUS_GATEWAY_TLS_CERT"
 STORE_SECRET = "OMNIBUS_STORE_SECRET"  # noqa: S105 a name
 #: Where services say at which port Prometheus finds them; by default a directory of the run.
 METRICS_DIR = "OMNIBUS_SERVICE_METRICS_DIR"
-#: What the fork server imports once for all executors.
-FORK_SERVER_MODULES = (
-    "omnibus_models.preimport",
-    "omnibus.executor.service",
-    "omnibus.service",
-    "services.engines",
-    "services.encoder.media_encoder",
-    "services.generator.vocoder",
-    "services.llm.runners.thinker",
-    "services.llm.runners.talker",
-)
 
 
 class Stack:
@@ -71,10 +71,10 @@ class Stack:
     first of ``gateways`` listens on ``port``, 0 being a free one, the others on free ones; apps that are
     directories may be registered from below ``apps_dir``, by default the current one. Gateways and executors take turns
     on ``nodes``, each of which has a sidecar and an arena of its own.
-    Executors are forked from a fork server on Linux, for the default engine on CPUs, unless ``fork_server`` or
-    ``OMNIBUS_UP_FORK_SERVER`` says no; then, and elsewhere, they are processes of their own. ``name`` is that of the
-    run, by default its port; ``passing``: see ``RunState``. ``report`` is called with what is done, how many executors
-    have loaded their weights, and of how many.
+    On Linux services are forked from a fork server, and executors with the default engine from another one
+    (``fork_executors``: whether there are any), unless ``OMNIBUS_UP_FORK_SERVER`` says no; then, and elsewhere, they
+    are processes of their own. ``name`` is that of the run, by default its port; ``passing``: see ``RunState``.
+    ``report`` is called with what is done, how many executors have loaded their weights, and of how many.
     """
 
     def __init__(  # noqa: PLR0913 each is an option of the command
@@ -87,7 +87,7 @@ class Stack:
         apps_dir: Path | None = None,
         log: Log | None = None,
         env: Mapping[str, str] | None = None,
-        fork_server: bool = True,
+        fork_executors: bool = True,
         passing: bool = False,
         name: str = "",
         report: Callable[[str, int, int], None] = lambda what, done, count: None,
@@ -103,7 +103,7 @@ class Stack:
         self._store_secret = given.get(STORE_SECRET) or secrets.token_urlsafe(32)
         self.certificate = given.get(CERTIFICATE, "")
         self._believed = trusted_context(self.certificate)
-        self._fork_server = fork_server and can_fork(given)
+        self._forks_services, self._forks_executors = can_fork(given), fork_executors and can_fork_executors(given)
         self._models = models
         self._log = log or Log()
         self._extra = dict(env or {})
@@ -138,7 +138,8 @@ class Stack:
         self.directory = run.path
         self._stack.enter_context(self._log.copied_to(run.path / LOG_FILE))
         self.metrics_dir = os.environ.get(METRICS_DIR) or str(run.path / "metrics")
-        self._fork_server_socket = str(run.path / "fork-server.sock")
+        self._services_socket = str(run.path / SERVICES_SOCKET) if self._forks_services else ""
+        self._executors_socket = str(run.path / EXECUTORS_SOCKET) if self._forks_executors else ""
         (run.path / "models.json").write_text(self._models)
         self._nodes.prepare(run.path)
         self._choose_ports()
@@ -205,9 +206,7 @@ class Stack:
 
     def _executor_specs(self, *plans: Plan) -> dict[str, ProcessSpec]:
         """The executors that ``plans`` ask for, by the names of their processes."""
-        found = executor_specs.process_specs(
-            *plans, env=self._env, fork_server=self._fork_server_socket if self._fork_server else ""
-        )
+        found = executor_specs.process_specs(*plans, env=self._env, fork_server=self._executors_socket)
         alive = self._endpoints.executor_answers
         return {
             name: self._nodes.place_executor(replace(spec, alive=partial(alive, spec.env[ID])))
@@ -221,6 +220,11 @@ class Stack:
             raise BusUnavailable("the stack is not up")
         return self._bus
 
+    @property
+    def pids(self) -> dict[str, int]:
+        """Name to process id of everything that runs at this moment; of what was forked, not that of its proxy."""
+        return {name: find_forked_pid(pid) for name, pid in self.supervisor.pids.items()}
+
     def _publish_state(self, *, ready: bool = False) -> None:
         self.state = RunState(
             directory=str(self.directory),
@@ -231,7 +235,7 @@ class Stack:
             monitor_url=self.nats.monitor,
             gateway_url=self.url,
             ports={_gateway_name(index): port for index, port in enumerate(self.ports)},
-            pids=self.supervisor.pids,
+            pids=self.pids,
             shm_prefix=f"omnibus-{NODE}-{os.getpid()}",
             admin_token=self.admin_token,
             apps_dir=str(self.apps_dir),
@@ -270,7 +274,16 @@ class Stack:
             self._service_spec("planner", after=("nats", "valkey"), env={STORE_SECRET: self._store_secret}),
             *(self._sidecar_spec(index) for index in range(self._nodes.count)),
             *(self._gateway_spec(index, port) for index, port in enumerate(self.ports)),
-            *([self._fork_server_spec()] if self._fork_server else []),
+            *(
+                [self._fork_server_spec(SERVICES, self._services_socket, SERVICE_MODULES)]
+                if self._forks_services
+                else []
+            ),
+            *(
+                [self._fork_server_spec(EXECUTORS, self._executors_socket, EXECUTOR_MODULES)]
+                if self._forks_executors
+                else []
+            ),
         ]
 
     def _sidecar_spec(self, index: int) -> ProcessSpec:
@@ -304,18 +317,8 @@ class Stack:
         """The media directory of gateways on ``node``: machines share none, unless it was chosen for all."""
         return {} if MEDIA_DIR in self._extra or not node else {MEDIA_DIR: str(self.directory / f"media-{node}")}
 
-    def _fork_server_spec(self) -> ProcessSpec:
-        return ProcessSpec(
-            "fork-server",
-            python_command("omnibus.up.fork_server", self._fork_server_socket, *FORK_SERVER_MODULES),
-            # numpy's and scipy's libraries would start threads when they are imported, and whoever looks for a GPU
-            # would start its driver, which no executor could use any more.
-            env={**self._env, "OPENBLAS_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
-            cwd=ROOT,
-            ready=lambda: wait_for_socket(self._fork_server_socket),
-            ready_within=120.0,
-            alive=partial(fork_server_answers, self._fork_server_socket),
-        )
+    def _fork_server_spec(self, name: str, socket: str, modules: Sequence[str]) -> ProcessSpec:
+        return fork_server_spec(name, socket, modules, self._env)
 
     def _service_spec(
         self,
@@ -328,12 +331,12 @@ class Stack:
     ) -> ProcessSpec:
         return ProcessSpec(
             name or service,
-            python_command(f"services.{service}"),
+            service_command(service, self._services_socket),
             env={**self._env, **(env or {})},
             cwd=ROOT,
             ready=ready,
             alive=self._endpoints.service_answers,
-            after=tuple(after),
+            after=(*after, *([SERVICES] if self._forks_services else [])),
             grace=executor_specs.grace_seconds(self._env, service),
         )
 

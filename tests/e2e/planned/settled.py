@@ -78,7 +78,7 @@ def runs(system: System, plan: Plan) -> bool:
 
 def executors(system: System) -> int:
     """How many run, those that are about to end among them."""
-    return sum(_executes(process) for process in system.processes())
+    return sum(_executes(command) for command in system.commands())
 
 
 def _executes(process: psutil.Process) -> bool:

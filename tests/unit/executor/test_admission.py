@@ -7,6 +7,7 @@ import pytest
 
 from omnibus.bus import subjects
 from omnibus.bus.messages import Accepted, BusyReply, Chunk, ExecutorStatus, Hop, NodeFailed
+from omnibus.executor import acks
 from omnibus.executor.runner import Job
 from tests.unit.executor.arithmetic import Does, Place, call, forever, invocation, number
 from tests.unit.sidecar.node import until
@@ -54,6 +55,20 @@ async def test_without_a_credit_left_the_answer_is_busy(here: Place, gate: Gate)
     for given in held:
         await here.office.done(given)
     assert late.id not in gate.began
+
+
+async def test_what_goes_on_from_elsewhere_is_confirmed_at_once_with_all_that_wait(
+    here: Place, gate: Gate, monkeypatch
+):
+    monkeypatch.setattr(acks, "ACK_DELAY_SECONDS", 1000.0)
+    await here.executor("a", {"gate": gate})
+    first = here.office.send(invocation(**one()))
+    await until(lambda: gate.began == [first.id])
+
+    resumed = here.office.send(msgspec.structs.replace(invocation(**one()), resumes=((0, "y", {"ids": [1]}),)))
+
+    for given in (first, resumed):
+        assert await here.office.until(Accepted, given) == [Accepted(given.id, "a", 0)]
 
 
 async def test_a_credit_comes_back_when_work_is_done(here: Place, gate: Gate):

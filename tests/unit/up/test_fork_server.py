@@ -20,7 +20,8 @@ import pytest
 
 from omnibus.families import catalog
 from omnibus.up import fork_client, fork_server, health
-from omnibus.up.stack import FORK_SERVER_MODULES, ROOT, Stack
+from omnibus.up.fork_servers import EXECUTOR_MODULES
+from omnibus.up.stack import ROOT, Stack
 from omnibus.up.tiny_models import tiny_models
 from omnibus_models import tiny
 from tests.unit.up.births import ForkServer, numbers
@@ -228,9 +229,9 @@ def test_an_import_that_fails_is_named(tmp_path):
     "setting", [{"OMNIBUS_UP_FORK_SERVER": "0"}, {"OMNIBUS_EXECUTOR_ENGINE": "tests.bench.null:engine"}]
 )
 def test_other_engines_have_no_fork_server(setting):
-    assert fork_server.can_fork({})
-    assert fork_server.can_fork({"OMNIBUS_EXECUTOR_DEVICE": "cuda:1"})
-    assert not fork_server.can_fork(setting)
+    assert fork_server.can_fork_executors({})
+    assert fork_server.can_fork_executors({"OMNIBUS_EXECUTOR_DEVICE": "cuda:1"})
+    assert not fork_server.can_fork_executors(setting)
 
 
 def test_a_driver_that_does_not_survive_forks_is_seen_by_what_it_holds_open(tmp_path, monkeypatch, capsys):
@@ -280,7 +281,7 @@ def checkpoints(tmp_path_factory) -> Path:
 async def test_a_loading_executor_imports_nothing_that_the_fork_server_could_have(checkpoints):
     families = list(catalog.TINY.values())
 
-    loads = [sys.executable, "-c", LOADS, str(checkpoints), " ".join(families), *FORK_SERVER_MODULES]
+    loads = [sys.executable, "-c", LOADS, str(checkpoints), " ".join(families), *EXECUTOR_MODULES]
     environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'shared'}", "OMP_NUM_THREADS": "1"}
     output = await asyncio.to_thread(subprocess.check_output, loads, env=environ, text=True, timeout=240)
 

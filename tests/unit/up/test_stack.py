@@ -1,6 +1,7 @@
 """The whole system without a model: several gateways, their token, and a plan that nobody can serve."""
 
 import asyncio
+import contextlib
 import socket
 import stat
 from argparse import Namespace
@@ -15,8 +16,10 @@ from omnibus.errors import BadRequest, Conflict, StageUnavailable
 from omnibus.up import run_dir, runs
 from omnibus.up.stack import Stack
 from tests import certificates
+from tests.e2e import warm
 from tests.unit.up.programs import Lines, all_gone, log_to
 
+SERVICES = ("gateway", "planner", "sidecar")
 NOTHING = '{"models": {}}'
 
 
@@ -33,7 +36,7 @@ def variables(process: int) -> dict[str, str]:
 @pytest.mark.slow
 async def test_a_system_without_models_is_ready_at_every_gateway_and_leaves_nothing(tmp_path: Path):
     lines = Lines()
-    async with Stack(NOTHING, gateways=2, apps_dir=tmp_path, fork_server=False, log=log_to(lines)) as stack:
+    async with Stack(NOTHING, gateways=2, apps_dir=tmp_path, fork_executors=False, log=log_to(lines)) as stack:
         state, pids = runs.read_state(), stack.supervisor.pids
         arguments = [psutil.Process(pid).cmdline() for pid in pids.values()]
         async with httpx.AsyncClient() as http:
@@ -42,7 +45,9 @@ async def test_a_system_without_models_is_ready_at_every_gateway_and_leaves_noth
         others = [variables(pids[name]) for name in ("planner", "sidecar")]
 
     assert [answer.json()["ready"] for answer in answers] == [True, True]
-    assert set(pids) == {"nats", "valkey", "planner", "sidecar", "gateway", "gateway-1"}
+    assert set(pids) == {"nats", "valkey", "service-fork-server", "planner", "sidecar", "gateway", "gateway-1"}
+    assert set(state.pids) == set(pids)
+    assert {state.pids[name] == pids[name] for name in ("planner", "sidecar", "gateway", "gateway-1")} == {False}
     assert stack.urls == [f"http://127.0.0.1:{state.ports[name]}" for name in ("gateway", "gateway-1")]
     assert len({*stack.urls, state.nats_url, state.store_url, state.monitor_url}) == 5
     assert (state.gateway_url, state.apps_dir) == (stack.url, str(tmp_path))
@@ -53,14 +58,47 @@ async def test_a_system_without_models_is_ready_at_every_gateway_and_leaves_noth
     assert {one["OMNIBUS_SERVICE_METRICS_DIR"] for one in [*gateways, *others]} == {f"{state.directory}/metrics"}
     words = [url.partition("@")[0].rpartition(":")[2] for url in (state.nats_url, state.store_url)]
     assert all(len(word) >= 32 and word not in f"{arguments}{lines.getvalue()}" for word in words)
-    assert all_gone(list(pids.values()))
+    assert all_gone([*pids.values(), *state.pids.values()])
+
+
+async def test_services_are_born_by_their_fork_server_and_come_back_without_it(tmp_path: Path):
+    warm_stack = warm.warm_stack_class(warm.fork_server_socket())
+    async with warm_stack(NOTHING, apps_dir=tmp_path, fork_executors=False, log=log_to(Lines())) as stack:
+        bearer = psutil.Process(stack.pids["service-fork-server"])
+        born = [psutil.Process(stack.pids[name]) for name in SERVICES]
+        bearers = {one.parent() for one in born}
+        names = {next(word for word in one.cmdline() if word.startswith("services.")) for one in born}
+
+        born[0].kill()
+        second = await other_gateway(stack, but=born[:1])
+        bearer.kill()
+        second.kill()
+        third = await other_gateway(stack, but=[*born, second])
+        kept = [one.is_running() for one in born[1:]]
+        pids = [*stack.pids.values(), *stack.supervisor.pids.values()]
+
+    assert (bearers, names) == ({bearer}, {f"services.{name}" for name in SERVICES})
+    assert len({born[0], second, third}) == 3
+    assert kept == [True, True]
+    assert all_gone(pids)
+
+
+async def other_gateway(stack: Stack, but: list[psutil.Process]) -> psutil.Process:
+    """Wait for the next process of the gateway, and until it serves."""
+    async with asyncio.timeout(60), httpx.AsyncClient() as http:
+        while True:
+            with contextlib.suppress(httpx.TransportError, psutil.NoSuchProcess, KeyError):
+                process = psutil.Process(stack.pids["gateway"])
+                if process not in but and (await http.get(f"{stack.url}/readyz")).status_code == 200:
+                    return process
+            await asyncio.sleep(0.01)
 
 
 @pytest.mark.slow
 async def test_gateways_that_speak_tls_are_known_by_their_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OMNIBUS_GATEWAY_TLS_CERT", str(certificates.CERTIFICATE))
     monkeypatch.setenv("OMNIBUS_GATEWAY_TLS_KEY", str(certificates.KEY))
-    async with Stack(NOTHING, apps_dir=tmp_path, fork_server=False, log=log_to(Lines())) as stack:
+    async with Stack(NOTHING, apps_dir=tmp_path, fork_executors=False, log=log_to(Lines())) as stack:
         found = find_gateway(Namespace(url=""))
         served = await asyncio.to_thread(found.call, "GET", "/v1/models")
         stranger = Gateway(found.url, "", "")

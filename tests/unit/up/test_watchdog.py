@@ -191,11 +191,11 @@ async def test_a_process_that_froze_before_its_first_answer_is_started_again(tmp
     assert "has not begun to answer" in lines.getvalue()
 
 
-async def test_a_forked_process_is_looked_at_instead_of_its_proxy(tmp_path):
+async def test_who_watches_another_process_does_not_stand_for_it(tmp_path):
     child = await asyncio.create_subprocess_exec("sleep", "1000")
     held = os.pidfd_open(child.pid)
     try:
-        assert find_forked_pid(os.getpid()) == child.pid
+        assert find_forked_pid(os.getpid()) == os.getpid()
         assert find_forked_pid(child.pid) == child.pid
         async with asyncio.timeout(WITHIN):  # it is being loaded at first
             while (states := read_thread_states(child.pid)) is None or states.wants_to_run:
@@ -244,7 +244,7 @@ async def test_a_frozen_gateway_and_a_frozen_executor_of_a_whole_system_are_repl
         await asyncio.sleep(SILENT)  # the watchdog has asked them as well
 
         os.kill(endpoints._executors[id], signal.SIGSTOP)
-        os.kill(first["gateway"], signal.SIGSTOP)
+        os.kill(stack.pids["gateway"], signal.SIGSTOP)
 
         for name in (executor, "gateway"):
             await lines.until(rf"{name} +\| does not answer for [\d.]+ s and stands still")

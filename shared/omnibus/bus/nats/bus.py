@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import nats.errors
 import nats.js.errors
@@ -36,6 +36,13 @@ APPEND_TRY_SECONDS, APPEND_TIMEOUT_SECONDS, _APPEND_PAUSE_SECONDS = 2.0, 10.0, 0
 _DRAIN_SECONDS = 5.0
 #: JetStream's code for a record that is not the next one of its subject.
 _WRONG_LAST_SEQUENCE_CODE = 10071
+
+
+class _Batch(NamedTuple):
+    """Messages of a stream, and how many follow them, as far as the server says."""
+
+    found: list[Stored]
+    pending: int
 
 
 class NatsBus:
@@ -81,11 +88,19 @@ class NatsBus:
         nc.send_command(encode_publish(subject, data, reply, headers))
 
     async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> Callable[[], Awaitable[None]]:
+        unsubscribe = await self._send_subscription(subject, handler, queue)
+        await self._flush_connection(5)
+        return unsubscribe
+
+    async def _send_subscription(
+        self, subject: str, handler: Handler, queue: str = ""
+    ) -> Callable[[], Awaitable[None]]:
+        """Subscribe without waiting for the server: it takes what this connection sends next as the next thing."""
+
         async def ignore_message(_: Msg) -> None: ...
 
         subscription = await self._nc.subscribe(subject, queue, cb=ignore_message)
         self._nc.handlers[subscription._id] = handler
-        await self._flush_connection(5)
 
         async def unsubscribe() -> None:
             with suppress(nats.errors.Error):  # a connection that is closed delivers nothing
@@ -242,9 +257,9 @@ class NatsBus:
         while True:
             begin = (found[-1].number if found else after) + 1
             wanted = {"seq": begin, "batch": _MAX_BATCH, "max_bytes": MAX_BATCH_BYTES, "next_by_subj": subject}
-            more = await self._fetch_batch(stream, wanted)
-            found += more
-            if not more:
+            batch = await self._fetch_batch(stream, wanted)
+            found += batch.found
+            if not batch.found or not batch.pending:
                 return found
 
     async def list_streams(self) -> list[StreamState]:
@@ -272,25 +287,25 @@ class NatsBus:
         while state.messages and end > state.first_seq and not found:  # else all between were removed
             begin = max(end - count, state.first_seq)
             wanted = {"seq": begin, "batch": end - begin, "max_bytes": MAX_BATCH_BYTES, "next_by_subj": stream.subjects}
-            found = [stored for stored in await self._fetch_batch(stream, wanted) if stored.number < end]
+            found = [stored for stored in (await self._fetch_batch(stream, wanted)).found if stored.number < end]
             end = begin
         return found
 
-    async def _fetch_batch(self, stream: StreamSpec, wanted: dict[str, Any]) -> list[Stored]:
+    async def _fetch_batch(self, stream: StreamSpec, wanted: dict[str, Any]) -> _Batch:
         """Direct gets of many messages, which nats-py does not have."""
         arrived: asyncio.Queue[Delivery] = asyncio.Queue()
         reply, found = self._nc.new_inbox(), list[Stored]()
-        stop = await self.subscribe(reply, arrived.put_nowait)
+        stop = await self._send_subscription(reply, arrived.put_nowait)
         try:
             self.publish(f"$JS.API.DIRECT.GET.{stream.name}", json.dumps(wanted).encode(), reply=reply)
             async with asyncio.timeout(READ_TIMEOUT_SECONDS):
                 while (headers := (delivery := await arrived.get()).headers) and "Nats-Sequence" in headers:
                     found.append(Stored(int(headers["Nats-Sequence"]), headers["Nats-Subject"], delivery.data))
+                return _Batch(found, int((headers or {}).get("Nats-Num-Pending", len(found))))
         except TimeoutError as error:
             raise BusUnavailable(f"{stream.name} was not read within {READ_TIMEOUT_SECONDS:g} s: try again") from error
         finally:
             await stop()
-        return found
 
     async def purge_subject(self, stream: StreamSpec, subject: str) -> int:
         try:

@@ -1,0 +1,52 @@
+"""The fork servers of a run: one bears its services, another one its executors, whose libraries are far larger."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from omnibus.process.spec import ROOT, ProcessSpec, python_command
+from omnibus.up import fork_client
+from omnibus.up.health import fork_server_answers
+from omnibus.up.probes import wait_for_socket
+
+#: Names of their processes, and of their sockets in the directory of the run: paths of sockets have to be short.
+SERVICES, EXECUTORS = "service-fork-server", "fork-server"
+SERVICES_SOCKET, EXECUTORS_SOCKET = "services.sock", "fork-server.sock"
+_READY_SECONDS = 120.0  # seconds for the imports
+#: What is imported once for all services, and once for all executors.
+SERVICE_MODULES = (
+    "omnibus.service",
+    "services.gateway.service",
+    "services.planner.service",
+    "services.sidecar.service",
+)
+EXECUTOR_MODULES = (
+    "omnibus_models.preimport",
+    "omnibus.executor.service",
+    "omnibus.service",
+    "services.engines",
+    "services.encoder.media_encoder",
+    "services.generator.vocoder",
+    "services.llm.runners.thinker",
+    "services.llm.runners.talker",
+)
+
+
+def fork_server_spec(name: str, socket: str, modules: Sequence[str], env: Mapping[str, str]) -> ProcessSpec:
+    """The process of a fork server that imports ``modules`` and listens at ``socket``."""
+    return ProcessSpec(
+        name,
+        python_command("omnibus.up.fork_server", socket, *modules),
+        # numpy's and scipy's libraries would start threads when they are imported, and whoever looks for a GPU
+        # would start its driver, which no executor could use any more.
+        env={**env, "OPENBLAS_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
+        cwd=ROOT,
+        ready=lambda: wait_for_socket(socket),
+        ready_within=_READY_SECONDS,
+        alive=partial(fork_server_answers, socket),
+    )
+
+
+def service_command(service: str, socket: str) -> tuple[str, ...]:
+    """The command line of a service: born by the fork server at ``socket``, if there is one, or begun as any other."""
+    module = f"services.{service}"
+    return fork_client.fork_server_command(socket, module, or_begin=True) if socket else python_command(module)

@@ -1,0 +1,94 @@
+"""What stands for a forked process: it is found by it, and begins by itself where nobody bears it."""
+
+import json
+import os
+import socket
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+
+from omnibus.process.spec import python_command
+from omnibus.up import fork_client, motion
+from tests.unit.up.births import ForkServer, numbers, started
+from tests.unit.up.programs import WITHIN
+
+
+@pytest.fixture(scope="module")
+def fork_server_(tmp_path_factory):
+    """One fork server for the tests that leave it as it was."""
+    home = ForkServer(tmp_path_factory.mktemp("fork-server"))
+    with home.running():
+        yield home
+
+
+def test_a_process_has_a_command_line_of_its_own_and_its_sprout_stands_for_it(fork_server_):
+    with fork_server_.proxy("sleeps", "a", "b c") as process:
+        (pid,) = numbers(process)
+
+        assert [word for word in psutil.Process(pid).cmdline() if word] == [*python_command("sleeps", "a", "b c")]
+        assert motion.find_forked_pid(process.pid) == pid
+        assert motion.find_forked_pid(pid) == pid
+
+
+def test_a_command_line_that_does_not_fit_is_cut_off(fork_server_):
+    with fork_server_.proxy("sleeps", "x" * 10_000) as process:
+        (pid,) = numbers(process)
+        shown = Path(f"/proc/{pid}/cmdline").read_bytes()
+
+    assert " ".join(python_command("sleeps", "xxx")) in shown.replace(b"\0", b" ").decode()
+    assert len(shown) < 10_000
+
+
+def test_a_process_that_need_not_be_born_begins_by_itself_without_a_fork_server(tmp_path):
+    home = ForkServer(tmp_path)
+    command = fork_client.fork_server_command(home.socket, "tells", "a", or_begin=True)
+
+    def told() -> dict[str, object]:
+        end = subprocess.run(
+            command,
+            env=home.environ,
+            cwd=tmp_path,
+            input="hello",
+            text=True,
+            capture_output=True,
+            check=False,
+            timeout=WITHIN,
+        )
+        assert end.returncode == 0
+        return json.loads(end.stdout)
+
+    without = told()
+    with home.running() as killed:
+        born_ = told()
+        killed.kill()
+        killed.wait(WITHIN)
+    gone = told()
+
+    assert [each["imported_by"] == each["pid"] for each in (without, born_, gone)] == [True, False, True]
+    assert {(*each["argv"], each["in"], each["main"]) for each in (without, born_, gone)} == {
+        ("a", "hello", "__main__")
+    }
+
+
+def test_what_a_fork_server_bore_and_did_not_say_ends_when_its_sprout_begins_by_itself(tmp_path):
+    """A fork server that ends between the birth and its answer: there must not be two of the process."""
+    path = str(tmp_path / "broken.sock")
+    command = fork_client.fork_server_command(path, "tells", or_begin=True)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        with started(
+            command, env=ForkServer(tmp_path).environ, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as end:
+            connection, _ = listener.accept()
+            with connection:
+                _, (*streams, lifeline), _, _ = socket.recv_fds(connection, 1 << 20, 4)
+            for each in streams:
+                os.close(each)
+            told = json.loads(end.stdout.read())
+
+        assert told["pid"] == end.pid == told["imported_by"]
+        assert os.read(lifeline, 1) == b""  # nobody holds its other end: who was born with it is killed
+        os.close(lifeline)
