@@ -116,6 +116,8 @@ class ItemStream:
     def __init__(self) -> None:
         self.ended = False
         self.notify: Callable[[], None] | None = None
+        #: Takes each item as it comes, in place of a reader; ``notify`` is then called at the end alone.
+        self.consumer: Callable[[Item], None] | None = None
         self.first: Item | None = None  # kept, for graphs that use it later
         self.began = 0.0  # when it came, Unix seconds
         self.fingerprint: Fingerprint | None = None  # of what is recorded of it
@@ -128,7 +130,10 @@ class ItemStream:
             self.first, self.began = item, time.time()
         if self.fingerprint is not None:
             self.fingerprint.add_item(item)
-        self._ready.append(item)
+        if self.consumer is not None:
+            self.consumer(item)
+        else:
+            self._ready.append(item)
 
     def end(self) -> None:
         self.ended = True
@@ -217,7 +222,8 @@ class ResultStream(ItemStream):
             self.fail(error)
         if chunk.last:
             self.ended, self.closing = True, chunk.data
-        self.wake_reader()
+        if self.ended or self.consumer is None:
+            self.wake_reader()
 
     def _add_new(self, chunk: Chunk) -> None:
         if chunk.handle is not None or chunk.inline is not None:

@@ -235,6 +235,14 @@ class AudioOutputFile:
         """The rest of the file."""
         return self._buffer_sent(await self._sounding.close(got.rate))
 
+    def close_now(self, got: AnswerAccumulator) -> bytes:
+        """The rest of the file without waiting, for uncompressed formats."""
+        return self._buffer_sent(self._sounding.close_now(got.rate))
+
+    def keep_answer(self, transcript: str, then: Callable[[], None]) -> None:
+        """Keep it, and call ``then``."""
+        keep_answer(self._keeper, self.id, transcript, b"".join(self._file), self._format, then)
+
     async def store_answer(self, transcript: str) -> int:
         """Keep it; returns the Unix seconds at which it is forgotten."""
         return await _store_answer(self._keeper, self.id, transcript, b"".join(self._file), self._format)
@@ -248,10 +256,24 @@ class AudioOutputFile:
 async def _store_answer(
     keeper: SpokenAnswers | None, id: str, transcript: str, file: bytes, format: SoundFormat
 ) -> int:
+    if keeper is not None:
+        await keeper.store_answer(id, transcript, file, format)
+    return answer_expiry(keeper)
+
+
+def answer_expiry(keeper: SpokenAnswers | None) -> int:
+    """The Unix seconds at which an answer that is kept now is forgotten."""
+    return int(time.time() + (AUDIO_TTL_SECONDS if keeper is None else keeper.seconds))
+
+
+def keep_answer(
+    keeper: SpokenAnswers | None, id: str, transcript: str, file: bytes, format: SoundFormat, then: Callable[[], None]
+) -> None:
+    """Keep an answer if there is a ``keeper``; ``then`` is called once it is kept, or cannot be in time."""
     if keeper is None:
-        return int(time.time() + AUDIO_TTL_SECONDS)
-    await keeper.store_answer(id, transcript, file, format)
-    return int(time.time() + keeper.seconds)
+        then()
+    else:
+        keeper.keep_answer(id, transcript, file, format, then)
 
 
 def _accumulate_text(got: AnswerAccumulator, name: str, item: Any) -> str:

@@ -1,4 +1,7 @@
-"""Coalesces small messages: what is ready for one receiver in one turn of the loop is one publish."""
+"""Coalesces small messages: what is ready for one receiver in one turn of the loop is one publish.
+
+Pieces of a stream that follow each other within a moment, too close for anybody to notice, are one publish as well.
+"""
 
 import asyncio
 import logging
@@ -11,6 +14,9 @@ log = logging.getLogger(__name__)
 
 #: Seconds that a message nobody waits for may be held back to share a frame.
 LAZY_FLUSH_SECONDS = 0.005
+#: Seconds after anything has left in which pieces of streams are held back to share a frame. Engines that take longer
+#: for a step have each piece leave at once.
+PIECE_FLUSH_SECONDS = 0.002
 
 
 class Outbox:
@@ -27,6 +33,7 @@ class Outbox:
         self._waiting: dict[str, list[bytes]] = {}
         self._soon = False
         self._timer: asyncio.TimerHandle | None = None
+        self._flushed_at = 0.0  # the event loop's time
 
     def send(self, subject: str, message: bytes, lazy: bool = False) -> None:
         """Queue ``message``; ``lazy`` ones leave with the next urgent one or after ``LAZY`` seconds.
@@ -46,12 +53,25 @@ class Outbox:
         elif self._timer is None:
             self._timer = loop.call_later(LAZY_FLUSH_SECONDS, self.flush)
 
+    def send_piece(self, subject: str, message: bytes) -> None:
+        """Queue one of many pieces of a stream: as ``send``, unless something has left a moment ago."""
+        loop = asyncio.get_running_loop()
+        due = self._flushed_at + PIECE_FLUSH_SECONDS
+        if self._soon or loop.time() >= due:
+            self.send(subject, message)
+            return
+        self.send(subject, message, lazy=True)
+        if self._timer is not None and self._timer.when() > due:
+            self._timer.cancel()
+            self._timer = loop.call_at(due, self.flush)
+
     def flush(self) -> None:
         """Publish everything that waits."""
         self._soon = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._flushed_at = asyncio.get_running_loop().time()
         waiting, self._waiting = self._waiting, {}
         for subject, messages in waiting.items():
             reply = f"{self._unheard}.{subject.rpartition('.')[2]}" if self._unheard else ""

@@ -160,7 +160,9 @@ class NodeOutput:
         for subject in self._edges:
             source.outbox.send(subject, far if subject in self._far else near)
         reply = invocation.reply
-        if self._gateway:
+        if self._gateway and seq and not last:  # a first piece is waited for
+            source.outbox.send_piece(reply, far if reply in self._far else near)
+        elif self._gateway:
             source.outbox.send(reply, far if reply in self._far else near)
         if self._record is not None:
             self._record(invocation, far if reply in self._far else near)
