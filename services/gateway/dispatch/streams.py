@@ -231,7 +231,7 @@ class ResultStream(ItemStream):
         elif not chunk.empty:
             fresh = self._told.skip_repeated(chunk.data)
             if fresh is chunk.data or any(fresh.values()):
-                self.add_item(Item(fresh))
+                self.add_item(Item(fresh, None, chunk.cuts if fresh is chunk.data else ()))
         if chunk.last and (self._skip or self._told.is_missing):
             raise StageFailed("another executor ended the answer earlier, so it cannot be resumed: ask again")
 

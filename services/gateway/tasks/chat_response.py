@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -154,7 +155,7 @@ def encode_text_events(
     batch: Sequence[tuple[str, Item]],
 ) -> list[bytes]:
     """Events of what came of the text, which is added to what was ``got``; of other streams there are none."""
-    frames = [say(text) for name, item in batch if (text := _accumulate_text(got, name, item))]
+    frames = [say(text) for name, item in batch for text in _accumulate_text(got, name, item)]
     if got.structured:
         frames = [encode_chunk(stream, say, item.data) for name, item in batch if name == "text"]
     return frames
@@ -276,6 +277,11 @@ def keep_answer(
         keeper.keep_answer(id, transcript, file, format, then)
 
 
-def _accumulate_text(got: AnswerAccumulator, name: str, item: Any) -> str:
+def _accumulate_text(got: AnswerAccumulator, name: str, item: Item) -> Sequence[str]:
+    """Add ``item`` to what was ``got``; returns its pieces of text, which may be none."""
     got.add_item(name, item.data, item.array)
-    return item.data.get("text", "") if name == "text" else ""
+    text = item.data.get("text", "") if name == "text" else ""
+    if not item.cuts:
+        return (text,) if text else ()
+    ends = accumulate(item.cuts)
+    return [piece for end, size in zip(ends, item.cuts, strict=True) if (piece := text[end - size : end])]

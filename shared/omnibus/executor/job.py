@@ -266,6 +266,11 @@ class LiveJob:
     async def send(self, output: str, data: dict[str, Any], array: np.ndarray | None = None) -> None:
         await self._emit_output(output, data, array, last=False)
 
+    async def send_text(self, output: str, data: dict[str, Any]) -> None:
+        target = self._outputs.get(output)
+        if target is not None and not target.closed:
+            target.send_text(data)
+
     async def _emit_output(self, output: str, data: dict[str, Any], array: np.ndarray | None, last: bool) -> None:
         target = self._outputs.get(output)
         if target is None or target.closed:

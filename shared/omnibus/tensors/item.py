@@ -12,8 +12,10 @@ class Item(NamedTuple):
     """One value, or one chunk of a stream.
 
     ``data`` is small JSON. ``array`` is the tensor that belongs to it: a read-only numpy view of the
-    arena (no copy; valid until the job ends), or the producer's own array when both run in one process.
+    arena (no copy; valid until the job ends), or the producer's own array when both run in one process. ``cuts`` are
+    the characters of each piece that ``data["text"]`` was joined of on its way; empty for a single one.
     """
 
     data: dict[str, Any]
     array: np.ndarray | None = None
+    cuts: tuple[int, ...] = ()
