@@ -230,3 +230,15 @@ class RowBlockWriter:
         self._cursor = end
         handle = self._block.handle if self._block is not None else None
         self._output.send_chunk(Item(data or {}, rows), handle, last=False, rows=(start, end))
+
+    def close_block(self) -> None:
+        """No more rows come. A block without any was sent to nobody, and is given back."""
+        if self._block is not None and self._cursor:
+            self._block.seal()
+        else:
+            self.discard_block()
+
+    def discard_block(self) -> None:
+        """Give the memory back."""
+        if self._block is not None:
+            self._block.discard()
