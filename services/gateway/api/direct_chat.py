@@ -120,7 +120,8 @@ class DirectChat(DirectResponse):
             self._fail(error)
             return
         self._deadline = self._loop.call_later(max(0.0, self._run.seconds_left), self._on_deadline)
-        self.schedule()  # a stream may have ended already
+        if not self._ended and any(stream.ended or stream.has_ready for stream in self._streams.values()):
+            self.schedule()
 
     def _send_request(self) -> DirectAnswer:
         run, request = self._run, self._request
@@ -152,7 +153,7 @@ class DirectChat(DirectResponse):
                 self._fail(error)
 
         for name, stream in self._streams.items():
-            stream.consumer = partial(consume_item, name)
+            stream.consume_by(partial(consume_item, name))
         return answer
 
     def schedule(self) -> None:

@@ -135,6 +135,13 @@ class ItemStream:
         else:
             self._ready.append(item)
 
+    def consume_by(self, consumer: Callable[[Item], None]) -> None:
+        """Have ``consumer`` take what is ready, and each item as it comes."""
+        self.consumer = consumer
+        ready, self._ready = self._ready, []
+        for item in ready:
+            consumer(item)
+
     def end(self) -> None:
         self.ended = True
         self.wake_reader()
@@ -190,6 +197,11 @@ class ItemStream:
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         await waiter
+
+    @property
+    def has_ready(self) -> bool:
+        """True if items wait for a reader."""
+        return bool(self._ready)
 
     @property
     def is_exhausted(self) -> bool:
