@@ -5,6 +5,7 @@ Pieces of text that follow each other within a moment, too close for anybody to 
 
 import asyncio
 import logging
+from math import inf
 from typing import Protocol
 
 from omnibus.bus import Bus
@@ -42,7 +43,7 @@ class Outbox:
         self._soon = False
         self._timer: asyncio.TimerHandle | None = None
         self._held: list[HeldPiece] = []
-        self._flushed_at = 0.0  # the event loop's time
+        self._flushed_at = -inf  # the event loop's time
 
     def send(self, subject: str, message: bytes, lazy: bool = False) -> None:
         """Queue ``message``; ``lazy`` ones leave with the next urgent one or after ``LAZY`` seconds.
