@@ -17,7 +17,7 @@ from omnibus.errors import OmnibusError, SequenceGap, StageFailed
 from omnibus.task.item_codec import KEY
 from omnibus.tensors.handle import Handle
 from omnibus.tensors.inline import unpack_tensor
-from omnibus.tensors.item import RESUMED_AT, Item
+from omnibus.tensors.item import RESUMED_AT, Item, JoinedText
 from services.gateway.dispatch.digest import Fingerprint
 
 #: Most numbers of a list that a node can begin with: they travel in its message.
@@ -243,7 +243,7 @@ class ResultStream(ItemStream):
         elif not chunk.empty:
             fresh = self._told.skip_repeated(chunk.data)
             if fresh is chunk.data or any(fresh.values()):
-                self.add_item(Item(fresh, None, chunk.cuts if fresh is chunk.data else ()))
+                self.add_item(JoinedText(fresh, chunk.cuts) if chunk.cuts and fresh is chunk.data else Item(fresh))
         if chunk.last and (self._skip or self._told.is_missing):
             raise StageFailed("another executor ended the answer earlier, so it cannot be resumed: ask again")
 

@@ -19,6 +19,7 @@ from omnibus.metrics import TRANSFER
 from omnibus.tensors.client import Block
 from omnibus.tensors.handle import Handle
 from omnibus.tensors.inline import pack_tensor
+from omnibus.tensors.item import JoinedText
 
 #: Takes an encoded chunk for the gateway, without haste.
 Record = Callable[[Invocation, bytes], None]
@@ -150,7 +151,8 @@ class NodeOutput:
         """Send the text that is held back."""
         held, self._held = self._held, None
         if held is not None:
-            self.send_chunk(Item(held, None, tuple(self._cuts) if len(self._cuts) > 1 else ()), None, last=False)
+            item = JoinedText(held, tuple(self._cuts)) if len(self._cuts) > 1 else Item(held)
+            self.send_chunk(item, None, last=False)
 
     def send_chunk(
         self,

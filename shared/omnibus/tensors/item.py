@@ -12,10 +12,28 @@ class Item(NamedTuple):
     """One value, or one chunk of a stream.
 
     ``data`` is small JSON. ``array`` is the tensor that belongs to it: a read-only numpy view of the
-    arena (no copy; valid until the job ends), or the producer's own array when both run in one process. ``cuts`` are
-    the characters of each piece that ``data["text"]`` was joined of on its way; empty for a single one.
+    arena (no copy; valid until the job ends), or the producer's own array when both run in one process.
     """
 
     data: dict[str, Any]
     array: np.ndarray | None = None
-    cuts: tuple[int, ...] = ()
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """Characters of each piece that ``data["text"]`` was joined of on its way; empty for a single one."""
+        return ()
+
+
+class JoinedText(Item):
+    """A chunk of text that was joined of pieces."""
+
+    def __new__(cls, data: dict[str, Any], cuts: tuple[int, ...]) -> "JoinedText":
+        made = super().__new__(cls, data)
+        made._cuts = cuts
+        return made
+
+    _cuts: tuple[int, ...]
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        return self._cuts
