@@ -120,8 +120,9 @@ class DirectChat(DirectResponse):
             self._fail(error)
             return
         self._deadline = self._loop.call_later(max(0.0, self._run.seconds_left), self._on_deadline)
-        if not self._ended and any(stream.ended or stream.has_ready for stream in self._streams.values()):
-            self.schedule()
+        for stream in self._streams.values():
+            if stream.ended or stream.has_ready:
+                self.schedule()
 
     def _send_request(self) -> DirectAnswer:
         run, request = self._run, self._request

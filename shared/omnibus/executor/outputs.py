@@ -19,7 +19,6 @@ from omnibus.metrics import TRANSFER
 from omnibus.tensors.client import Block
 from omnibus.tensors.handle import Handle
 from omnibus.tensors.inline import pack_tensor
-from omnibus.tensors.item import JoinedText
 
 #: Takes an encoded chunk for the gateway, without haste.
 Record = Callable[[Invocation, bytes], None]
@@ -151,8 +150,7 @@ class NodeOutput:
         """Send the text that is held back."""
         held, self._held = self._held, None
         if held is not None:
-            item = JoinedText(held, tuple(self._cuts)) if len(self._cuts) > 1 else Item(held)
-            self.send_chunk(item, None, last=False)
+            self.send_chunk(Item(held), None, last=False, cuts=tuple(self._cuts) if len(self._cuts) > 1 else ())
 
     def send_chunk(
         self,
@@ -162,8 +160,10 @@ class NodeOutput:
         last: bool,
         rows: tuple[int, int] | None = None,
         empty: bool = False,
+        cuts: tuple[int, ...] = (),
     ) -> None:
-        """The next chunk, for everybody; ``handle`` is where its tensor is, or ``rows`` of that."""
+        """The next chunk, for everybody; ``handle`` is where its tensor is, or ``rows`` of that. ``cuts`` as in
+        ``Chunk``."""
         if self._held is not None:
             self.flush_held()
         source, invocation = self._source, self._source.invocation
@@ -184,7 +184,7 @@ class NodeOutput:
             rows=rows,
             last=last,
             empty=empty,
-            cuts=item.cuts,
+            cuts=cuts,
         )
         near = far = messages.encode(chunk)
         if item.array is not None and item.array.nbytes <= self._inline:
