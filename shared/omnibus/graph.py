@@ -21,6 +21,7 @@ _STRIDE = 0x9E3779B97F4A7C15
 
 REF = "$ref"
 HANDLE = "$handle"
+_CONTAINERS = (dict, list)
 #: Key of what stands for an input in a record that has no users' content.
 DIGEST = "$digest"
 
@@ -142,7 +143,12 @@ def call_digest(task: str, inputs: dict[str, Any]) -> str:
 
     A handle says where bytes lie today, so it does not count; the content hash beside it does.
     """
-    stable = {name: _without_handles(value) for name, value in inputs.items()}
+    stable = {
+        name: _without_handles(value)
+        if type(value) in _CONTAINERS and not (len(value) == 1 and REF in value)
+        else value
+        for name, value in inputs.items()
+    }
     return blake2b(_sorted.encode([task, stable]), digest_size=8).hexdigest()
 
 

@@ -65,7 +65,7 @@ async def _think(job: Job) -> None:
     await job.put("layout", {})
     tokens = bodies.answer(job.seed, job.inputs["params"]["max_tokens"])
     for token in tokens:
-        await job.send("text", {"text": token})
+        await job.send_text("text", {"text": token})
         await asyncio.sleep(0)
     job.close("rows")
     job.close("text", {"finish_reason": "stop", "usage": {"prompt_tokens": 8, "completion_tokens": len(tokens)}})

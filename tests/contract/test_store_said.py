@@ -48,3 +48,13 @@ async def test_without_a_server_it_is_said_so():
     with pytest.raises(StoreUnavailable):
         await store.spoken_answers(["audio_1"])
     await store.close()
+
+
+async def test_many_answers_are_kept_by_one_command_which_a_server_may_have_forgotten(store: Store, raw: redis.Redis):
+    await raw.function_flush()
+    many = {f"audio_{number}": said(f"answer {number}") for number in range(3)}
+    for _ in range(2):
+        await store.put_spoken_answers(many, 60)
+
+    assert await store.spoken_answers(list(many)) == many
+    assert 59_000 < await raw.pttl("test:audio:audio_2") <= 60_000

@@ -60,7 +60,7 @@ DECODERS = {
 #: Fields that this build sends and the previous one refuses, by kind of message, where ``*`` is any name: the changelog
 #: says which services to update first. From 1.0 on there may be none.
 ADDED: dict[str, set[str]] = {
-    "reply": {"computed", "joules"},
+    "reply": {"computed", "cuts", "joules"},
     "edge": {"computed", "joules"},
     "plan": {
         "prices",

@@ -6,10 +6,12 @@ plain chats (``services.gateway.openai.plain_chat``) to models whose graph follo
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 from omnibus import tracing
 from omnibus.errors import ClientClosed, OmnibusError
 from omnibus.metrics import GATEWAY
+from omnibus.tensors.item import Item
 from services.gateway.apps.chat import AppChats
 from services.gateway.dispatch.streams import ItemStream
 from services.gateway.http.direct import DirectConnection, DirectResponse, DirectRoute
@@ -103,8 +105,8 @@ class DirectChat(DirectResponse):
         self._loop = asyncio.get_running_loop()
         self._streams: dict[str, ItemStream] = {}
         self._deadline: asyncio.TimerHandle | None = None
-        self._finishing: asyncio.Task[None] | None = None  # of an answer whose speech is kept
-        self._scheduled = self._ended = False
+        self._finishing: asyncio.Task[None] | None = None  # of an answer whose speech is compressed
+        self._scheduled = self._is_finishing = self._ended = False
 
     @property
     def id(self) -> str:
@@ -118,7 +120,9 @@ class DirectChat(DirectResponse):
             self._fail(error)
             return
         self._deadline = self._loop.call_later(max(0.0, self._run.seconds_left), self._on_deadline)
-        self.schedule()  # a stream may have ended already
+        for stream in self._streams.values():
+            if stream.ended or stream.has_ready:
+                self.schedule()
 
     def _send_request(self) -> DirectAnswer:
         run, request = self._run, self._request
@@ -129,7 +133,7 @@ class DirectChat(DirectResponse):
             stream.notify = self.schedule
         sent = SentChat(request, run, got, self._chat.spoken, output.audio is not None)
         if not request.stream:
-            return WholeAnswer(sent)
+            return self._open_whole_answer(sent)
         answer = StreamedAnswer(sent)
 
         def begin_events() -> None:
@@ -137,6 +141,20 @@ class DirectChat(DirectResponse):
             self.schedule()
 
         run.notify_when_accepted(begin_events)
+        return answer
+
+    def _open_whole_answer(self, sent: SentChat) -> WholeAnswer:
+        """An answer that takes items in the turns in which they come: nobody need look at it before a stream ends."""
+        answer = WholeAnswer(sent)
+
+        def consume_item(name: str, item: Item) -> None:
+            try:
+                answer.consume_item(name, item)
+            except Exception as error:  # noqa: BLE001 the answer says it
+                self._fail(error)
+
+        for name, stream in self._streams.items():
+            stream.consume_by(partial(consume_item, name))
         return answer
 
     def schedule(self) -> None:
@@ -150,7 +168,7 @@ class DirectChat(DirectResponse):
 
     def _advance(self) -> None:
         self._scheduled = False
-        if self._ended or self._finishing is not None or self.is_write_paused:
+        if self._ended or self._is_finishing or self.is_write_paused:
             return
         try:
             self._send_ready()
@@ -179,14 +197,27 @@ class DirectChat(DirectResponse):
 
     def _finish(self) -> None:
         """Send the end of the answer: at once, or when its speech is kept."""
-        if self._request.wants_audio:
-            self._finishing = self._loop.create_task(self._finish_spoken())
-        else:
+        audio = self._request.audio if self._request.wants_audio else None
+        if audio is None:
             self._send_end()
+        elif isinstance(self._answer, WholeAnswer) and audio.format not in UNCOMPRESSED_FORMATS:
+            self._is_finishing = True
+            self._finishing = self._loop.create_task(self._finish_compressed(self._answer))
+        else:
+            self._is_finishing = True
+            self._answer.keep_speech(audio.format, self._finish_kept)
 
-    async def _finish_spoken(self) -> None:
+    def _finish_kept(self) -> None:
+        if self._ended:
+            return
         try:
-            await self._answer.store_speech()
+            self._send_end()
+        except Exception as error:  # noqa: BLE001 the answer says it
+            self._fail(error)
+
+    async def _finish_compressed(self, answer: WholeAnswer) -> None:
+        try:
+            await answer.store_speech()
             self._send_end()
         except Exception as error:  # noqa: BLE001 the answer says it
             self._fail(error)
@@ -207,7 +238,7 @@ class DirectChat(DirectResponse):
         if self._deadline is not None:
             self._deadline.cancel()
         for stream in self._streams.values():
-            stream.notify = None
+            stream.notify = stream.consumer = None
             stream.stop()
 
     def _on_deadline(self) -> None:

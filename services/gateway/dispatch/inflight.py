@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -85,7 +85,7 @@ class InflightInvocation:
         self.sent = 0.0  # when this attempt was sent, monotonic seconds
         self._work = work
         self._charged: dict[int, tuple[str, ExecutorEntry | None]] = {}
-        self._left: Counter[str] = Counter()  # unfinished nodes by executor
+        self._left: defaultdict[str, int] = defaultdict(int)  # unfinished nodes by executor
         self._members = members
 
     @property
@@ -196,10 +196,16 @@ class InflightInvocation:
 
     @property
     def may_hold_tensors(self) -> bool:
-        """A single node with only small inputs puts nothing into the arena, nor did an earlier attempt."""
+        """Whether something of it may lie in the arena: of its inputs, of a node, or of an earlier attempt.
+
+        A single node with only small inputs puts nothing there. What all others have put there they report.
+        """
         invocation = self.invocation
-        several = len(invocation.nodes) > 1 or invocation.attempt > 0
-        return several or self.pulled or not self.body or _HANDLE in self.body
+        if invocation.attempt or self.pulled or not self.body or _HANDLE in self.body:
+            return True
+        if len(invocation.nodes) == 1:
+            return False
+        return not self.all_reported or any(hop.nbytes for hop in self.hops.values())
 
     def record_failed_attempt(self, reason: str, error: OmnibusError) -> None:
         """This attempt is lost, and why."""

@@ -35,9 +35,10 @@ class StageRestarts:
 
     def prepare_invocation(self, running: InflightInvocation, invocation: Invocation) -> Invocation:
         """``invocation`` as it is sent: with the outputs that are retained of it, in records that begin here."""
-        keys = tuple(self.retention.retained_outputs(invocation))
+        keys = self.retention.retained_outputs(invocation)
         for key in keys:
-            running.records.setdefault(key, self.retention.open_record(key))
+            if key not in running.records:
+                running.records[key] = self.retention.open_record(key)
         return self._fit_message(msgspec.structs.replace(invocation, retained=keys) if keys else invocation)
 
     def _fit_message(self, invocation: Invocation) -> Invocation:

@@ -30,12 +30,16 @@ _CHECKPOINTED_TASK_PREFIX = "denoise-"
 UNRETAINED_OUTPUTS = frozenset({"cache"})
 #: What a chunk without a tensor counts for, and a number of a list in it.
 RECORD_BYTES, NUMBER_BYTES = 1024, 32
+#: Shapes of invocations that are remembered.
+MAX_SHAPES = 1024
 #: Policies: nothing; what is read on another executor; all that nodes read of each other.
 OFF, AUTO, ALL = "off", "auto", "all"
 
 
 class OutputRecord:
     """The chunks of one output in order; of a checkpoint the last one alone."""
+
+    __slots__ = ("chunks", "expected", "handles", "intact", "latest", "nbytes", "seen", "whole")
 
     def __init__(self, latest: bool = False) -> None:
         self.chunks: list[Chunk] = []
@@ -67,9 +71,21 @@ class OutputRetention:
         self.limit = limit
         self.policy = policy
         self.nbytes = 0
+        self._known: dict[object, tuple[Key, ...]] = {}
 
-    def retained_outputs(self, invocation: Invocation) -> Iterator[Key]:
-        """The outputs of nodes that begin in this attempt and are worth retaining."""
+    def retained_outputs(self, invocation: Invocation) -> tuple[Key, ...]:
+        """The outputs of nodes that begin in this attempt and are worth retaining: the same for all of one shape."""
+        shape = tuple([(node.task, node.uses) for node in invocation.nodes])
+        attempt = (invocation.attempts, invocation.attempt) if invocation.attempts else ()
+        key = (self.policy, shape, invocation.route, invocation.outputs, attempt)
+        found = self._known.get(key)
+        if found is None:
+            if len(self._known) >= MAX_SHAPES:
+                self._known.clear()
+            found = self._known[key] = tuple(self._find_retained(invocation))
+        return found
+
+    def _find_retained(self, invocation: Invocation) -> Iterator[Key]:
         if self.policy == OFF or (len(invocation.nodes) == 1 and not _leaves_checkpoints(invocation, 0)):
             return
         route, chosen = invocation.route, set()

@@ -17,7 +17,7 @@ from omnibus.errors import OmnibusError, SequenceGap, StageFailed
 from omnibus.task.item_codec import KEY
 from omnibus.tensors.handle import Handle
 from omnibus.tensors.inline import unpack_tensor
-from omnibus.tensors.item import RESUMED_AT, Item
+from omnibus.tensors.item import RESUMED_AT, Item, JoinedText
 from services.gateway.dispatch.digest import Fingerprint
 
 #: Most numbers of a list that a node can begin with: they travel in its message.
@@ -116,6 +116,8 @@ class ItemStream:
     def __init__(self) -> None:
         self.ended = False
         self.notify: Callable[[], None] | None = None
+        #: Takes each item as it comes, in place of a reader; ``notify`` is then called at the end alone.
+        self.consumer: Callable[[Item], None] | None = None
         self.first: Item | None = None  # kept, for graphs that use it later
         self.began = 0.0  # when it came, Unix seconds
         self.fingerprint: Fingerprint | None = None  # of what is recorded of it
@@ -128,7 +130,17 @@ class ItemStream:
             self.first, self.began = item, time.time()
         if self.fingerprint is not None:
             self.fingerprint.add_item(item)
-        self._ready.append(item)
+        if self.consumer is not None:
+            self.consumer(item)
+        else:
+            self._ready.append(item)
+
+    def consume_by(self, consumer: Callable[[Item], None]) -> None:
+        """Have ``consumer`` take what is ready, and each item as it comes."""
+        self.consumer = consumer
+        ready, self._ready = self._ready, []
+        for item in ready:
+            consumer(item)
 
     def end(self) -> None:
         self.ended = True
@@ -187,6 +199,11 @@ class ItemStream:
         await waiter
 
     @property
+    def has_ready(self) -> bool:
+        """True if items wait for a reader."""
+        return bool(self._ready)
+
+    @property
     def is_exhausted(self) -> bool:
         return self.ended and not self._ready and self._failure is None
 
@@ -217,7 +234,8 @@ class ResultStream(ItemStream):
             self.fail(error)
         if chunk.last:
             self.ended, self.closing = True, chunk.data
-        self.wake_reader()
+        if self.ended or self.consumer is None:
+            self.wake_reader()
 
     def _add_new(self, chunk: Chunk) -> None:
         if chunk.handle is not None or chunk.inline is not None:
@@ -225,7 +243,7 @@ class ResultStream(ItemStream):
         elif not chunk.empty:
             fresh = self._told.skip_repeated(chunk.data)
             if fresh is chunk.data or any(fresh.values()):
-                self.add_item(Item(fresh))
+                self.add_item(JoinedText(fresh, chunk.cuts) if chunk.cuts and fresh is chunk.data else Item(fresh))
         if chunk.last and (self._skip or self._told.is_missing):
             raise StageFailed("another executor ended the answer earlier, so it cannot be resumed: ask again")
 

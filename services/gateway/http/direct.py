@@ -179,11 +179,21 @@ class DirectResponse(ABC):
             self.connection.transport.write(data)
 
     def _encode_head(self, status: int, headers: Headers) -> bytes:
-        fields = [*self.connection.server_state.default_headers, *headers]
+        lines = [b"%b: %b\r\n" % field for field in headers]
         if not self.keep_alive:
-            fields.append((b"connection", b"close"))
-        lines = [b"%b: %b\r\n" % field for field in fields]
-        return b"".join((_STATUS_LINES[status], *lines, b"\r\n"))
+            lines.append(b"connection: close\r\n")
+        return b"".join((_STATUS_LINES[status], _default_lines(self.connection.server_state), *lines, b"\r\n"))
+
+
+def _default_lines(server_state: Any) -> bytes:
+    """Lines of the headers of all responses, which change once a second, and are another list then."""
+    defaults = server_state.default_headers
+    if defaults is not _lines[0]:
+        _lines[:] = defaults, b"".join([b"%b: %b\r\n" % field for field in defaults])
+    return bytes(_lines[1])
+
+
+_lines: list[Any] = [None, b""]
 
 
 _STATUS_LINES = {int(status): f"HTTP/1.1 {status} {status.phrase}\r\n".encode() for status in HTTPStatus}

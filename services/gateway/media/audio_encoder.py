@@ -41,8 +41,12 @@ class AudioFileStream:
     async def close(self, rate: int) -> bytes:
         """The rest of the file; ``rate`` counts when no sample came at all."""
         if self._quick:
-            return self._get_encoder(rate).close()
+            return self.close_now(rate)
         return await asyncio.to_thread(lambda: self._get_encoder(rate).close())
+
+    def close_now(self, rate: int) -> bytes:
+        """The same on the event loop, for uncompressed formats."""
+        return self._get_encoder(rate).close()
 
     def _get_encoder(self, rate: int) -> StreamingAudioEncoder:
         if self._encoder is None:

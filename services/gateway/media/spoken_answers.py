@@ -7,8 +7,8 @@ What was said is in the store, so that any gateway knows it; the sound itself is
 import asyncio
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -27,16 +27,26 @@ STORE_WAIT_SECONDS = 0.5
 WRITE_INTERVAL_SECONDS = 0.005
 
 
-class _Unwritten(NamedTuple):
-    """An answer that waits to be kept, and who waits for that."""
+class _Unwritten:
+    """An answer that waits to be kept, what is to be called then, and until when (the event loop's time) for that."""
 
-    said: SpokenAnswer
-    file: UnwrittenFile
-    written: asyncio.Future[None]
+    __slots__ = ("_then", "file", "said", "until")
+
+    def __init__(self, said: SpokenAnswer, file: UnwrittenFile, then: Callable[[], None], until: float) -> None:
+        self.said = said
+        self.file = file
+        self.until = until
+        self._then: Callable[[], None] | None = then
+
+    @property
+    def is_released(self) -> bool:
+        return self._then is None
 
     def release(self) -> None:
-        if not self.written.done():
-            self.written.set_result(None)
+        """Call what waits for it, once."""
+        then, self._then = self._then, None
+        if then is not None:
+            then()
 
 
 class SpokenAnswers:
@@ -47,21 +57,44 @@ class SpokenAnswers:
         self._files = files
         self.seconds = seconds
         self._waiting: list[_Unwritten] = []
+        self._unreleased: deque[_Unwritten] = deque()  # oldest first
         self._writing: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     async def store_answer(self, id: str, transcript: str, sound: bytes, format: SoundFormat) -> None:
         """Keep an answer; waits no longer than ``STORE_WAIT_SECONDS``, and raises nothing."""
+        written = asyncio.get_running_loop().create_future()
+
+        def set_written() -> None:
+            if not written.done():
+                written.set_result(None)
+
+        self.keep_answer(id, transcript, sound, format, set_written)
+        await written
+
+    def keep_answer(
+        self, id: str, transcript: str, sound: bytes, format: SoundFormat, then: Callable[[], None]
+    ) -> None:
+        """Keep an answer; ``then`` is called, and raises nothing, once it is kept, or after ``STORE_WAIT_SECONDS``."""
         loop, tenant = asyncio.get_running_loop(), tenants.current_tenant().name
         said = SpokenAnswer(transcript, time.time() + self.seconds, tenant)
-        answer = _Unwritten(said, UnwrittenFile(id, MIME[format], sound, tenant), loop.create_future())
+        file = UnwrittenFile(id, MIME[format], sound, tenant)
+        answer = _Unwritten(said, file, then, loop.time() + STORE_WAIT_SECONDS)
         self._waiting.append(answer)
+        self._unreleased.append(answer)
         if self._writing is None:
             self._writing = loop.create_task(self._write_waiting())
-        timer = loop.call_later(STORE_WAIT_SECONDS, answer.release)
-        try:
-            await answer.written
-        finally:
-            timer.cancel()
+        if self._timer is None:
+            self._timer = loop.call_at(answer.until, self._release_overdue)
+
+    def _release_overdue(self) -> None:
+        """Have nobody wait any longer for what took too long to keep."""
+        loop = asyncio.get_running_loop()
+        self._timer = None
+        while self._unreleased and (self._unreleased[0].is_released or self._unreleased[0].until <= loop.time()):
+            self._unreleased.popleft().release()
+        if self._unreleased:
+            self._timer = loop.call_at(self._unreleased[0].until, self._release_overdue)
 
     async def _write_waiting(self) -> None:
         """Write until nobody has waited for a whole interval."""
@@ -73,6 +106,8 @@ class SpokenAnswers:
                 await self._write_answers(answers)
                 for answer in answers:
                     answer.release()
+                while self._unreleased and self._unreleased[0].is_released:
+                    self._unreleased.popleft()
                 await asyncio.sleep(next_write - loop.time())
         finally:
             self._writing = None

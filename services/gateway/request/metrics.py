@@ -31,6 +31,9 @@ def register_metrics(
 def count_paths(assignment: Assignment, path: str) -> None:
     """Count a request on its ``path``: for each of the models that run it on its own one, so that paths stay few."""
     parts = assignment.parts
+    if len(parts) == 1 and "=" not in path:
+        GATEWAY.path_counter(parts[0].model, parts[0].kind, path).inc()
+        return
     names = path.split(",") if len(parts) > 1 else [path]
     if len(names) == len(parts):
         for part, name in zip(parts, names, strict=True):

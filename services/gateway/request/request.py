@@ -50,7 +50,7 @@ class ClientRequest:
         self._runs = runs
         self.app = app
         self.model = self.model_name = model  # the name is an adapter's where the client called one
-        self.id = runs.router.new_id(app_letters(app))
+        self._id = ""
         self.created = time.time()
         self.deadline = self.created + max(0.0, runs.settings.deadline - body_budget.upload_seconds())
         self.segments: list[InflightInvocation] = []
@@ -72,6 +72,13 @@ class ClientRequest:
         self._counted: list[CountedInvocation] = []  # of each segment
         self.tenant = tenants.current_tenant()
         self._admission = RequestAdmission(runs, self.tenant)
+
+    @property
+    def id(self) -> str:
+        """Its name: that of its first segment, once that has one."""
+        if not self._id:
+            self._id = self._runs.router.new_id(app_letters(self.app))
+        return self._id
 
     @property
     def seed(self) -> int:
@@ -194,7 +201,7 @@ class ClientRequest:
         assignment = assignment or self._runs.router.assign(segment.nodes, self.model)
         self._assigned = segment, assignment
         ticket = self._runs.router.issue_ticket(assignment.model, assignment.kind)
-        self.id = ticket.id
+        self._id = ticket.id
         return ticket
 
     def send_segment(

@@ -116,6 +116,8 @@ class ExecutorTable:
     def __init__(self) -> None:
         self._members: dict[str, ExecutorEntry] = {}
         self._pools: dict[tuple[str, str], ExecutorPool] = {}
+        #: Grows whenever an executor comes, leaves, or changes its state.
+        self.version = 0
 
     def handle_status(self, status: ExecutorStatus) -> bool:
         """Take a status event; returns whether the executor just left."""
@@ -125,17 +127,20 @@ class ExecutorTable:
             return member is not None
         now = time.monotonic()
         if member is not None and (member.status.model, member.status.option) == (status.model, status.option):
+            self.version += member.status.state != status.state or member.status.origin != status.origin
             member.update_status(status, now)
             return False
         self.remove(status.id)
         pool = self._pools.setdefault((status.model, status.option), ExecutorPool())
         self._members[status.id] = pool.members[status.id] = ExecutorEntry(status, now, pool)
+        self.version += 1
         return False
 
     def remove(self, executor: str) -> None:
         member = self._members.pop(executor, None)
         if member is None:
             return
+        self.version += 1
         del member.pool.members[executor]
         if not member.pool.members:
             del self._pools[member.status.model, member.status.option]

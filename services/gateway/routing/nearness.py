@@ -42,6 +42,11 @@ class Nearness:
         self._nodes = nodes
         self._slack = slack
 
+    @property
+    def any_draining(self) -> bool:
+        """True while some node drains."""
+        return bool(self._nodes.draining)
+
     def without_draining(self, members: list[ExecutorEntry]) -> list[ExecutorEntry]:
         """Leave out executors on nodes that drain, unless there are no others."""
         draining = self._nodes.draining

@@ -30,6 +30,12 @@ class ReplicaChooser:
             if set(spec.components) <= set(model.encoders.values())
         )
 
+    def is_only(self, model: str, option: str, serving: Sequence[ExecutorEntry]) -> bool:
+        """Return whether ``serving`` are all executors of ``option`` of ``model``, and just one that nothing is chosen
+        for, as the items of encoders are.
+        """
+        return len(serving) == 1 == len(serving[0].pool.members) and (model, option) not in self._encode
+
     def place_nodes(
         self,
         model: str,

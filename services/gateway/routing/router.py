@@ -28,22 +28,12 @@ from services.gateway.routing.assignment import MAX_CACHED_SHAPES, Assignment, M
 from services.gateway.routing.cells import CellChooser
 from services.gateway.routing.executors import ExecutorEntry, ExecutorTable
 from services.gateway.routing.nearness import Nearness
+from services.gateway.routing.only_routes import ExecutorRoute as ExecutorRoute
+from services.gateway.routing.only_routes import OnlyRoutes
 from services.gateway.routing.replicas import ReplicaChooser
 
 #: Executors that must get nothing.
 NOBODY: frozenset[str] = frozenset()
-
-
-class ExecutorRoute(NamedTuple):
-    """A path with its executors filled in, per node, and the tokens that each node counts for there.
-
-    When several models run the graph, ``path`` is ``a=E>L,b=L`` and options are ``model/option``.
-    """
-
-    path: str
-    options: tuple[str, ...]
-    executors: tuple[str, ...]
-    work: tuple[float, ...]
 
 
 class InvocationTicket(NamedTuple):
@@ -66,6 +56,7 @@ class Router:
         self._scope: PlanScope | None = None
         self._paths: dict[tuple[str, str], tuple[Path, ...]] = {}
         self._known_stages: dict[tuple[ModelPart, str], dict[str, list[int]]] = {}
+        self._only_routes = OnlyRoutes(members, nearness)
         self._lent: dict[tuple[str, str], tuple[str, str]] = {}
         #: Adapters of models, and the model that each adapts.
         self.adapter_bases: Mapping[str, str] = {}
@@ -90,6 +81,7 @@ class Router:
         self._scope = PlanScope(plan) if plan is not None else None
         self._paths = {}
         self._known_stages = {}
+        self._only_routes.clear()
         self._replicas.use_plan(plan)
         self._cells.use_plan(plan)
         models = plan.models if plan is not None else {}
@@ -248,23 +240,33 @@ class Router:
         work: Sequence[int],
     ) -> ExecutorRoute:
         parts = assignment.parts
+        free = not (exclude or pinned or any(pins))
+        if free and (known := self._only_routes.find(assignment, work)) is not None:
+            return known
         several = len(parts) > 1
         options = [""] * len(assignment.nodes)
         chosen = [ChosenReplica("", 0)] * len(options)
         names = []
+        only: list[ExecutorEntry] = []
         for part in parts:
             candidates = self._candidate_paths(part, ticket, pinned, pins, several)
             path, serving = self._first_live_path(part, candidates, exclude)
+            free = free and len(candidates) == 1
             names.append(f"{part.model}={path.name}" if several else path.name)
             for option, found in self._stages(part, path).items():
                 name = f"{part.model}/{option}" if several else option
+                free = free and self._replicas.is_only(part.model, option, serving[option])
+                only += serving[option]
                 given = self._replicas.place_nodes(
                     part.model, option, assignment.nodes, found, work, serving[option], chosen
                 )
                 for node, one in zip(found, given, strict=True):
                     options[node], chosen[node] = name, one
         executors, counts = zip(*chosen, strict=True)
-        return ExecutorRoute(",".join(names), tuple(options), executors, counts)
+        route = ExecutorRoute(",".join(names), tuple(options), executors, counts)
+        if free:
+            self._only_routes.keep(assignment, work, only, route)
+        return route
 
     def _stages(self, part: ModelPart, path: Path) -> Mapping[str, Sequence[int]]:
         """The nodes of ``part`` by the option that runs them on ``path``, found once per plan."""

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -154,7 +155,7 @@ def encode_text_events(
     batch: Sequence[tuple[str, Item]],
 ) -> list[bytes]:
     """Events of what came of the text, which is added to what was ``got``; of other streams there are none."""
-    frames = [say(text) for name, item in batch if (text := _accumulate_text(got, name, item))]
+    frames = [say(text) for name, item in batch for text in _accumulate_text(got, name, item)]
     if got.structured:
         frames = [encode_chunk(stream, say, item.data) for name, item in batch if name == "text"]
     return frames
@@ -235,6 +236,14 @@ class AudioOutputFile:
         """The rest of the file."""
         return self._buffer_sent(await self._sounding.close(got.rate))
 
+    def close_now(self, got: AnswerAccumulator) -> bytes:
+        """The rest of the file without waiting, for uncompressed formats."""
+        return self._buffer_sent(self._sounding.close_now(got.rate))
+
+    def keep_answer(self, transcript: str, then: Callable[[], None]) -> None:
+        """Keep it, and call ``then``."""
+        keep_answer(self._keeper, self.id, transcript, b"".join(self._file), self._format, then)
+
     async def store_answer(self, transcript: str) -> int:
         """Keep it; returns the Unix seconds at which it is forgotten."""
         return await _store_answer(self._keeper, self.id, transcript, b"".join(self._file), self._format)
@@ -248,12 +257,31 @@ class AudioOutputFile:
 async def _store_answer(
     keeper: SpokenAnswers | None, id: str, transcript: str, file: bytes, format: SoundFormat
 ) -> int:
+    if keeper is not None:
+        await keeper.store_answer(id, transcript, file, format)
+    return answer_expiry(keeper)
+
+
+def answer_expiry(keeper: SpokenAnswers | None) -> int:
+    """The Unix seconds at which an answer that is kept now is forgotten."""
+    return int(time.time() + (AUDIO_TTL_SECONDS if keeper is None else keeper.seconds))
+
+
+def keep_answer(
+    keeper: SpokenAnswers | None, id: str, transcript: str, file: bytes, format: SoundFormat, then: Callable[[], None]
+) -> None:
+    """Keep an answer if there is a ``keeper``; ``then`` is called once it is kept, or cannot be in time."""
     if keeper is None:
-        return int(time.time() + AUDIO_TTL_SECONDS)
-    await keeper.store_answer(id, transcript, file, format)
-    return int(time.time() + keeper.seconds)
+        then()
+    else:
+        keeper.keep_answer(id, transcript, file, format, then)
 
 
-def _accumulate_text(got: AnswerAccumulator, name: str, item: Any) -> str:
+def _accumulate_text(got: AnswerAccumulator, name: str, item: Item) -> Sequence[str]:
+    """Add ``item`` to what was ``got``; returns its pieces of text, which may be none."""
     got.add_item(name, item.data, item.array)
-    return item.data.get("text", "") if name == "text" else ""
+    text = item.data.get("text", "") if name == "text" else ""
+    if not item.cuts:
+        return (text,) if text else ()
+    ends = accumulate(item.cuts)
+    return [piece for end, size in zip(ends, item.cuts, strict=True) if (piece := text[end - size : end])]

@@ -3,11 +3,12 @@
 Both kinds have the same methods, so that whoever sends them need not know which one it has.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
-from omnibus.encoding.audio import SoundFormat
+from omnibus.encoding.audio import SoundFormat, encode_audio
 from omnibus.tensors.item import Item
 from services.gateway.media.files import new_secret_id
 from services.gateway.media.spoken_answers import SpokenAnswers
@@ -18,10 +19,12 @@ from services.gateway.request.accumulator import AnswerAccumulator
 from services.gateway.request.request import ClientRequest
 from services.gateway.tasks.chat_response import (
     AudioOutputFile,
+    answer_expiry,
     choose_text_event,
     encode_answer,
     encode_text_events,
     join_samples,
+    keep_answer,
     open_event_stream,
     store_speech,
 )
@@ -54,19 +57,29 @@ class WholeAnswer:
     def mark_accepted(self) -> None:
         """All executors have taken the request: nothing leaves for that."""
 
+    def consume_item(self, name: str, item: Item) -> None:
+        """Take ``item`` as it comes: nothing of it leaves yet."""
+        self._chat.got.add_item(name, item.data, item.array)
+        if name == "audio" and item.array is not None:
+            self._samples.append(item.array)
+
     def add_batch(self, batch: Batch) -> bytes:
-        """Take what came. Nothing of it leaves yet."""
-        got = self._chat.got
+        """Take what had come before. Nothing of it leaves yet."""
         for name, item in batch:
-            got.add_item(name, item.data, item.array)
-            if name == "audio" and item.array is not None:
-                self._samples.append(item.array)
+            self.consume_item(name, item)
         return b""
 
     async def store_speech(self) -> None:
         """Keep what was spoken, all of which has come."""
         request, _, got, keeper, _ = self._chat
         self._spoken = await store_speech(request, join_samples(self._samples, got), got, keeper)
+
+    def keep_speech(self, format: SoundFormat, then: Callable[[], None]) -> None:
+        """Keep what was spoken in an uncompressed ``format``, and call ``then``."""
+        got, keeper, id = self._chat.got, self._chat.keeper, new_secret_id("audio_")
+        data, text = encode_audio(join_samples(self._samples, got), got.rate, format), got.text
+        self._spoken = ChatCompletionAudio(id=id, data=data, expires_at=answer_expiry(keeper), transcript=text)
+        keep_answer(keeper, id, text, data, format, then)
 
     def encode_end(self) -> bytes:
         """The body of the answer."""
@@ -78,6 +91,7 @@ class StreamedAnswer:
 
     def __init__(self, chat: SentChat) -> None:
         self._got = chat.got
+        self._keeper = chat.keeper
         self._stream = stream = open_event_stream(chat.run, chat.request)
         self._say = choose_text_event(stream, chat.request, chat.speaks)
         self._head = [stream.role("" if chat.request.wants_text else None)]  # until it has left
@@ -107,11 +121,14 @@ class StreamedAnswer:
         head, self._head = self._head, []
         return head
 
-    async def store_speech(self) -> None:
-        """Keep what was spoken, all of which has come."""
-        if self._audio is not None:
-            rest = self._stream.audio(await self._audio.close(self._got))
-            self._tail = rest + self._stream.audio_end(await self._audio.store_answer(self._got.text))
+    def keep_speech(self, format: SoundFormat, then: Callable[[], None]) -> None:
+        """Keep what was spoken in an uncompressed ``format``, and call ``then``."""
+        if self._audio is None:
+            then()
+            return
+        rest = self._stream.audio(self._audio.close_now(self._got))
+        self._tail = rest + self._stream.audio_end(answer_expiry(self._keeper))
+        self._audio.keep_answer(self._got.text, then)
 
     def encode_end(self) -> bytes:
         """The last events."""

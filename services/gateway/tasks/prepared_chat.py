@@ -1,5 +1,6 @@
 """A chat request as a composite task takes it."""
 
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -29,6 +30,9 @@ BYTES_PER_TOKEN = 4
 #: How a talker samples unless the request is greedy (Qwen2.5-Omni's own defaults).
 SPEECH = {"temperature": 0.9, "top_k": 40, "top_p": 0.8, "repetition_penalty": 1.05}
 GREEDY_SPEECH = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
+
+_read_speech_options = attrgetter(*SPEECH)
+_NO_SPEECH_OPTIONS = (None,) * len(SPEECH)
 
 #: In one order, so that a call has the same digest before and after it was a document.
 _encode = msgspec.json.Encoder(order="sorted").encode
@@ -123,6 +127,8 @@ def _speech_params(request: ChatRequest) -> dict[str, Any] | None:
         return None
     audio = request.audio
     how = GREEDY_SPEECH if request.temperature == 0 else SPEECH
+    if _read_speech_options(audio) == _NO_SPEECH_OPTIONS:
+        return {**how, "max_codes": audio.max_tokens or DEFAULT_SPEECH_CODES}
     said = {name: value for name in how if (value := getattr(audio, name)) is not None}
     if "top_k" in said:
         said["top_k"] = max(0, said["top_k"])

@@ -102,4 +102,4 @@ async def send_pending(job: Job, reply: Reply, speech: SpeechWriter | None) -> N
         await speech.send(reply.spoken)
     chunk = reply.next_chunk()
     if chunk is not None:
-        await job.send("text", chunk)
+        await job.send_text("text", chunk)

@@ -1,7 +1,12 @@
-"""Coalesces small messages: what is ready for one receiver in one turn of the loop is one publish."""
+"""Coalesces small messages: what is ready for one receiver in one turn of the loop is one publish.
+
+Pieces of text that follow each other within a moment, too close for anybody to notice, are one piece.
+"""
 
 import asyncio
 import logging
+from math import inf
+from typing import Protocol
 
 from omnibus.bus import Bus
 from omnibus.bus.messages import FRAME_OVERHEAD_BYTES, check_message_size, join_frames
@@ -11,6 +16,16 @@ log = logging.getLogger(__name__)
 
 #: Seconds that a message nobody waits for may be held back to share a frame.
 LAZY_FLUSH_SECONDS = 0.005
+#: Seconds after anything has left in which pieces of text are held back to become one. Engines that take longer for a
+#: step have each piece leave at once.
+PIECE_FLUSH_SECONDS = 0.002
+
+
+class HeldPiece(Protocol):
+    """The next piece of a stream, which grows until it leaves."""
+
+    def flush_held(self) -> None:
+        """Send what there is by now; nothing, if it was sent before."""
 
 
 class Outbox:
@@ -27,6 +42,8 @@ class Outbox:
         self._waiting: dict[str, list[bytes]] = {}
         self._soon = False
         self._timer: asyncio.TimerHandle | None = None
+        self._held: list[HeldPiece] = []
+        self._flushed_at = -inf  # the event loop's time
 
     def send(self, subject: str, message: bytes, lazy: bool = False) -> None:
         """Queue ``message``; ``lazy`` ones leave with the next urgent one or after ``LAZY`` seconds.
@@ -46,12 +63,33 @@ class Outbox:
         elif self._timer is None:
             self._timer = loop.call_later(LAZY_FLUSH_SECONDS, self.flush)
 
+    def hold(self, piece: HeldPiece) -> None:
+        """Have ``piece`` send itself by the end of this turn, or ``PIECE_FLUSH_SECONDS`` after anything has left."""
+        self._held.append(piece)
+        if self._soon:
+            return
+        loop = asyncio.get_running_loop()
+        due = self._flushed_at + PIECE_FLUSH_SECONDS
+        if loop.time() >= due:
+            self._soon = True
+            loop.call_soon(self.flush)
+        elif self._timer is None or self._timer.when() > due:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = loop.call_at(due, self.flush)
+
     def flush(self) -> None:
         """Publish everything that waits."""
+        if self._held:
+            self._soon = True  # no other flush need follow
+            held, self._held = self._held, []
+            for piece in held:
+                piece.flush_held()
         self._soon = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._flushed_at = asyncio.get_running_loop().time()
         waiting, self._waiting = self._waiting, {}
         for subject, messages in waiting.items():
             reply = f"{self._unheard}.{subject.rpartition('.')[2]}" if self._unheard else ""

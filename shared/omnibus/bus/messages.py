@@ -23,7 +23,7 @@ class Chunk(BusMessage, frozen=True, tag="chunk"):
 
     ``rows`` are the rows [from, to) of the handle's tensor that this chunk adds. ``inline`` is what the chunk adds
     itself, in place of a handle, for a reader on another node. ``empty`` marks a closing chunk that carries no value of
-    its own.
+    its own. ``cuts`` are the characters of each piece that ``data["text"]`` was joined of; empty for a single one.
     """
 
     inv: str
@@ -37,6 +37,7 @@ class Chunk(BusMessage, frozen=True, tag="chunk"):
     last: bool = False
     empty: bool = False
     inline: InlineTensor | None = None
+    cuts: tuple[int, ...] = ()
 
 
 class Accepted(BusMessage, frozen=True, tag="accepted"):

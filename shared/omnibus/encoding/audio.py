@@ -56,6 +56,8 @@ _CODECS: dict[str, _Codec] = {
 
 def to_pcm16(samples: Samples) -> bytes:
     """Clipped and rounded, 16-bit little-endian."""
+    if not len(samples):
+        return b""  # answers without sound are many
     return (np.clip(samples, -1.0, 1.0) * 32767.0).round().astype("<i2").tobytes()
 
 

@@ -18,7 +18,7 @@ from omnibus.executor.job_clock import JobClock
 from omnibus.executor.outputs import NodeOutput, OutputSource, Record, RowBlockWriter, Sibling
 from omnibus.executor.runner import Item
 from omnibus.graph import HANDLE, REF, Invocation, as_ref, find_refs
-from omnibus.tensors.client import Block, TensorClient
+from omnibus.tensors.client import TensorClient
 from omnibus.tensors.handle import Handle
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class LiveJob:
         self._values: dict[tuple[int, str], Item] = {}
         self._views: dict[Handle, np.ndarray] = {}
         self._opened: dict[tuple[int, str], Handle] = {}  # whose views are of inputs that are one value
-        self._blocks: list[Block] = []
+        self._blocks: list[RowBlockWriter] = []
         self._pulls: PullLog | None = None
         self.clock = JobClock()
         self.taken = time.time()
@@ -266,6 +266,11 @@ class LiveJob:
     async def send(self, output: str, data: dict[str, Any], array: np.ndarray | None = None) -> None:
         await self._emit_output(output, data, array, last=False)
 
+    async def send_text(self, output: str, data: dict[str, Any]) -> None:
+        target = self._outputs.get(output)
+        if target is not None and not target.closed:
+            target.send_text(data)
+
     async def _emit_output(self, output: str, data: dict[str, Any], array: np.ndarray | None, last: bool) -> None:
         target = self._outputs.get(output)
         if target is None or target.closed:
@@ -293,8 +298,9 @@ class LiveJob:
                 deadline=self.deadline + DEADLINE_GRACE_SECONDS,
                 readers=target.readers,
             )
-            self._blocks.append(block)
-        return RowBlockWriter(target, block, count, width)
+        writer = RowBlockWriter(target, block, count, width)
+        self._blocks.append(writer)
+        return writer
 
     def close(self, output: str, data: dict[str, Any] | None = None) -> None:
         target = self._outputs.get(output)
@@ -308,8 +314,8 @@ class LiveJob:
         for output, target in self._outputs.items():
             if not target.closed:
                 self.close(output)
-        for block in self._blocks:
-            block.seal()
+        for writer in self._blocks:
+            writer.close_block()
         self._blocks.clear()
         self.clock.closed = True
         return self.make_hop()
@@ -340,8 +346,8 @@ class LiveJob:
         for handle in self._views:
             self._tensors.release(handle)
         self._views.clear()
-        for block in self._blocks:
-            block.discard()
+        for writer in self._blocks:
+            writer.discard_block()
         self._blocks.clear()
 
 

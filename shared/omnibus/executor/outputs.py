@@ -62,11 +62,14 @@ class NodeOutput:
     """One output of a node: who reads it, and how much of it there was."""
 
     __slots__ = (
+        "_cuts",
         "_edges",
         "_far",
         "_far_reads",
         "_gateway",
+        "_held",
         "_inline",
+        "_joins",
         "_local",
         "_name",
         "_pieces",
@@ -103,6 +106,9 @@ class NodeOutput:
         self._far_reads = readers.far_reads
         self._inline = inline if readers.far else 0
         self._seq = 0
+        self._held: dict[str, Any] | None = None  # text that has not left, of pieces of so many characters
+        self._cuts: list[int] = []
+        self._joins = readers.gateway and not (local or readers.edges or record)
         self._pieces = 0  # tensors that were written, which took ``_seconds``
         self._seconds = 0.0
         self.readers = readers.reads
@@ -124,6 +130,28 @@ class NodeOutput:
         self.moved += size
         self._pieces += 1
 
+    def send_text(self, data: dict[str, Any]) -> None:
+        """Send the next piece of text. The first one leaves at once, and none waits longer than the outbox holds it."""
+        if not (self._joins and self._seq):
+            self.send_chunk(Item(data), None, last=False)
+            return
+        held = self._held
+        if held is not None and held.keys() == data.keys():
+            joined = {key: held[key] + value for key, value in data.items() if type(value) in (str, list)}
+            if len(joined) == len(data):
+                self._held = joined
+                self._cuts.append(len(data.get("text", "")))
+                return
+        self.flush_held()
+        self._held, self._cuts = data, [len(data.get("text", ""))]
+        self._source.outbox.hold(self)
+
+    def flush_held(self) -> None:
+        """Send the text that is held back."""
+        held, self._held = self._held, None
+        if held is not None:
+            self.send_chunk(Item(held), None, last=False, cuts=tuple(self._cuts) if len(self._cuts) > 1 else ())
+
     def send_chunk(
         self,
         item: Item,
@@ -132,8 +160,12 @@ class NodeOutput:
         last: bool,
         rows: tuple[int, int] | None = None,
         empty: bool = False,
+        cuts: tuple[int, ...] = (),
     ) -> None:
-        """The next chunk, for everybody; ``handle`` is where its tensor is, or ``rows`` of that."""
+        """The next chunk, for everybody; ``handle`` is where its tensor is, or ``rows`` of that. ``cuts`` as in
+        ``Chunk``."""
+        if self._held is not None:
+            self.flush_held()
         source, invocation = self._source, self._source.invocation
         source.first = source.first or time.time()
         seq, self._seq, self.closed = self._seq, self._seq + 1, last
@@ -152,6 +184,7 @@ class NodeOutput:
             rows=rows,
             last=last,
             empty=empty,
+            cuts=cuts,
         )
         near = far = messages.encode(chunk)
         if item.array is not None and item.array.nbytes <= self._inline:
@@ -199,3 +232,15 @@ class RowBlockWriter:
         self._cursor = end
         handle = self._block.handle if self._block is not None else None
         self._output.send_chunk(Item(data or {}, rows), handle, last=False, rows=(start, end))
+
+    def close_block(self) -> None:
+        """No more rows come. A block without any was sent to nobody, and is given back."""
+        if self._block is not None and self._cursor:
+            self._block.seal()
+        else:
+            self.discard_block()
+
+    def discard_block(self) -> None:
+        """Give the memory back."""
+        if self._block is not None:
+            self._block.discard()

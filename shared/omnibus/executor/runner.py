@@ -89,6 +89,13 @@ class Job(Protocol):
     async def send(self, output: str, data: dict[str, Any], array: np.ndarray | None = None) -> None:
         """Send one chunk of the streamed ``output``; ``array`` is copied into the arena."""
 
+    async def send_text(self, output: str, data: dict[str, Any]) -> None:
+        """Send a piece of the streamed ``output``, texts and lists that mean the same however they are cut.
+
+        Pieces that follow each other within a moment may reach the gateway as one.
+        """
+        await self.send(output, data)
+
     async def open_rows(self, output: str, count: int, width: int, dtype: str) -> RowWriter:
         """Open a streamed tensor ``output`` of at most ``count`` rows, allocated at once."""
 

@@ -3,10 +3,11 @@
 from functools import cache
 from typing import Any
 
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import Counter, Gauge
 
 from omnibus.metrics.buckets import LATENCY_BUCKETS_SECONDS
 from omnibus.metrics.collectors import REGISTRY, CallbackMetric, SizeHistogram
+from omnibus.metrics.tallies import Distribution, Tally, TallyCounter, TallyHistogram
 
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
@@ -23,31 +24,28 @@ class _ExecutorMetrics:
     #: Invocations that were answered ``busy``, and those that could not be taken at all. Gateways try another one.
     refused = Counter("omnibus_executor_busy_answers_total", "Invocations refused.", registry=REGISTRY)
     #: From taking a job until its inputs were there. High: look at the stage before, or at transfers.
-    inputs = Histogram(
+    inputs = TallyHistogram(
         "omnibus_job_input_seconds",
         "Job from taken to inputs there.",
         ["component"],
-        registry=REGISTRY,
         buckets=LATENCY_BUCKETS_SECONDS,
     )
     #: From inputs to the first output, waiting for a turn included. High with a long queue: more replicas.
-    first = Histogram(
+    first = TallyHistogram(
         "omnibus_job_first_seconds",
         "Job from inputs to first output.",
         ["component"],
-        registry=REGISTRY,
         buckets=LATENCY_BUCKETS_SECONDS,
     )
     #: Time from taking a job to its end, waiting for inputs included.
-    job = Histogram(
+    job = TallyHistogram(
         "omnibus_job_seconds",
         "Job from taken to end.",
         ["component"],
-        registry=REGISTRY,
         buckets=LATENCY_BUCKETS_SECONDS,
     )
     #: Jobs by outcome.
-    jobs = Counter("omnibus_jobs_total", "Jobs by outcome.", ["component", "code"], registry=REGISTRY)
+    jobs = TallyCounter("omnibus_jobs_total", "Jobs by outcome.", ["component", "code"])
     #: Seconds that the engine has computed. Rises by nearly a second each second: it is at its limit.
     busy = Gauge("omnibus_executor_busy_seconds", "Seconds computed.", ["component"], registry=REGISTRY)
     #: Joules of the device that jobs were charged, by component; none where there is no meter. Time without work is
@@ -55,7 +53,7 @@ class _ExecutorMetrics:
     energy = Counter("omnibus_energy_joules_total", "Joules charged to jobs.", ["stage"], registry=REGISTRY)
 
     @cache  # noqa: B019
-    def job_histograms(self, component: str) -> tuple[Any, Any, Any]:
+    def job_histograms(self, component: str) -> tuple[Distribution, Distribution, Distribution]:
         """Return the histograms of ``component``: time until inputs were there, to first output, and to the end."""
         return self.inputs.labels(component), self.first.labels(component), self.job.labels(component)
 
@@ -68,7 +66,7 @@ class _ExecutorMetrics:
         self.job_counter(component, "ok").inc()
 
     @cache  # noqa: B019
-    def job_counter(self, component: str, code: str) -> Any:
+    def job_counter(self, component: str, code: str) -> Tally:
         return self.jobs.labels(component, code)
 
 

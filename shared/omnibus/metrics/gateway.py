@@ -7,6 +7,7 @@ from prometheus_client import Counter, Histogram
 
 from omnibus.metrics.buckets import LATENCY_BUCKETS_SECONDS
 from omnibus.metrics.collectors import REGISTRY, CallbackMetric
+from omnibus.metrics.tallies import Distribution, Tally, TallyCounter, TallyHistogram
 
 #: From one token to the next.
 _TOKEN_GAPS_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)
@@ -18,11 +19,11 @@ class _Gateway:
     """Metrics of a gateway: requests and latencies as clients see them."""
 
     #: Requests by model and outcome (``ok`` or an error code). A rise of 5xx codes: see the stage in the logs.
-    requests = Counter("omnibus_requests_total", "Requests by model and outcome.", ["model", "code"], registry=REGISTRY)
+    requests = TallyCounter("omnibus_requests_total", "Requests by model and outcome.", ["model", "code"])
     #: Requests to apps by outcome. A rise of one app's 5xx codes: see its worker's lines in the gateway's log.
     apps = Counter("omnibus_app_requests_total", "Requests by app and outcome.", ["app", "code"], registry=REGISTRY)
     #: Requests per path. Compare with the planned rates; a drift means missing executors.
-    paths = Counter("omnibus_path_requests_total", "Requests by path.", ["model", "type", "path"], registry=REGISTRY)
+    paths = TallyCounter("omnibus_path_requests_total", "Requests by path.", ["model", "type", "path"])
     #: What part of its type's requests the plan gives each path, of those that were used since it came.
     planned = CallbackMetric("omnibus_path_planned_share", "Planned share of a path.", ["model", "type", "path"])
     #: Invocations that came, refused ones too, told once a second. Far above what is planned: plan again, or add GPUs.
@@ -41,26 +42,19 @@ class _Gateway:
         "omnibus_quantities_total", "Tokens and seconds.", ["model", "type", "quantity"], registry=REGISTRY
     )
     #: From request to first output. High with idle executors: look at the waterfall of one invocation.
-    first = Histogram(
+    first = TallyHistogram(
         "omnibus_first_output_seconds",
         "Time to first output.",
         ["model", "output"],
-        registry=REGISTRY,
         buckets=LATENCY_BUCKETS_SECONDS,
     )
     #: From request to end.
-    total = Histogram(
-        "omnibus_request_seconds", "Whole request.", ["model"], registry=REGISTRY, buckets=LATENCY_BUCKETS_SECONDS
-    )
+    total = TallyHistogram("omnibus_request_seconds", "Whole request.", ["model"], buckets=LATENCY_BUCKETS_SECONDS)
     #: Mean time between two tokens of an answer, as its client got them. High with idle executors: see its waterfall.
-    tbt = Histogram(
-        "omnibus_tbt_seconds", "Mean time between tokens.", ["model"], registry=REGISTRY, buckets=_TOKEN_GAPS_SECONDS
-    )
+    tbt = TallyHistogram("omnibus_tbt_seconds", "Mean time between tokens.", ["model"], buckets=_TOKEN_GAPS_SECONDS)
     #: The longest time between two pieces of text of an answer. Far above the mean: prompts hold up decoding; set
     #: OMNIBUS_EXECUTOR_TBT, or encode and prefill elsewhere.
-    pause = Histogram(
-        "omnibus_tbt_longest_seconds", "Longest pause.", ["model"], registry=REGISTRY, buckets=_TOKEN_GAPS_SECONDS
-    )
+    pause = TallyHistogram("omnibus_tbt_longest_seconds", "Longest pause.", ["model"], buckets=_TOKEN_GAPS_SECONDS)
     #: Seconds from the request to the end of its sound, for each second of sound. Above 1 it cannot be played while it
     #: is made: more talkers or vocoders are needed.
     factor = Histogram(
@@ -143,7 +137,7 @@ class _Gateway:
     created = CallbackMetric("omnibus_plan_created_seconds", "When the plan in use was made.")
 
     @cache  # noqa: B019 one instance, few labels
-    def request_counter(self, model: str, code: str) -> Any:
+    def request_counter(self, model: str, code: str) -> Tally:
         return self.requests.labels(model, code)
 
     @cache  # noqa: B019 registered apps alone
@@ -155,15 +149,15 @@ class _Gateway:
         return self.rejected.labels(model, reason)
 
     @cache  # noqa: B019
-    def path_counter(self, model: str, kind: str, path: str) -> Any:
+    def path_counter(self, model: str, kind: str, path: str) -> Tally:
         return self.paths.labels(model, kind, path)
 
     @cache  # noqa: B019
-    def first_output(self, model: str, output: str) -> Any:
+    def first_output(self, model: str, output: str) -> Distribution:
         return self.first.labels(model, output)
 
     @cache  # noqa: B019
-    def duration_histogram(self, model: str) -> Any:
+    def duration_histogram(self, model: str) -> Distribution:
         return self.total.labels(model)
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +25,8 @@ REREAD_SECONDS = 5.0
 RETRY_PAUSE_SECONDS = 0.5
 
 _LIBRARY = Path(__file__).with_name("functions.lua").read_text()
+#: What a server says that has been restarted, or whose functions are of another build.
+_UNKNOWN_FUNCTION = "Function not found"
 #: First words of what the functions on the server refuse.
 _REFUSALS = ("STALE", "LED", "TAKEN", "ORPHAN", "FULL")
 
@@ -69,6 +72,17 @@ class StoreConnection:
         """Run a function of ours on the server. Raises ``FunctionRefused`` and ``StoreUnavailable``."""
         await self.open()  # a restarted server has forgotten its functions
         return await self._run_command(self._redis.fcall(function, len(keys), *map(self._redis_key, keys), *arguments))
+
+    async def _run_known_function(self, function: str, keys: Sequence[str], *arguments: Any) -> Any:
+        """The same for a function that runs often: functions are loaded only where the server does not know it."""
+        call = partial(self._redis.fcall, function, len(keys), *map(self._redis_key, keys), *arguments)
+        try:
+            return await self._run_command(call())
+        except StoreUnavailable as error:
+            if not (isinstance(error.__cause__, ResponseError) and _UNKNOWN_FUNCTION in str(error.__cause__)):
+                raise
+        await self.open()
+        return await self._run_command(call())
 
     async def _run_batched(self, name: str, *arguments: Any, **options: Any) -> Any:
         """Run a command that each request of many sends; raises as ``_run_command``."""

@@ -362,6 +362,14 @@ redis.register_function('omnibus_drop_job', function(keys, args)
   return 1
 end)
 
+-- Many values that are kept for as long, in milliseconds: one command to read and one answer for all of them.
+redis.register_function('omnibus_put_values', function(keys, args)
+  for index, key in ipairs(keys) do
+    redis.call('SET', key, args[index + 1], 'PX', args[1])
+  end
+  return #keys
+end)
+
 -- Make args[1] the holder of a stored response that args[2] held. Answers the number of its holders so far; 0: somebody
 -- else has it, or it has ended.
 redis.register_function('omnibus_claim_response', function(keys, args)

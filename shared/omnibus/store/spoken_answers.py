@@ -31,15 +31,12 @@ class SpokenAnswerStore(StoreConnection):
     async def put_spoken_answers(self, said: Mapping[str, SpokenAnswer], seconds: float) -> None:
         """Keep spoken answers, by id, for ``seconds``: one message to the server, however many there are."""
         lasts = max(1, round(seconds * 1000))
-        bodies = {self._redis_key(f"{_KEY_PREFIX}{id}"): _encode(each) for id, each in said.items()}
-        if len(bodies) == 1:  # measured: 50 us of 190 less than a pipeline of one
-            ((key, body),) = bodies.items()
-            await self._run_command(self._redis.set(key, body, px=lasts))
+        if len(said) == 1:  # measured: 50 us of 190 less than several
+            ((id, each),) = said.items()
+            await self._run_command(self._redis.set(self._redis_key(f"{_KEY_PREFIX}{id}"), _encode(each), px=lasts))
             return
-        commands = self._redis.pipeline(transaction=False)
-        for key, body in bodies.items():
-            commands.set(key, body, px=lasts)
-        await self._run_command(commands.execute())
+        keys = [f"{_KEY_PREFIX}{id}" for id in said]
+        await self._run_known_function("omnibus_put_values", keys, lasts, *map(_encode, said.values()))
 
     async def spoken_answers(self, ids: Sequence[str]) -> dict[str, SpokenAnswer]:
         """Return those of ``ids`` that are kept, by id. One that this build cannot read is logged and left out."""

@@ -116,3 +116,57 @@ async def test_a_message_over_the_limit_hits_its_sender_and_nobody_else(wire: Wi
     await wire.more()
 
     assert wire.frames == [("to.a", [0, 2])]
+
+
+class Growing:
+    """A piece of a stream that grows until it leaves."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self._numbers: list[int] = []
+
+    def add(self, number: int) -> None:
+        self._numbers.append(number)
+        self._wire.outbox.hold(self)
+
+    def flush_held(self) -> None:
+        numbers, self._numbers = self._numbers, []
+        if numbers:
+            self._wire.outbox.send("to.a", chunk(numbers[-1]))
+
+
+async def test_a_held_piece_leaves_by_the_end_of_the_turn_while_nothing_else_does(wire: Wire):
+    piece = Growing(wire)
+    piece.add(0)
+    piece.add(1)
+    await wire.more()
+
+    assert wire.frames == [("to.a", [1])]
+
+
+async def test_what_follows_in_a_moment_is_held_back_and_leaves_by_itself(wire: Wire, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(coalescer, "PIECE_FLUSH_SECONDS", 0.3)
+    piece = Growing(wire)
+    piece.add(0)
+    await wire.more()
+    piece.add(1)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    piece.add(2)
+    assert wire.frames == [("to.a", [0])]
+
+    await wire.more()
+
+    assert wire.frames == [("to.a", [0]), ("to.a", [2])]
+
+
+async def test_a_message_that_cannot_wait_takes_held_pieces_along(wire: Wire, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(coalescer, "PIECE_FLUSH_SECONDS", 3600.0)
+    piece = Growing(wire)
+    piece.add(0)
+    await wire.more()
+    piece.add(1)
+    wire.outbox.send("to.b", chunk(9))
+    await wire.more()
+
+    assert wire.frames == [("to.a", [0]), ("to.b", [9]), ("to.a", [1])]

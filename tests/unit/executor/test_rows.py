@@ -106,3 +106,21 @@ async def test_a_block_that_was_not_finished_is_given_back(here: Place):
 
     assert here.office.of(Chunk, given)[0].rows == (0, 1)
     await here.emptied()
+
+
+async def test_a_block_without_rows_is_given_back(here: Place):
+    async def grow_nothing(job: Job) -> None:
+        await job.open_rows("rows", 6, 2, "float32")
+        job.close("rows", {"count": 0})
+
+    for id in ("a", "b"):
+        await here.executor(id, {"grow": grow_nothing, "collect": collect})
+    given = here.office.send(
+        invocation([call("grow"), call("collect", rows=make_ref(0, "rows"))], ["a", "b"], [(1, "y")])
+    )
+
+    [chunk] = await here.office.done(given)
+
+    assert chunk.data == {"found": [[{"count": 0}, None, None]]}
+    assert here.granted == 1
+    await here.emptied()

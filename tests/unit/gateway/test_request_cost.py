@@ -24,6 +24,7 @@ from tests.unit.gateway.house import OMNI, TEXT, VL, House, house, image, text
 ROOT = Path(__file__).parents[3]
 OURS = (str(ROOT / "shared"), str(ROOT / "services"))
 LEFT_OUT = (
+    "/shared/omnibus/metrics/tallies.py",  # additions in place of the library's, which are not counted either
     "/shared/omnibus/bus/memory.py",
     "/shared/omnibus/executor/status.py",
     "/services/gateway/dispatch/failure_detector.py",
@@ -105,8 +106,8 @@ async def serve_text_and_images(home: House) -> None:
         (stream, Cost(1500, 5.5), True),
         (tell, Cost(490, 5.5), False),
         (stream, Cost(1540, 5.5), False),
-        (look, Cost(980, 8.9), False),
-        (speak, Cost(2600, 24), True),
+        (look, Cost(980, 8.4), False),
+        (speak, Cost(2350, 20), True),
     ],
     ids=[
         "text",

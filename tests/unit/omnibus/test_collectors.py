@@ -3,15 +3,17 @@
 from collections.abc import Iterator
 
 import pytest
+from prometheus_client import Histogram
 from prometheus_client.exposition import generate_latest
-from prometheus_client.registry import DuplicateTimeseries
+from prometheus_client.registry import Collector, DuplicateTimeseries
 
 from omnibus.metrics.collectors import REGISTRY, CallbackMetric, SizeHistogram
+from omnibus.metrics.tallies import TallyCounter, TallyHistogram
 
 
 @pytest.fixture
-def made() -> Iterator[list[CallbackMetric | SizeHistogram]]:
-    found: list[CallbackMetric | SizeHistogram] = []
+def made() -> Iterator[list[Collector]]:
+    found: list[Collector] = []
     yield found
     for each in found:
         REGISTRY.unregister(each)
@@ -21,7 +23,7 @@ def lines(name: str) -> list[str]:
     return [line for line in generate_latest(REGISTRY).decode().splitlines() if line.startswith(name)]
 
 
-def test_a_gauge_is_asked_for_at_each_scrape(made: list[CallbackMetric | SizeHistogram]):
+def test_a_gauge_is_asked_for_at_each_scrape(made: list[Collector]):
     gauge = CallbackMetric("test_told_bytes", "Some.", ["kind"])
     made.append(gauge)
     values = {("a",): 1, ("b",): 2.5}
@@ -34,7 +36,7 @@ def test_a_gauge_is_asked_for_at_each_scrape(made: list[CallbackMetric | SizeHis
     assert lines("test_told_bytes")[0] == 'test_told_bytes{kind="a"} 7.0'
 
 
-def test_a_name_that_ends_in_total_is_a_counter(made: list[CallbackMetric | SizeHistogram]):
+def test_a_name_that_ends_in_total_is_a_counter(made: list[Collector]):
     made.append(counter := CallbackMetric("test_told_total", "Some."))
     counter.set_value(lambda: 3)
 
@@ -42,7 +44,7 @@ def test_a_name_that_ends_in_total_is_a_counter(made: list[CallbackMetric | Size
     assert lines("# TYPE test_told") == ["# TYPE test_told_total counter"]
 
 
-def test_nobody_asked_means_no_values(made: list[CallbackMetric | SizeHistogram]):
+def test_nobody_asked_means_no_values(made: list[Collector]):
     made.append(gauge := CallbackMetric("test_told_silent", "Some."))
     gauge.set_value(lambda: 1)
     gauge.set_values(None)
@@ -50,14 +52,14 @@ def test_nobody_asked_means_no_values(made: list[CallbackMetric | SizeHistogram]
     assert lines("test_told_silent") == []
 
 
-def test_two_metrics_cannot_have_one_name(made: list[CallbackMetric | SizeHistogram]):
+def test_two_metrics_cannot_have_one_name(made: list[Collector]):
     made.append(CallbackMetric("test_told_twice", "Some."))
 
     with pytest.raises(DuplicateTimeseries):
         CallbackMetric("test_told_twice", "Some.")
 
 
-def test_sizes_become_a_histogram(made: list[CallbackMetric | SizeHistogram]):
+def test_sizes_become_a_histogram(made: list[Collector]):
     made.append(sizes := SizeHistogram("test_told_size", "Some.", "part", (1, 2, 4)))
     sizes.set_counts(lambda: {"x": {1: 3, 3: 2, 9: 1}})
 
@@ -69,3 +71,24 @@ def test_sizes_become_a_histogram(made: list[CallbackMetric | SizeHistogram]):
         'test_told_size_count{part="x"} 6.0',
         'test_told_size_sum{part="x"} 18.0',
     ]
+
+
+def test_a_tally_counts_by_labels(made: list[Collector]):
+    made.append(counter := TallyCounter("test_tallied_total", "Some.", ["kind"]))
+    counter.labels("a").inc()
+    counter.labels("a").inc(2.5)
+    counter.labels("b").inc(0)
+
+    assert lines("test_tallied") == ['test_tallied_total{kind="a"} 3.5', 'test_tallied_total{kind="b"} 0.0']
+
+
+def test_a_histogram_of_tallies_is_as_that_of_the_library(made: list[Collector]):
+    ours = TallyHistogram("test_tallied_seconds", "Some.", ["kind"], (0.1, 0.5, 2.5))
+    theirs = Histogram("test_library_seconds", "Some.", ["kind"], buckets=(0.1, 0.5, 2.5), registry=REGISTRY)
+    made += [ours, theirs]
+    for value in (0.05, 0.1, 0.3, 2.5, 7.0):
+        ours.labels("a").observe(value)
+        theirs.labels("a").observe(value)
+
+    expected = [line.replace("library", "tallied") for line in lines("test_library_seconds") if "_created" not in line]
+    assert lines("test_tallied_seconds") == expected

@@ -142,7 +142,7 @@ class SimulatedLanguageModel(SimulatedRunner):
                 if speech is not None:
                     await speech.send_rows(sent)
                 if chunk := answer.text_chunk(begun, sent):
-                    await job.send("text", chunk)
+                    await job.send_text("text", chunk)
         if speech is not None:
             job.close("rows", {"finish": answer.finish})
         job.close("text", {"finish_reason": answer.finish, "usage": {**counts, "completion_tokens": answer.tokens}})
