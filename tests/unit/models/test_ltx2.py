@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from omnibus.errors import BadRequest, ContextTooLong, Fatal, NotFound
+from omnibus.errors import BadMedia, BadRequest, ContextTooLong, Fatal, NotFound
 from omnibus.families.video_limits import LTX2
 from omnibus_models import families
 from omnibus_models.contract import Encoded, ImageSpec
@@ -19,6 +19,7 @@ from omnibus_models.families import ltx2 as family_ltx2
 from omnibus_models.tiny import _weights
 from tests.close import DENOISED_BOUND, assert_close
 from tests.oracles import ltx2 as oracle
+from tests.unit.models import files
 
 CAT, HILL, NOTHING = "a cat sits on the mat", "a green circle near the hill, and birds sing", ""
 
@@ -38,12 +39,18 @@ def guides(parts: dict[str, Any], *prompts: str) -> list[Tensor]:
     return [one.embeds for one in encoder.encode([encoder.prepare(prompt) for prompt in prompts])]
 
 
-def made(parts: dict[str, Any], prompt: str, picture: ImageSpec, *negative: str) -> Any:
-    """A film after all of its steps, alone."""
-    one = parts["dit"].open(picture, guides(parts, prompt, *negative))
+def made(parts: dict[str, Any], prompt: str, picture: ImageSpec, *negative: str, first: bytes = b"") -> Any:
+    """A film after all of its steps, alone; ``first`` is the file of the image that it begins with."""
+    begun = {"image": first_frame(parts, picture, first)} if first else {}
+    one = parts["dit"].open(picture, guides(parts, prompt, *negative), **begun)
     while one.done < one.steps:
         parts["dit"].step([one])
     return one
+
+
+def first_frame(parts: dict[str, Any], picture: ImageSpec, file: bytes) -> Tensor:
+    encoder = parts["vae_encoder"]
+    return encoder.encode(encoder.prepare(memoryview(file), picture.width, picture.height))
 
 
 def latents(parts: dict[str, Any], one: Any) -> tuple[Tensor, Tensor]:
@@ -108,6 +115,75 @@ def test_film_and_sound_are_those_of_the_pipeline(
     found = oracle.filmed(ltx2, CAT, **asked(picture), negative=HILL, output="latent", **guidance)
     for ours, theirs in zip(latents(parts, one), normal(parts, found), strict=True):
         assert_close(ours, theirs, DENOISED_BOUND)
+
+
+# A first frame
+
+
+WIDE, TALL = files.picture(1), files.picture(2, 50, 131)
+
+
+@pytest.mark.parametrize(
+    ("picture", "guidance", "first"),
+    [(*film, first) for film, first in zip(FILMS, (WIDE, TALL, WIDE), strict=True)],
+    ids=["usual", "guided", "plain"],
+)
+def test_a_film_from_an_image_is_that_of_the_pipeline(
+    parts: dict[str, Any], ltx2: Path, picture: ImageSpec, guidance: dict[str, Any], first: bytes
+) -> None:
+    one = made(parts, CAT, picture, HILL, first=first)
+
+    found = oracle.filmed(ltx2, CAT, **asked(picture), negative=HILL, output="latent", first=first, **guidance)
+    film, sound = latents(parts, one)
+    for ours, theirs in zip((film, sound), normal(parts, found), strict=True):
+        assert_close(ours, theirs, DENOISED_BOUND)
+    assert torch.equal(film[:, :1], first_frame(parts, picture, first))
+    other = latents(parts, made(parts, CAT, picture, HILL, first=files.picture(7)))
+    for ours, theirs in zip((film, sound), other, strict=True):
+        assert not torch.allclose(ours, theirs, atol=1e-2)
+
+
+@pytest.mark.numeric
+def test_films_with_and_without_a_first_frame_share_steps(parts: dict[str, Any]) -> None:
+    picture = ImageSpec(64, 32, 4, 1, frames=9)
+    wishes: list[dict[str, Any]] = [{"image": first_frame(parts, picture, WIDE)}, {}]
+    both = [parts["dit"].open(picture, guides(parts, CAT), **wish) for wish in wishes]
+
+    while both[0].done < both[0].steps:
+        parts["dit"].step(both)
+
+    alone = made(parts, CAT, picture, first=WIDE), made(parts, CAT, picture)
+    for one, lone in zip(both, alone, strict=True):
+        for found, wanted in zip(latents(parts, one), latents(parts, lone), strict=True):
+            assert_close(found, wanted, DENOISED_BOUND)
+
+
+@pytest.mark.numeric
+def test_a_film_from_an_image_goes_on_from_the_state_of_another_one(parts: dict[str, Any]) -> None:
+    picture = ImageSpec(64, 32, 5, 4, frames=9)
+    lost, other = (
+        parts["dit"].open(picture, guides(parts, CAT), image=first_frame(parts, picture, WIDE)) for _ in range(2)
+    )
+    for _ in range(3):
+        parts["dit"].step([lost])
+
+    other.resume(lost.state(), lost.done)
+    while other.done < other.steps:
+        parts["dit"].step([other])
+
+    for found, wanted in zip(latents(parts, other), latents(parts, made(parts, CAT, picture, first=WIDE)), strict=True):
+        assert torch.equal(found, wanted)
+
+
+def test_first_frames_that_cannot_be_used_are_refused(parts: dict[str, Any]) -> None:
+    encoder, dit = parts["vae_encoder"], parts["dit"]
+
+    with pytest.raises(BadMedia):
+        encoder.prepare(memoryview(b"no image"), 64, 32)
+    with pytest.raises(BadMedia, match="at least 2"):
+        encoder.prepare(memoryview(files.picture(1, 1, 1)), 64, 32)
+    with pytest.raises(BadRequest, match=r"must be \[8, 1, 4, 8\]"):
+        dit.open(FILMS[0][0], guides(parts, CAT), image=torch.zeros(8, 1, 4, 4))
 
 
 def test_without_a_negative_prompt_the_other_guidance_stays(parts: dict[str, Any], ltx2: Path) -> None:
@@ -264,6 +340,7 @@ def test_the_components_share_nothing_and_leave_nothing_out(parts: dict[str, Any
 
     assert {name: part.parameters for name, part in parts.items()} == {
         "text_encoder": count(pipeline.text_encoder.model.language_model, pipeline.connectors),
+        "vae_encoder": count(pipeline.vae.encoder),
         "dit": count(pipeline.transformer),
         "vae": count(pipeline.vae.decoder),
         "audio_vae": count(pipeline.audio_vae.decoder, pipeline.vocoder),
@@ -326,6 +403,7 @@ def test_later_releases_are_served_too(later: Path) -> None:
         ("text_encoder", "text_encoder/model.safetensors", "layers.1.mlp.up_proj"),
         ("text_encoder", "connectors/diffusion_pytorch_model.safetensors", "video_connector.transformer_blocks.0.ff"),
         ("dit", "transformer/diffusion_pytorch_model.safetensors", "transformer_blocks.1.audio_ff"),
+        ("vae_encoder", "vae/diffusion_pytorch_model.safetensors", "encoder.conv_out"),
         ("vae", "vae/diffusion_pytorch_model.safetensors", "decoder.conv_out"),
         ("audio_vae", "audio_vae/diffusion_pytorch_model.safetensors", "decoder.conv_out"),
         ("audio_vae", "vocoder/diffusion_pytorch_model.safetensors", "conv_out"),
@@ -391,5 +469,5 @@ def test_parts_of_another_kind_are_named(ltx2: Path, tmp_path: Path, component: 
 
 
 def test_an_unknown_component_is_not_found(ltx2: Path) -> None:
-    with pytest.raises(NotFound, match="text_encoder, dit, vae, audio_vae"):
+    with pytest.raises(NotFound, match="text_encoder, vae_encoder, dit, vae, audio_vae"):
         families.family_of(ltx2).load("thinker", ltx2)
