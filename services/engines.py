@@ -123,6 +123,15 @@ def _make_encoder(component: str, settings: ExecutorSettings) -> Runner:
     return EncodeRunner(component, *_checkpoint_source(settings), limits, loop)
 
 
+def _make_vae_encoder(component: str, settings: ExecutorSettings) -> Runner:
+    # The encoder of a VAE makes what its family's denoiser takes.
+    if catalog.find_family(settings.family)["tasks"][component] != "encode-frame":
+        return _make_encoder(component, settings)
+    from services.encoder.frame_encoder import FrameEncodeRunner
+
+    return FrameEncodeRunner(component, *_checkpoint_source(settings), threads=settings.threads)
+
+
 def _make_thinker(component: str, settings: ExecutorSettings) -> Runner:
     from services.llm.runners.thinker import ThinkRunner
 
@@ -266,7 +275,7 @@ _TRANSFORMERS_RUNNERS: dict[str, Callable[[str, ExecutorSettings], Runner]] = {
     "vocoder": _make_vocoder,
     "text_encoder": _make_text_encoder,
     "embedder": _make_embedder,
-    "vae_encoder": _make_encoder,
+    "vae_encoder": _make_vae_encoder,
     "prior": _make_prior,
     "dit": _make_denoiser,
     "vae": _make_latent_decoder,

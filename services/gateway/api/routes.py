@@ -75,7 +75,7 @@ class RouteTable:
         self.resume = ResumeRoute(settings, chat, answered)
         self.files = FileRoutes(settings, files, chat.files)
         self.uploads = UploadRoutes(settings, chat.files)
-        self.videos = VideoRoutes(settings, videos)
+        self.videos = VideoRoutes(settings, videos, chat)
         self._made = responses
         responses.drawers = ImageDrawers(runs.router, chat, painters)
         self.responses = ResponseRoutes(responses)

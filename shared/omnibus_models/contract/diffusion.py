@@ -126,8 +126,9 @@ class Denoiser(Stepper, Protocol):
     How many steps there are is then its own choice.
 
     ``edits``: whether ``open`` takes an ``image``, latents of the picture that this one is made of, as ``latents``
-    gives them, or of the first frame of a video; ``unit`` is then how many pixels of it are one latent, on either side. ``follows``: whether ``open``
-    takes a ``prior``, the latents of one. ``sounds``: whether it makes the sound of a video as well.
+    gives them, or of the first frame of a video; ``unit`` is then how many pixels of it are one latent, on either
+    side. ``follows``: whether ``open`` takes a ``prior``, the latents of one. ``sounds``: whether it makes the sound of
+    a video as well.
     """
 
     edits: bool

@@ -1,7 +1,8 @@
 """LTX-2: films with sound (``LTX2Pipeline``).
 
-Components are the encoder of a first frame (of the VAE), the text encoder (Gemma 3 with the connectors behind it: the states of all its layers would be many times
-what comes out of them), the transformer, and the decoders of film and sound, the latter with its vocoder.
+Components are the text encoder (Gemma 3 with the connectors behind it: the states of all its layers would be many
+times what comes out of them), the encoder of a first frame, the transformer, and the decoders of film and sound, the
+latter with its vocoder.
 """
 
 import json
