@@ -104,9 +104,9 @@ def _shared_vllm_core(component: str, settings: ExecutorSettings) -> "VllmCore":
 def sim(component: str, settings: ExecutorSettings) -> Runner:
     """The simulation: computes nothing and takes as long as a profile says. Raises ``BadRequest`` for a wrong one."""
     from omnibus.executor.sim.engine import KINDS, engine
-    from services.llm.runners.scripted import ScriptedThinker
+    from services.llm.runners.scripted import SCRIPTED_KINDS
 
-    return engine(component, settings, {**KINDS, "think": ScriptedThinker})
+    return engine(component, settings, {**KINDS, **SCRIPTED_KINDS})
 
 
 def _make_encoder(component: str, settings: ExecutorSettings) -> Runner:

@@ -34,9 +34,9 @@ LONG: dict[str, Any] = {**MORE, "steps": 80}
 SAME = 3.0
 
 
-async def made(client: openai.AsyncOpenAI, input_reference: Any = openai.omit, **more: Any) -> Video:
+async def made(client: openai.AsyncOpenAI, upload: Any = openai.omit, **more: Any) -> Video:
     done = await client.videos.create_and_poll(
-        **WISH, input_reference=input_reference, extra_body={**MORE, **more}, poll_interval_ms=100
+        **WISH, input_reference=upload, extra_body={**MORE, **more}, poll_interval_ms=100
     )
     assert done.status == "completed", done.error
     return done
@@ -110,8 +110,8 @@ async def test_a_video_begins_with_an_image_that_is_uploaded_or_named(
     url = f"data:image/png;base64,{base64.b64encode(image).decode()}"
 
     found = [
-        await film(client, (await made(client, input_reference=given)).id)
-        for given in (("first.png", image, "image/png"), {"image_url": url})
+        await film(client, (await made(client, **given)).id)
+        for given in ({"upload": ("first.png", image, "image/png")}, {"input_reference": {"image_url": url}})
     ]
 
     whole = oracle.filmed(ltx2_checkpoint, WISH["prompt"], width=64, height=32, frames=9, steps=4, seed=1, first=image)
