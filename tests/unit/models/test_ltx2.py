@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
-from omnibus.errors import BadMedia, BadRequest, ContextTooLong, Fatal, NotFound
+from omnibus.errors import BadRequest, ContextTooLong, Fatal, NotFound
 from omnibus.families.video_limits import LTX2
 from omnibus_models import families
 from omnibus_models.contract import Encoded, ImageSpec
@@ -19,52 +18,23 @@ from omnibus_models.families import ltx2 as family_ltx2
 from omnibus_models.tiny import _weights
 from tests.close import DENOISED_BOUND, assert_close
 from tests.oracles import ltx2 as oracle
-from tests.unit.models import files
-
-CAT, HILL, NOTHING = "a cat sits on the mat", "a green circle near the hill, and birds sing", ""
+from tests.unit.models.ltx2_films import (
+    CAT,
+    FILMS,
+    HILL,
+    NOTHING,
+    asked,
+    guides,
+    latents,
+    loaded,
+    made,
+    normal,
+)
 
 
 @pytest.fixture(scope="module")
 def parts(ltx2: Path) -> dict[str, Any]:
     return loaded(ltx2)
-
-
-def loaded(checkpoint: Path) -> dict[str, Any]:
-    family = families.family_of(checkpoint)
-    return {name: family.load(name, checkpoint) for name in family.components}
-
-
-def guides(parts: dict[str, Any], *prompts: str) -> list[Tensor]:
-    encoder = parts["text_encoder"]
-    return [one.embeds for one in encoder.encode([encoder.prepare(prompt) for prompt in prompts])]
-
-
-def made(parts: dict[str, Any], prompt: str, picture: ImageSpec, *negative: str, first: bytes = b"") -> Any:
-    """A film after all of its steps, alone; ``first`` is the file of the image that it begins with."""
-    begun = {"image": first_frame(parts, picture, first)} if first else {}
-    one = parts["dit"].open(picture, guides(parts, prompt, *negative), **begun)
-    while one.done < one.steps:
-        parts["dit"].step([one])
-    return one
-
-
-def first_frame(parts: dict[str, Any], picture: ImageSpec, file: bytes) -> Tensor:
-    encoder = parts["vae_encoder"]
-    return encoder.encode(encoder.prepare(memoryview(file), picture.width, picture.height))
-
-
-def latents(parts: dict[str, Any], one: Any) -> tuple[Tensor, Tensor]:
-    return parts["dit"].latents(one), parts["dit"].audio_latents(one)
-
-
-def normal(parts: dict[str, Any], film: oracle.Film) -> tuple[Tensor, Tensor]:
-    """The pipeline's latents before it gives them back their means and deviations."""
-    vae, audio = parts["vae"].module, parts["audio_vae"].module["vae"]
-    channels, length, bins = film.sound.shape
-    packed = film.sound.transpose(0, 1).reshape(length, channels * bins)
-    packed = (packed - audio.latents_mean) / audio.latents_std
-    mean, deviation = (each.view(-1, 1, 1, 1) for each in (vae.latents_mean, vae.latents_std))
-    return (film.frames - mean) / deviation, packed.reshape(length, channels, bins).transpose(0, 1)
 
 
 def test_the_family_is_known_by_its_pipeline(ltx2: Path) -> None:
@@ -82,18 +52,6 @@ def test_a_prompt_guides_as_in_the_pipeline_whatever_its_company(parts: dict[str
         assert_close(found, wanted)
         assert_close(guides(parts, prompt)[0], wanted)
     assert not torch.allclose(together[0][:3], together[1][:3], atol=1e-2)
-
-
-FILMS: list[tuple[ImageSpec, dict[str, Any]]] = [
-    (ImageSpec(64, 32, 4, 1, frames=9), {}),
-    (ImageSpec(32, 64, 6, 2, guidance=5.0, frames=17, fps=12.5), {"guidance_scale": 5.0}),
-    (ImageSpec(64, 64, 3, 3, guidance=1.0, frames=1), oracle.PLAIN),
-]
-
-
-def asked(picture: ImageSpec) -> dict[str, Any]:
-    names = ("width", "height", "frames", "steps", "seed", "fps")
-    return {name: getattr(picture, name) for name in names}
 
 
 @pytest.mark.parametrize(("picture", "guidance"), FILMS, ids=["usual", "guided", "plain"])
@@ -115,75 +73,6 @@ def test_film_and_sound_are_those_of_the_pipeline(
     found = oracle.filmed(ltx2, CAT, **asked(picture), negative=HILL, output="latent", **guidance)
     for ours, theirs in zip(latents(parts, one), normal(parts, found), strict=True):
         assert_close(ours, theirs, DENOISED_BOUND)
-
-
-# A first frame
-
-
-WIDE, TALL = files.picture(1), files.picture(2, 50, 131)
-
-
-@pytest.mark.parametrize(
-    ("picture", "guidance", "first"),
-    [(*film, first) for film, first in zip(FILMS, (WIDE, TALL, WIDE), strict=True)],
-    ids=["usual", "guided", "plain"],
-)
-def test_a_film_from_an_image_is_that_of_the_pipeline(
-    parts: dict[str, Any], ltx2: Path, picture: ImageSpec, guidance: dict[str, Any], first: bytes
-) -> None:
-    one = made(parts, CAT, picture, HILL, first=first)
-
-    found = oracle.filmed(ltx2, CAT, **asked(picture), negative=HILL, output="latent", first=first, **guidance)
-    film, sound = latents(parts, one)
-    for ours, theirs in zip((film, sound), normal(parts, found), strict=True):
-        assert_close(ours, theirs, DENOISED_BOUND)
-    assert torch.equal(film[:, :1], first_frame(parts, picture, first))
-    other = latents(parts, made(parts, CAT, picture, HILL, first=files.picture(7)))
-    for ours, theirs in zip((film, sound), other, strict=True):
-        assert not torch.allclose(ours, theirs, atol=1e-2)
-
-
-@pytest.mark.numeric
-def test_films_with_and_without_a_first_frame_share_steps(parts: dict[str, Any]) -> None:
-    picture = ImageSpec(64, 32, 4, 1, frames=9)
-    wishes: list[dict[str, Any]] = [{"image": first_frame(parts, picture, WIDE)}, {}]
-    both = [parts["dit"].open(picture, guides(parts, CAT), **wish) for wish in wishes]
-
-    while both[0].done < both[0].steps:
-        parts["dit"].step(both)
-
-    alone = made(parts, CAT, picture, first=WIDE), made(parts, CAT, picture)
-    for one, lone in zip(both, alone, strict=True):
-        for found, wanted in zip(latents(parts, one), latents(parts, lone), strict=True):
-            assert_close(found, wanted, DENOISED_BOUND)
-
-
-@pytest.mark.numeric
-def test_a_film_from_an_image_goes_on_from_the_state_of_another_one(parts: dict[str, Any]) -> None:
-    picture = ImageSpec(64, 32, 5, 4, frames=9)
-    lost, other = (
-        parts["dit"].open(picture, guides(parts, CAT), image=first_frame(parts, picture, WIDE)) for _ in range(2)
-    )
-    for _ in range(3):
-        parts["dit"].step([lost])
-
-    other.resume(lost.state(), lost.done)
-    while other.done < other.steps:
-        parts["dit"].step([other])
-
-    for found, wanted in zip(latents(parts, other), latents(parts, made(parts, CAT, picture, first=WIDE)), strict=True):
-        assert torch.equal(found, wanted)
-
-
-def test_first_frames_that_cannot_be_used_are_refused(parts: dict[str, Any]) -> None:
-    encoder, dit = parts["vae_encoder"], parts["dit"]
-
-    with pytest.raises(BadMedia):
-        encoder.prepare(memoryview(b"no image"), 64, 32)
-    with pytest.raises(BadMedia, match="at least 2"):
-        encoder.prepare(memoryview(files.picture(1, 1, 1)), 64, 32)
-    with pytest.raises(BadRequest, match=r"must be \[8, 1, 4, 8\]"):
-        dit.open(FILMS[0][0], guides(parts, CAT), image=torch.zeros(8, 1, 4, 4))
 
 
 def test_without_a_negative_prompt_the_other_guidance_stays(parts: dict[str, Any], ltx2: Path) -> None:
@@ -371,12 +260,12 @@ def later(ltx2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "use_prompt_embeddings": False, "cross_attention_dim": 24, "audio_cross_attention_dim": 16,
         "gated_attn": True, "audio_gated_attn": True, "cross_attn_mod": True, "audio_cross_attn_mod": True,
     }  # fmt: skip
-    for made, part in (
+    for module, part in (
         (LTX2TextConnectors.from_config(connectors), "connectors"),
         (LTX2VideoTransformer3DModel.from_config(transformer), "transformer"),
     ):
-        _weights.redraw_weights(made, 0)
-        made.save_pretrained(copy / part)
+        _weights.redraw_weights(module, 0)
+        module.save_pretrained(copy / part)
     return copy
 
 
