@@ -1,4 +1,4 @@
-"""What is needed to make a response: of a request that comes, and of one that was written down."""
+"""Specs of responses: of requests that come, and of those that were written down."""
 
 from collections.abc import Callable
 from functools import partial

@@ -35,7 +35,7 @@ class VideoJobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def image(self) -> dict[str, Any] | None:
-        """What the image that it begins with is: its modality, type, SHA-256 and number of bytes."""
+        """The image that it begins with: its modality, type, SHA-256 and number of bytes."""
         return self.wish.get("image")
 
 

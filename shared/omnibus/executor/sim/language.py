@@ -181,7 +181,7 @@ class SimulatedPrefill(SimulatedLanguageModel):
         await job.put("cache", {}, blank_array((prompt.tokens, self.part.width), self.part.dtype))
 
     async def choose_script(self, job: Job, prompt: SimPrompt) -> dict[str, Any]:
-        """What ``start`` says of a scripted answer; empty without one."""
+        """Return the fields of ``start`` for a scripted answer; empty without one."""
         return {}
 
 
