@@ -104,9 +104,9 @@ def _shared_vllm_core(component: str, settings: ExecutorSettings) -> "VllmCore":
 def sim(component: str, settings: ExecutorSettings) -> Runner:
     """The simulation: computes nothing and takes as long as a profile says. Raises ``BadRequest`` for a wrong one."""
     from omnibus.executor.sim.engine import KINDS, engine
-    from services.llm.runners.scripted import ScriptedThinker
+    from services.llm.runners.scripted import SCRIPTED_KINDS
 
-    return engine(component, settings, {**KINDS, "think": ScriptedThinker})
+    return engine(component, settings, {**KINDS, **SCRIPTED_KINDS})
 
 
 def _make_encoder(component: str, settings: ExecutorSettings) -> Runner:
@@ -121,6 +121,15 @@ def _make_encoder(component: str, settings: ExecutorSettings) -> Runner:
     )
     loop = _shared_core(settings) if _shares_loop(settings) else None
     return EncodeRunner(component, *_checkpoint_source(settings), limits, loop)
+
+
+def _make_vae_encoder(component: str, settings: ExecutorSettings) -> Runner:
+    # The encoder of a VAE makes what its family's denoiser takes.
+    if catalog.find_family(settings.family)["tasks"][component] != "encode-frame":
+        return _make_encoder(component, settings)
+    from services.encoder.frame_encoder import FrameEncodeRunner
+
+    return FrameEncodeRunner(component, *_checkpoint_source(settings), threads=settings.threads)
 
 
 def _make_thinker(component: str, settings: ExecutorSettings) -> Runner:
@@ -266,7 +275,7 @@ _TRANSFORMERS_RUNNERS: dict[str, Callable[[str, ExecutorSettings], Runner]] = {
     "vocoder": _make_vocoder,
     "text_encoder": _make_text_encoder,
     "embedder": _make_embedder,
-    "vae_encoder": _make_encoder,
+    "vae_encoder": _make_vae_encoder,
     "prior": _make_prior,
     "dit": _make_denoiser,
     "vae": _make_latent_decoder,

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from omnibus.errors import BadRequest
 from omnibus.graph import UNREADABLE
@@ -87,7 +88,8 @@ class OptionProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     where it runs). ``rate`` is in req/s of the whole mix, also of
     those requests that skip the option (Algorithm 3). ``start_s`` is seconds until a new replica is ready,
     ``memory_gb`` what it then takes, ``gpu_memory_gb`` the most of GPUs (0: not measured), ``weights_gb`` the part
-    that are weights.
+    that are weights. ``checkpoint``, ``dtype`` and ``vllm`` are those of ``plan.DeploymentOption`` that it was measured
+    with: quantised weights or guessed tokens cost other seconds, so it is deployed with them as well.
     """
 
     components: tuple[str, ...]
@@ -105,6 +107,9 @@ class OptionProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     curve: tuple[Point, ...] = ()
     batch: int = 0
     gpu_memory_gb: float = 0.0
+    checkpoint: str = ""
+    dtype: str = ""
+    vllm: dict[str, str | int | float | bool] | UnsetType = UNSET
 
     @property
     def is_measured(self) -> bool:

@@ -4,6 +4,7 @@ Inside ``from_pretrained`` the skeleton is built on the meta device, so the part
 cost nothing, and renames of old checkpoint keys, sharding, dtype and quantisation keep working.
 """
 
+import copy
 import threading
 from collections.abc import Sequence
 from contextvars import ContextVar
@@ -67,13 +68,16 @@ def load_model(
     """An instance of ``cls`` in evaluation mode without the modules whose paths are in ``drop``.
 
     Paths that the class does not have are passed over. ``options`` go to ``from_pretrained``. Raises
-    ``Fatal`` with their names when weights are missing, and when the checkpoint cannot be read.
+    ``Fatal`` with their names when weights are missing, and when the checkpoint cannot be read, also for want of the
+    library of its quantised weights. Without layers nothing is left that is quantised, and no such library is needed.
     """
     other = stand_in.get()
     try:
         if other is not None:
             looked: M = other.load_transformers(pruned_class(cls, drop), checkpoint, dtype, options)
             return looked
+        if any(path.endswith("layers") for path in drop):
+            options |= _plain_config(cls, checkpoint, options)
         with LOAD_LOCK:
             module, report = pruned_class(cls, drop).from_pretrained(
                 checkpoint,
@@ -84,10 +88,20 @@ def load_model(
                 output_loading_info=True,
                 **options,
             )
-    except (OSError, RuntimeError, ValueError) as error:
+    except (ImportError, OSError, RuntimeError, ValueError) as error:
         raise errors.Fatal(f"{cls.__name__} cannot be loaded from {checkpoint}: {error}") from error
     require_all(module, report["missing_keys"], checkpoint)
     return module.to(device).eval().requires_grad_(False)
+
+
+def _plain_config(cls: type[M], checkpoint: Path, options: dict[str, Any]) -> dict[str, Any]:
+    """The option ``config`` without what it says of quantised weights; empty where it says nothing."""
+    config = options.get("config") or cls.config_class.from_pretrained(checkpoint, local_files_only=True)
+    if not hasattr(config, "quantization_config"):
+        return {}
+    plain = copy.deepcopy(config)
+    del plain.quantization_config
+    return {"config": plain}
 
 
 def torch_dtype(name: str) -> torch.dtype:

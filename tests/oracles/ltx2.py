@@ -1,11 +1,13 @@
 """What the library's own pipeline of LTX-2 makes of a prompt."""
 
 import functools
+import io
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from PIL import Image
 
 from omnibus_models import torchvision_cpu
 
@@ -44,11 +46,14 @@ def filmed(
     fps: float = 24.0,
     negative: str = "",
     output: str = "np",
+    first: bytes = b"",
     **guidance: Any,
 ) -> Film:
-    """A film; ``guidance`` are the pipeline's own settings."""
-    made = pipeline(checkpoint)(
-        prompt,
+    """A film; ``guidance`` are the pipeline's own settings, ``first`` the file of the image that it begins with."""
+    begun = {"image": Image.open(io.BytesIO(first)).convert("RGB")} if first else {}
+    made = (image_pipeline if first else pipeline)(checkpoint)(
+        prompt=prompt,
+        **begun,
         negative_prompt=negative,
         width=width,
         height=height,
@@ -80,5 +85,15 @@ def pipeline(checkpoint: Path) -> Any:
     from diffusers import LTX2Pipeline
 
     made = LTX2Pipeline.from_pretrained(checkpoint)
+    made.set_progress_bar_config(disable=True)
+    return made
+
+
+@functools.cache
+def image_pipeline(checkpoint: Path) -> Any:
+    """The library's pipeline from an image to a video, with the same components."""
+    from diffusers import LTX2ImageToVideoPipeline
+
+    made = LTX2ImageToVideoPipeline(**pipeline(checkpoint).components)
     made.set_progress_bar_config(disable=True)
     return made

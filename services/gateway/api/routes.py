@@ -75,9 +75,9 @@ class RouteTable:
         self.resume = ResumeRoute(settings, chat, answered)
         self.files = FileRoutes(settings, files, chat.files)
         self.uploads = UploadRoutes(settings, chat.files)
-        self.videos = VideoRoutes(settings, videos)
+        self.videos = VideoRoutes(settings, videos, chat)
         self._made = responses
-        responses.drawers = ImageDrawers(runs.router, chat, painters)
+        responses.specs.drawers = ImageDrawers(runs.router, chat, painters)
         self.responses = ResponseRoutes(responses)
         self.conversations = ConversationRoutes(settings, responses.conversations)
         self.batches = Batches(settings, videos.store, chat.files, self._batch_routes())
@@ -93,6 +93,6 @@ class RouteTable:
 
     def add_apps(self, apps: AppChats) -> None:
         """From now on ``apps`` are known too."""
-        self._made.chats = self.sessions.chats = apps
+        self._made.specs.chats = self.sessions.chats = apps
         for route in self._chatting:
             route.chats = apps

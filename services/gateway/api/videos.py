@@ -15,18 +15,32 @@ from omnibus.settings import GatewaySettings
 from services.gateway.http.exchange import read_request
 from services.gateway.http.handlers import Handler, add_routes, json_response
 from services.gateway.http.ranges import content_response
+from services.gateway.media.inspect import InspectedMedia, MediaLimits, inspect_files
 from services.gateway.openai import videos
-from services.gateway.openai.videos import CONTENT, EDITS, EXTENSIONS, PATH, REMIX, VIDEO, VideoDeleted
+from services.gateway.openai.videos import (
+    CONTENT,
+    EDITS,
+    EXTENSIONS,
+    PATH,
+    REFERENCE,
+    REMIX,
+    VIDEO,
+    VideoDeleted,
+    VideoOrder,
+)
+from services.gateway.tasks.chat import Chat
+from services.gateway.tasks.resolve import rename_params
 from services.gateway.videos.service import Videos
 from services.gateway.videos.storage import FILE_EXTENSIONS, MIME
 
 
 class VideoRoutes:
-    """Adds the routes over ``videos`` to an application."""
+    """Adds the routes over ``videos`` to an application; ``chat`` fetches what requests refer to."""
 
-    def __init__(self, settings: GatewaySettings, videos: Videos) -> None:
+    def __init__(self, settings: GatewaySettings, videos: Videos, chat: Chat) -> None:
         self._settings = settings
         self._videos = videos
+        self._chat = chat
 
     def add_routes(self, app: FastAPI) -> None:
         routes: dict[str, dict[str, Handler]] = {
@@ -40,7 +54,22 @@ class VideoRoutes:
     async def _create_video(self, request: Request) -> Response:
         asked = await read_request(request.scope, request.receive, self._settings.max_body)
         wanted = videos.parse_video_request(asked.body, asked.content_type)
-        return json_response(await self._videos.create(wanted, asked.pinned, asked.prices))
+        if wanted.has_image:
+            self._videos.require_first_frame(wanted.request.model)
+        first = await self._load_image(wanted)
+        return json_response(await self._videos.create(wanted.request, asked.pinned, asked.prices, first))
+
+    async def _load_image(self, wanted: VideoOrder) -> InspectedMedia | None:
+        """The image that the video begins with. Raises ``BadMedia``, ``TooLarge``, and as ``Chat.load_media``."""
+        limits = MediaLimits(body_bytes=self._settings.max_body)
+        if wanted.file is not None:
+            [found] = await inspect_files([(wanted.file.data, wanted.file.mime)], "image", limits, REFERENCE)
+            return found
+        if wanted.image_ref is not None:
+            with rename_params({"file_id": REFERENCE}):
+                [found] = await self._chat.load_media([wanted.image_ref])
+            return found
+        return None
 
     async def _list_videos(self, request: Request) -> Response:
         return json_response(await self._videos.list_videos(videos.parse_list_query(dict(request.query_params))))

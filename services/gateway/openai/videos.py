@@ -3,7 +3,7 @@
 Source: the types of the ``openai`` package, 3.52. A field that would silently not be obeyed is an error.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta, Struct
@@ -11,9 +11,15 @@ from msgspec import Meta, Struct
 from omnibus.errors import BadRequest
 from services.gateway.openai import multipart
 from services.gateway.openai.chat_request import Guidance, Steps
+from services.gateway.openai.images import ImageReference
+from services.gateway.openai.messages import MediaRef
+from services.gateway.openai.multipart import Form, FormPart
 from services.gateway.openai.parse import decode_body, invalid_request
 
 PATH, VIDEO, CONTENT = "/v1/videos", "/v1/videos/{video_id}", "/v1/videos/{video_id}/content"
+
+#: The field of the image that a video begins with.
+REFERENCE = "input_reference"
 
 #: Routes of OpenAI that change a video: no family here can.
 REMIX, EDITS, EXTENSIONS = f"{VIDEO}/remix", f"{PATH}/edits", f"{PATH}/extensions"
@@ -45,8 +51,8 @@ class VideoRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     #: Whether there is sound; if nothing is said, there is where the model makes it.
     sound: bool | None = None
 
-    # Refused: no family here begins a video with a picture.
-    input_reference: Any = None
+    #: The image that the video begins with; in a form also a file.
+    input_reference: ImageReference | None = None
 
     # Accepted and ignored.
     user: str | None = None
@@ -67,6 +73,25 @@ class VideoRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             "sound": self.sound,
         }
         return {name: value for name, value in said.items() if value is not None}
+
+
+class VideoOrder(NamedTuple):
+    """A request, and its ``input_reference``: as a file of the form, or as what is still to be fetched."""
+
+    request: VideoRequest
+    file: FormPart | None = None
+
+    @property
+    def has_image(self) -> bool:
+        return self.file is not None or self.request.input_reference is not None
+
+    @property
+    def image_ref(self) -> MediaRef | None:
+        """The image where it has to be fetched."""
+        named = self.request.input_reference
+        if named is None:
+            return None
+        return MediaRef("image", url=named.image_url or "", file_id=named.file_id or "", param=REFERENCE)
 
 
 class VideoFault(Struct, frozen=True, kw_only=True):
@@ -131,20 +156,20 @@ class ContentQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 _DECODER = msgspec.json.Decoder(VideoRequest)
 
 
-def parse_video_request(body: bytes, kind: str) -> VideoRequest:
+def parse_video_request(body: bytes, kind: str) -> VideoOrder:
     """Decode and check a request; ``kind`` is its content type, JSON unless it is that of a form.
 
     Raises ``BadRequest`` with ``param``.
     """
-    request = _parse_form(body, kind) if kind.lower().startswith("multipart/") else decode_body(_DECODER, body)
-    if request.input_reference is not None:
-        raise _unsupported_value(
-            "input_reference", "no model here begins a video with a picture; leave it out, and describe it in 'prompt'"
-        )
+    is_form = kind.lower().startswith("multipart/")
+    order = _parse_form(body, kind) if is_form else VideoOrder(decode_body(_DECODER, body))
+    request = order.request
+    if (named := request.input_reference) is not None and (named.file_id is None) == (named.image_url is None):
+        raise BadRequest(f"'{REFERENCE}' has either an 'image_url' or a 'file_id'.", param=REFERENCE)
     for first, second in (("steps", "num_inference_steps"), ("guidance", "guidance_scale")):
         if getattr(request, first) is not None and getattr(request, second) is not None:
             raise BadRequest(f"'{first}' and '{second}' mean the same: send one of them.", param=second)
-    return request
+    return order
 
 
 def parse_variant(query: dict[str, str]) -> Variant:
@@ -160,11 +185,21 @@ def parse_list_query(query: dict[str, str]) -> ListQuery:
     return _convert_fields(query, ListQuery)
 
 
-def _parse_form(body: bytes, kind: str) -> VideoRequest:
+def _parse_form(body: bytes, kind: str) -> VideoOrder:
     form = multipart.parse_form(body, kind)
-    form.check_file_names("input_reference")
-    files: dict[str, Any] = {part.name: part.filename for part in form.files("input_reference")}
-    return _convert_fields({**form.fields(), **files}, VideoRequest)
+    form.check_file_names(REFERENCE)
+    fields: dict[str, Any] = dict(form.fields())
+    named = {name: fields.pop(f"{REFERENCE}[{name}]", None) for name in ImageReference.__struct_fields__}
+    if said := {name: value for name, value in named.items() if value is not None}:
+        fields[REFERENCE] = said
+    file = _reference_file(form)
+    if file is not None and REFERENCE in fields:
+        raise BadRequest(f"'{REFERENCE}' is a file or a reference, not both.", param=REFERENCE)
+    return VideoOrder(_convert_fields(fields, VideoRequest), file)
+
+
+def _reference_file(form: Form) -> FormPart | None:
+    return form.file(REFERENCE) if form.files(REFERENCE) else None
 
 
 def _convert_fields(fields: Any, kind: Any) -> Any:

@@ -22,6 +22,8 @@ from services.gateway.pricing.quantities import SIZES, WORK, Estimates, apply_es
 from services.gateway.routing.assignment import ModelPart
 from services.gateway.routing.router import Router
 
+#: Images that cost nothing, at most.
+MAX_ALLOWED = 1 << 20
 #: Seconds for which profiles that were read from the store are good.
 PROFILE_SECONDS = 60.0
 
@@ -70,7 +72,20 @@ class Quote(msgspec.Struct, frozen=True):
     paths: tuple[PathQuote, ...]
     money: float | UnsetType = UNSET
     currency: str | UnsetType = UNSET
+    #: Of one image that the answer may call for; the price above has it.
+    image: "Quote | UnsetType" = UNSET
     object: str = "quote"
+
+    def with_image(self, image: "Quote") -> "Quote":
+        """This quote with the price of ``image`` on top."""
+        priced = self.money is not UNSET and image.money is not UNSET
+        return msgspec.structs.replace(
+            self,
+            gpu_seconds=round(self.gpu_seconds + image.gpu_seconds, 7),
+            money=round(self.money + image.money, 12) if priced else UNSET,
+            currency=self.currency if priced else UNSET,
+            image=image,
+        )
 
     @property
     def cheapest(self) -> PathQuote:
@@ -95,8 +110,7 @@ class Quotes:
         """
         if not prices.before:
             return None
-        if task is None or inspect.iscoroutinefunction(task.invoke):
-            raise BadRequest("a model whose graph follows from results has no price before it runs", param="model")
+        require_static(task)
         return PriceCheck(self, prices)
 
     async def quote(self, model: str, segment: Segment, expected: ExpectedSizes) -> Quote:
@@ -172,13 +186,26 @@ class Quotes:
             self._read = -PROFILE_SECONDS
 
 
+class ImageAllowance(NamedTuple):
+    """Images that a limit of cost leaves room for beside the answer that calls for them, and the path of each."""
+
+    count: int
+    path: str
+
+
 class PriceCheck:
-    """Check of the price of one request, before it is sent. ``expected`` are its sizes, which its route knows."""
+    """Check of the price of one request, before it is sent. ``expected`` are its sizes, which its route knows.
+
+    ``image`` is the quote of an image that its answer may call for: there has to be room for one, and ``images`` says
+    afterwards for how many there is; None where there is no limit.
+    """
 
     def __init__(self, quotes: Quotes, prices: PriceOptions) -> None:
         self._quotes = quotes
         self._prices = prices
         self.expected = ExpectedSizes()
+        self.image: Quote | None = None
+        self.images: ImageAllowance | None = None
 
     async def choose_path(self, model: str, segment: Segment, pinned: str) -> str:
         """The path that a request to ``model`` with the graph ``segment`` has to take: ``pinned``, or another in the
@@ -188,22 +215,42 @@ class PriceCheck:
         """
         quote = await self._quotes.quote(model, segment, self.expected)
         if self._prices.quote or self._prices.limit is None:
-            raise QuoteReady(msgspec.json.encode(quote))
-        return choose_path(quote, self._prices.limit, pinned)
+            raise QuoteReady(msgspec.json.encode(quote if self.image is None else quote.with_image(self.image)))
+        if self.image is None:
+            return choose_path(quote, self._prices.limit, pinned)
+        limit, prices = self._prices.limit, path_prices(self.image)
+        cheapest = min(prices, key=lambda each: prices[each])
+        path = choose_path(quote, limit, pinned, prices[cheapest])
+        answers = path_prices(quote, path)
+        left, price = limit - (answers[path] if path else max(answers.values())), prices[cheapest]
+        self.images = ImageAllowance(int(left / price + 1e-9) if price else MAX_ALLOWED, cheapest)
+        return path
 
 
-def choose_path(quote: Quote, limit: float, pinned: str = "") -> str:
-    """The path to take within ``limit`` of money: empty for any, else the cheapest one. Raises ``CostLimitExceeded``.
+def require_static(task: CompositeTask | None) -> None:
+    """Raises ``BadRequest`` for a task whose graph follows from results, and for None: an app."""
+    if task is None or inspect.iscoroutinefunction(task.invoke):
+        raise BadRequest("a model whose graph follows from results has no price before it runs", param="model")
 
-    Without prices the limit is refused: a limit that nobody can check would be no limit.
-    """
+
+def path_prices(quote: Quote, pinned: str = "") -> dict[str, float]:
+    """Money by path, of ``pinned`` alone if it is not empty. Raises ``CostLimitExceeded`` where a price is missing."""
     paths = [each for each in quote.paths if each.path == pinned] if pinned else quote.paths
-    amounts = {each.path: each.usage.money for each in paths}
-    if not amounts or UNSET in amounts.values():
+    known = {each.path: float(each.usage.money) for each in paths if each.usage.money is not UNSET}
+    if not known or len(known) < len(paths):
         raise CostLimitExceeded(
             "this plan has no prices in money, so that a limit of cost cannot be held: declare a currency and prices"
         )
-    known = {path: float(money) for path, money in amounts.items() if money is not UNSET}
+    return known
+
+
+def choose_path(quote: Quote, limit: float, pinned: str = "", more: float = 0.0) -> str:
+    """The path to take within ``limit`` of money: empty for any, else the cheapest one. Raises ``CostLimitExceeded``.
+
+    ``more`` is what has to fit beside it. Without prices the limit is refused: a limit that nobody can check would be
+    no limit.
+    """
+    known = {path: money + more for path, money in path_prices(quote, pinned).items()}
     if max(known.values()) <= limit:
         return pinned
     path = min(known, key=lambda each: known[each])

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import msgspec
@@ -16,7 +16,7 @@ from omnibus.errors import OmnibusError
 from omnibus.graph import DIGEST, HANDLE, Invocation
 from omnibus.metrics import TENANTS
 from omnibus.recording import records
-from omnibus.recording.records import EndRecord, KeptOutput, Record, RecordedAnswer
+from omnibus.recording.records import EndRecord, KeptOutput, Record, RecordedAnswer, RequestLinks
 from services.gateway.dispatch.inflight import InflightInvocation
 from services.gateway.media.blob_store import MediaStore
 from services.gateway.pricing.meter import UsageMeter
@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 #: What ``OMNIBUS_GATEWAY_RECORD`` may be; see ``GatewaySettings.record``.
 MODES = ("full", "stages", "digest")
+_NO_LINKS = RequestLinks()
 #: Characters of an answer's text that its end record repeats; the digest covers all of it.
 MAX_RECORDED_CHARS = 16_000
 #: Seconds that the beginning of an invocation is held back: with what ends by then it is one message. What is in flight
@@ -117,7 +118,7 @@ class Records:
         running: InflightInvocation,
         status: str,
         got: AnswerAccumulator | None = None,
-        segments: Sequence[str] = (),
+        links: RequestLinks = _NO_LINKS,
         tenant: str = "",
         *,
         billed: bool = True,
@@ -148,7 +149,7 @@ class Records:
             answer=msgspec.structs.replace(answer, text=shown),
             problem=running.failure.to_problem() if running.failure is not None else None,
             outputs=output_digests(running),
-            segments=tuple(segments),
+            segments=links.segments,
             options=invocation.options,
             moves=tuple(running.moves),
             node=running.failed,
@@ -157,6 +158,8 @@ class Records:
             usage=usage,
             tenant=tenant,
             call=call.to_record(invocation, self.media) if call is not None and recorded else UNSET,
+            called=links.called or UNSET,
+            caller=links.caller or UNSET,
         )
         self._publish_end(invocation, messages.encode(ended))
         if status == "failed" and self._dead is not None:

@@ -18,6 +18,7 @@ from omnibus.errors import OmnibusError, ProtocolError
 from omnibus.graph import WIRE_VERSION, GraphNode, Invocation
 from omnibus.metrics import GATEWAY
 from omnibus.plan import choice_point
+from omnibus.recording.records import RequestLinks
 from omnibus.task import Segment
 from services.gateway.dispatch.digest import Fingerprint
 from services.gateway.dispatch.inflight import InflightInvocation, token_resume_states
@@ -66,6 +67,8 @@ class ClientRequest:
         self._seed = seed
         self.early = False  # sent before its client wants it: only into spare room, and not billed until then
         self.pinned = pinned  # the path that it must take, empty for any
+        self.called: list[str] = []  # requests that its model called for
+        self.caller = ""  # the request whose model called for this one
         self.price: PriceCheck | None = None  # to be checked before it is sent
         self._holds = False
         self._assigned: tuple[Segment, Assignment] | None = None  # of the ticket
@@ -325,8 +328,9 @@ class ClientRequest:
 
     def _record_end(self, running: InflightInvocation, status: str) -> None:
         first = running is self.segments[0]
-        later = [each.id for each in self.segments[1:]] if first else ()
+        later = tuple([each.id for each in self.segments[1:]]) if first else ()
+        links = RequestLinks(later, tuple(self.called) if first else (), self.caller)
         answer, call = (self.answer, self.call) if first else (None, None)
-        self._runs.records.write_end(running, status, answer, later, self.tenant.name, billed=not self.early, call=call)
+        self._runs.records.write_end(running, status, answer, links, self.tenant.name, billed=not self.early, call=call)
         self._runs.records.meter.learn(running, self.estimates if first else (), by_work=first and self.model != "")
         fail_open_streams(running, self.failure)

@@ -20,7 +20,8 @@ from services.gateway.openai.responses.events import AnswerEvents, Event
 from services.gateway.openai.responses.items import ImageGenerationCall
 from services.gateway.openai.responses.request import ResponseRequest
 from services.gateway.openai.responses.tools import IMAGE_TOOL, FlatFunctionTool, ImageGenerationTool
-from services.gateway.pricing.headers import NO_PRICES
+from services.gateway.pricing.headers import NO_PRICES, PriceOptions
+from services.gateway.pricing.quotes import ImageAllowance
 from services.gateway.request.lifecycle import run_to_end
 from services.gateway.request.request import ClientRequest
 from services.gateway.routing.router import Router
@@ -57,12 +58,35 @@ class ImageDrawer:
         self._model = model
         self._tool = tool
         self._most = most
+        self.allowed: ImageAllowance | None = None  # by the limit of cost, if there is one
         self._calls: dict[int, list[str]] = {}
         self._made: GeneratedImages | None = None
 
     def open_request(self, seed: int | None, pinned: str) -> ClientRequest:
         """The request of a response that is one image. Raises as ``ImageTasks.open_request``."""
         return self._painters.open_request(self._model, seed, pinned, NO_PRICES)
+
+    async def choose_path(self, chat: Chat, run: ClientRequest, request: ChatRequest, prices: PriceOptions) -> str:
+        """The path that ``run``, the response, has to take by ``prices``.
+
+        Where images are called for, the chat and one of them have to fit into the limit, and no more are drawn than it
+        leaves room for. Raises as ``PriceCheck.choose_path``.
+        """
+        if not prices.before:
+            return run.pinned
+        if self.alone:
+            with rename_params(_ALONE_PARAMS):
+                return await self._painters.choose_path(run, self._wish(run.seed, _join_words(request)), prices)
+        image = await self._painters.quote_wish(self._model, self._wish(run.seed, ""))
+        path = await chat.choose_path(run, request, prices, image)
+        if run.price is not None and run.price.images is not None:
+            self.limit_images(run.price.images)
+        return path
+
+    def limit_images(self, allowed: ImageAllowance) -> None:
+        """Draw no more images than are ``allowed``, along its path."""
+        self._most = min(self._most, allowed.count)
+        self.allowed = allowed._replace(count=self._most)
 
     def forget_calls(self) -> None:
         """Begin anew, as the answer does."""
@@ -85,11 +109,22 @@ class ImageDrawer:
             if not prompt:
                 yield [*events.begin_image(), *events.fail_image()]
                 continue
-            drawing = self._painters.open_request(self._model, (run.seed + index) & MAX_SEED, "", NO_PRICES)
-            drawing.deadline = min(drawing.deadline, run.deadline)
-            async with run_to_end(drawing), aclosing(self._draw(drawing, prompt, events)) as steps:
-                async for drawn in steps:
-                    yield drawn
+            drawing = self._open_drawing(run, index)
+            try:
+                async with run_to_end(drawing), aclosing(self._draw(drawing, prompt, events)) as steps:
+                    async for drawn in steps:
+                        yield drawn
+            finally:
+                if drawing.segments:
+                    run.called.append(drawing.id)
+
+    def _open_drawing(self, run: ClientRequest, index: int) -> ClientRequest:
+        """The request of an image that the model of ``run`` has called for."""
+        path = self.allowed.path if self.allowed is not None else ""
+        drawing = self._painters.open_request(self._model, (run.seed + index) & MAX_SEED, path, NO_PRICES)
+        drawing.deadline = min(drawing.deadline, run.deadline)
+        drawing.caller = run.id
+        return drawing
 
     async def draw_alone(
         self, run: ClientRequest, request: ChatRequest, events: AnswerEvents
@@ -108,8 +143,7 @@ class ImageDrawer:
     async def _draw(self, run: ClientRequest, prompt: str, events: AnswerEvents) -> AsyncGenerator[list[Event], None]:
         task = self._painters.get_task(self._model)
         wanted = self._tool.to_image_request(self._model, prompt)
-        fields = wanted.task_fields() | {"seed": run.seed & MAX_SEED}
-        wish = self._painters.add_defaults(self._model, fields) | {"count": True}
+        wish = self._wish(run.seed, prompt)
         wish["previews"] = preview_interval(step_count(task, wish), self._tool.partial_images or 0)
         wish |= {"progress": True} if "progress" in request_class(task).model_fields else {}
         output = await self._painters.generate_images(run, wish)
@@ -130,6 +164,11 @@ class ImageDrawer:
         yield events.finish_image(
             ImageGenerationCall(result=result, revised_prompt=prompt, **_about(wanted, made.size))
         )
+
+    def _wish(self, seed: int, prompt: str) -> dict[str, Any]:
+        """The fields of the image task's request but for its previews."""
+        fields = self._tool.to_image_request(self._model, prompt).task_fields() | {"seed": seed & MAX_SEED}
+        return self._painters.add_defaults(self._model, fields) | {"count": True}
 
 
 class ImageDrawers:

@@ -3,8 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
-from functools import partial
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 from omnibus.bus import Bus
@@ -13,33 +12,22 @@ from omnibus.errors import (
     CannotContinue,
     NotFound,
     OmnibusError,
-    Overloaded,
-    Rejected,
     StageFailed,
     StoreUnavailable,
-    TooLarge,
 )
 from omnibus.service import until_cancelled
 from omnibus.settings import GatewaySettings
-from omnibus.store import ResponseRecord, Store, StoredResponse
-from services.gateway.apps.chat import AppChats
-from services.gateway.media.files import new_secret_id
-from services.gateway.openai.responses import items as wire_items
+from omnibus.store import Store, StoredResponse
 from services.gateway.openai.responses.query import ListItemsQuery
-from services.gateway.openai.responses.request import RESPONSE_ID, ResponseRequest, parse_response_request
+from services.gateway.openai.responses.request import RESPONSE_ID, ResponseRequest
 from services.gateway.openai.responses.response import (
     ItemList,
     ResponseObject,
     decode_response,
     failed_response,
-    new_response,
 )
-from services.gateway.openai.responses.to_chat import to_chat
 from services.gateway.pricing.headers import NO_PRICES, PriceOptions
-from services.gateway.request.request import ClientRequest
-from services.gateway.responses import history
 from services.gateway.responses.archive import (
-    MAX_STORED_BYTES,
     ResponseArchive,
     read_items,
     response_of,
@@ -47,17 +35,15 @@ from services.gateway.responses.archive import (
     with_status,
 )
 from services.gateway.responses.conversations import Conversations, page_items
-from services.gateway.responses.drawing import ImageDrawer, ImageDrawers
 from services.gateway.responses.holders import HolderQuestion, Holders
-from services.gateway.responses.log import LogContent, LogReader, ResponseLog, read_log
+from services.gateway.responses.log import LogContent, LogReader, read_log
 from services.gateway.responses.production import FollowedProduction, Production, ProductionSpec
+from services.gateway.responses.specs import MAX_OPEN, ProductionSpecs
 from services.gateway.tasks.chat import Chat
 from services.gateway.tenancy.tenant import Tenant, acting_as, current_tenant
 
 log = logging.getLogger(__name__)
 
-#: Responses that are made in the background at a time, at all gateways.
-MAX_OPEN = 256
 #: Times that a response in the background may be begun before it is held to be what ends gateways.
 MAX_ATTEMPTS = 5
 #: Seconds between two looks for responses whose gateway is gone.
@@ -80,12 +66,9 @@ class Responses:
         self._made: dict[str, Production] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._adoption: asyncio.Task[None] | None = None
-        #: Those of apps too, once there are any.
-        self.chats: Chat | AppChats = chat
-        #: What draws images of responses, once there is anything.
-        self.drawers: ImageDrawers | None = None
         self.conversations = Conversations(settings, store)
         self._archive = ResponseArchive(settings, store, bus, self.conversations, gateway)
+        self.specs = ProductionSpecs(settings, store, bus, chat, self._archive)
 
     async def startup(self) -> None:
         """Answer other gateways, and take up what they have left."""
@@ -111,83 +94,7 @@ class Responses:
         self, wanted: ResponseRequest, body: bytes, pinned: str, prices: PriceOptions = NO_PRICES
     ) -> Production:
         """Begin to make a response that keeps to ``prices``. Raises ``OmnibusError``, and ``QuoteReady``."""
-        before = await history.load_history(self._store, wanted)
-        items = history.resolve_references(wanted.items, before.items)
-        asked = to_chat(wanted, before.items, items, before.param)
-        id, seed = new_secret_id("resp_"), asked.request.seed
-
-        drawer = self.drawers.choose(wanted) if self.drawers is not None else None
-        if drawer is not None and prices.before:
-            raise BadRequest("Images of responses are not priced before they are drawn: leave these headers out.")
-
-        def opened() -> ClientRequest:
-            return self._open_request(wanted.model, seed, pinned, drawer)
-
-        run = opened()
-        seed = run.seed
-        try:
-            pinned = run.pinned = await self._chat.choose_path(run, asked.request, prices)
-        except Rejected as error:
-            error.param = asked.client_param(error.param)
-            raise
-        run.price = None  # it is checked, for all attempts
-        response = new_response(id, run.created, wanted)
-        encrypts = wanted.wants_encrypted_reasoning
-        spec = ProductionSpec(response, asked, _first(run, opened), encrypts=encrypts, drawer=drawer)
-        if wanted.is_stored:
-            if len(body) > MAX_STORED_BYTES:
-                raise TooLarge(
-                    f"A request that is stored has {MAX_STORED_BYTES} bytes at most: send store false, "
-                    "or URLs in the place of data."
-                )
-            record = self._new_record(wanted, response, run, body, pinned, items)
-            spec = await self._stored_spec(spec, record)
-        return self._start(spec)
-
-    def _open_request(self, model: str, seed: int | None, path: str, drawer: ImageDrawer | None) -> ClientRequest:
-        if drawer is not None and drawer.alone:
-            return drawer.open_request(seed, path)
-        return self.chats.open_request(model, seed, path)
-
-    def _new_record(
-        self,
-        wanted: ResponseRequest,
-        response: ResponseObject,
-        run: ClientRequest,
-        body: bytes,
-        pinned: str,
-        items: list[wire_items.InputItem],
-    ) -> ResponseRecord:
-        background, tenant = bool(wanted.background), current_tenant()
-        return ResponseRecord(
-            id=response.id,
-            model=wanted.model,
-            created=run.created,
-            deadline=run.created + self._settings.response_deadline if background else run.deadline,
-            seed=run.seed,
-            request=body,
-            input=wire_items.encode_items(wire_items.with_ids(items, new_secret_id)),
-            path=pinned,
-            tenant=tenant.name,
-            weight=tenant.weight,
-            previous=wanted.previous_response_id or "",
-            conversation=wanted.conversation_id,
-            background=background,
-            logged=background or bool(wanted.stream),
-        )
-
-    async def _stored_spec(self, spec: ProductionSpec, record: ResponseRecord) -> ProductionSpec:
-        """``spec`` of a response that is kept; one in the background is written down at once."""
-        if record.background:
-            if await self._store.count_open_responses() >= MAX_OPEN:
-                raise Overloaded("as many responses are made in the background as there may be: try again later")
-            await self._archive.put_begun(record)
-        return spec._replace(
-            deadline=record.deadline if record.background else 0.0,
-            log=ResponseLog(self._bus, record.id) if record.logged else None,
-            begun=partial(self._archive.put_begun, record) if record.logged and not record.background else None,
-            ended=partial(self._archive.put_end if record.logged else self._archive.put_whole, record),
-        )
+        return self._start(await self.specs.open(wanted, body, pinned, prices))
 
     async def retrieve(self, id: str) -> ResponseObject:
         """A response as it is now. Raises ``NotFound``."""
@@ -258,7 +165,7 @@ class Responses:
     # Making
 
     def _start(self, spec: ProductionSpec) -> Production:
-        production = Production(spec, self._chat, self.chats)
+        production = Production(spec, self._chat, self.specs.chats)
         self._made[spec.response.id] = production
         production.start()
         production.on_over(self._on_over)
@@ -311,29 +218,11 @@ class Responses:
             return None
         with acting_as(Tenant(record.tenant, record.weight)):
             try:
-                return self._start(await self._resumed_spec(record, content))
+                return self._start(await self.specs.resume(record, content))
             except OmnibusError as error:
                 log.warning("%s cannot be made on: %s", record.id, error)
                 await self._release(record.id)
                 raise
-
-    async def _resumed_spec(self, record: ResponseRecord, content: LogContent) -> ProductionSpec:
-        wanted = parse_response_request(record.request)
-        before = await history.load_record_history(self._store, record)
-        items = history.resolve_references(wanted.items, before.items)
-        asked = to_chat(wanted, before.items, items, before.param)
-        drawer = self.drawers.choose(wanted) if self.drawers is not None else None
-        return ProductionSpec(
-            new_response(record.id, record.created, wanted),
-            asked,
-            lambda: self._open_request(record.model, record.seed, record.path, drawer),
-            deadline=record.deadline,
-            encrypts=wanted.wants_encrypted_reasoning,
-            log=ResponseLog(self._bus, record.id, content),
-            known=content,
-            ended=partial(self._archive.put_end, record),
-            drawer=drawer,
-        )
 
     async def _is_held(self, stored: StoredResponse) -> bool:
         if stored.holder == self._gateway:
@@ -390,9 +279,3 @@ class Responses:
         if not await self._store.claim_response(stored.record.id, self._gateway, stored.holder):
             return with_progress(response_of(stored.record), content.events)
         return await self._archive.end_early(stored.record, content, with_status(stored.record, "cancelled"))
-
-
-def _first(run: ClientRequest, opened: Callable[[], ClientRequest]) -> Callable[[], ClientRequest]:
-    """``opened``, whose first request is ``run``."""
-    waiting = [run]
-    return lambda: waiting.pop() if waiting else opened()

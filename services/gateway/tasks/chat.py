@@ -29,7 +29,7 @@ from services.gateway.media.spoken_answers import SpokenAnswers, answer_referenc
 from services.gateway.openai.chat_request import ChatRequest
 from services.gateway.openai.messages import MediaRef, convert_messages
 from services.gateway.pricing.headers import PriceOptions
-from services.gateway.pricing.quotes import ExpectedSizes
+from services.gateway.pricing.quotes import ExpectedSizes, Quote
 from services.gateway.request.arena_inputs import MAX_READERS, place_input
 from services.gateway.request.continuing import Continuations
 from services.gateway.request.factory import RequestFactory
@@ -143,16 +143,19 @@ class Chat:
             task = self._tasks.get_task(run.model) if run.model else None
             run.price = self._runs.quotes.open_check(prices, task)
 
-    async def choose_path(self, run: ClientRequest, request: ChatRequest, prices: PriceOptions) -> str:
+    async def choose_path(
+        self, run: ClientRequest, request: ChatRequest, prices: PriceOptions, image: Quote | None = None
+    ) -> str:
         """The path that ``request`` has to take by its ``prices``; ``run`` stands for it, which is sent later.
 
-        Raises as ``prepare_request``, ``Quotes.open_check`` and ``PriceCheck.choose_path``.
+        ``image`` is the price of an image that its answer may call for. Raises as ``prepare_request``,
+        ``Quotes.open_check`` and ``PriceCheck.choose_path``.
         """
         self.check_price(run, prices)
         if run.price is None:
             return run.pinned
         asked, task = await self.prepare_request(run, request), self._tasks.get_task(run.model)
-        run.price.expected = _expected_sizes(asked)
+        run.price.expected, run.price.image = _expected_sizes(asked), image
         return await run.price.choose_path(run.model, record(task.invoke, asked.input, run.choice_point), run.pinned)
 
     async def prepare_request(self, run: ClientRequest, request: ChatRequest) -> PreparedChat:

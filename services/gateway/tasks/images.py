@@ -12,11 +12,12 @@ from omnibus.encoding import image as encoding_image
 from omnibus.encoding.image import PictureFormat
 from omnibus.errors import BadRequest
 from omnibus.metrics import GATEWAY
-from omnibus.task import CompositeTask, use
+from omnibus.task import CompositeTask, Segment, record, use
 from omnibus.task.library import ImageOutput
 from omnibus.task.runtime import run as run_task
 from services.gateway.media.inspect import InspectedMedia
 from services.gateway.pricing.headers import PriceOptions
+from services.gateway.pricing.quotes import ExpectedSizes, Quote, require_static
 from services.gateway.request.arena_inputs import MAX_READERS, place_input
 from services.gateway.request.factory import RequestFactory
 from services.gateway.request.request import ClientRequest
@@ -80,6 +81,29 @@ class ImageTasks:
         if "width" in wish or max_reference_images(self.get_task(model)):
             said = {name: value for name, value in said.items() if name not in ("width", "height")}
         return {**said, **wish}
+
+    def record_wish(self, run: ClientRequest, wish: Mapping[str, Any]) -> Segment:
+        """The graph of ``wish``, for its price. Raises as ``generate_images`` for a wish that cannot be met."""
+        task = self.get_task(run.model)
+        check_image_count(run.model, task, 0)
+        request = build_request(run.model, task, self.add_defaults(run.model, wish))
+        return record(task.invoke, request, run.choice_point)
+
+    async def choose_path(self, run: ClientRequest, wish: Mapping[str, Any], prices: PriceOptions) -> str:
+        """The path that ``run``, which is to meet ``wish``, has to take by ``prices``.
+
+        Raises as ``Quotes.open_check`` and ``PriceCheck.choose_path``.
+        """
+        check = self._runs.quotes.open_check(prices, self.get_task(run.model))
+        if check is None:
+            return run.pinned
+        return await check.choose_path(run.model, self.record_wish(run, wish), run.pinned)
+
+    async def quote_wish(self, model: str, wish: Mapping[str, Any]) -> Quote:
+        """The price of ``wish`` to ``model``. Raises ``BadRequest`` for a task whose graph follows from results."""
+        require_static(self.get_task(model))
+        segment = self.record_wish(self._runs.open_request(APP, model), wish)
+        return await self._runs.quotes.quote(model, segment, ExpectedSizes())
 
     async def _place_image(self, run: ClientRequest, image: InspectedMedia) -> dict[str, Any]:
         runs, info = self._runs, image.info

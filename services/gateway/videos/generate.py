@@ -5,19 +5,27 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from omnibus.errors import BadRequest, Conflict
+from omnibus.errors import BadRequest, Conflict, NotFound
 from omnibus.families import catalog
 from omnibus.metrics import GATEWAY
-from omnibus.store import JobRecord
+from omnibus.store import JobRecord, Store
 from omnibus.task import record, use
 from omnibus.task.library import VideoGeneration, VideoOutput
 from omnibus.task.runtime import merged
 from omnibus.task.runtime import run as run_task
+from services.gateway.openai.videos import REFERENCE
 from services.gateway.pricing.headers import PriceOptions
 from services.gateway.request.factory import RequestFactory
 from services.gateway.request.lifecycle import run_to_end
 from services.gateway.request.request import ClientRequest
-from services.gateway.tasks.resolve import TaskCache, build_request, create_video_task, rename_params
+from services.gateway.tasks.resolve import (
+    IMAGE,
+    TaskCache,
+    build_request,
+    create_video_task,
+    rename_params,
+    request_class,
+)
 from services.gateway.tenancy.tenant import Tenant, acting_as
 from services.gateway.videos import job_payload
 from services.gateway.videos.job_payload import ActiveInvocation, VideoJobSpec
@@ -28,16 +36,25 @@ from services.gateway.videos.writer import VideoFileWriter
 APP = "videos"
 
 #: What clients call the fields of a task's request, where that differs.
-_CLIENT_PARAM_NAMES = {"width": "size", "height": "size", "frames": "seconds"}
+_CLIENT_PARAM_NAMES = {
+    "width": "size",
+    "height": "size",
+    "frames": "seconds",
+    **dict.fromkeys(("image", "media"), REFERENCE),
+}
 #: Percent of a video that is done once its last step is; the rest are its frames.
 _DENOISED_PERCENT = 90
 
 
 class VideoGenerator:
-    """Makes videos with models of the plan, and has ``films`` keep them for ``seconds``."""
+    """Makes videos with models of the plan, and has ``films`` keep them for ``seconds``.
 
-    def __init__(self, runs: RequestFactory, films: VideoFiles, seconds: float) -> None:
+    Images that they begin with are in ``store``.
+    """
+
+    def __init__(self, runs: RequestFactory, store: Store, films: VideoFiles, seconds: float) -> None:
         self._runs = runs
+        self._store = store
         self._films = films
         self._seconds = seconds
         self._tasks = TaskCache(runs.router, create_video_task)
@@ -59,6 +76,16 @@ class VideoGenerator:
             wish = {"sound": task.sound is not None, **wish}
         with rename_params(_CLIENT_PARAM_NAMES):
             return build_request(model, task, wish)
+
+    def require_first_frame(self, model: str) -> None:
+        """Raises ``BadRequest`` for a model whose videos cannot begin with an image, and ``NotFound``."""
+        task = self._tasks.get_task(model)
+        named = IMAGE in request_class(task).model_fields
+        if not named or (isinstance(task, VideoGeneration) and task.frame_encoder is None):
+            raise BadRequest(
+                f"{model} begins no video with an image: leave '{REFERENCE}' out, and describe it in 'prompt'",
+                param=REFERENCE,
+            )
 
     def check_family_limits(self, model: str, request: Any) -> None:
         """Raise ``BadRequest`` for a video that no model of ``model``'s family can make, and say what it can."""
@@ -94,9 +121,9 @@ class VideoGenerator:
             run = self._runs.open_request(APP, asked.model, seed=asked.wish["seed"], pinned=asked.path)
         run.disable_queue_limit()
         run.deadline = job.until
-        with rename_params(_CLIENT_PARAM_NAMES):
+        with rename_params(_CLIENT_PARAM_NAMES, REFERENCE if asked.image else ""):
             async with run_to_end(run, Conflict("the video was removed, or another gateway goes on with it")):
-                request = build_request(asked.model, task, asked.wish)
+                request = build_request(asked.model, task, {**asked.wish, **await self._place_image(run, job, asked)})
                 with use(run):
                     output: VideoOutput = await run_task(task.invoke, request)
                 lease.set_trace(lambda: _encode_trace(run))
@@ -104,6 +131,16 @@ class VideoGenerator:
                     await self._write_video(run, job, asked, output, lease)
                 finally:
                     lease.is_suspect = any(each.died_with for each in run.segments)
+
+    async def _place_image(self, run: ClientRequest, job: JobRecord, asked: VideoJobSpec) -> dict[str, Any]:
+        """The field of the image that the video begins with, in the arena. Raises ``NotFound`` for a lost one."""
+        about = asked.image
+        if about is None:
+            return {}
+        data = await self._store.job_file(job_payload.KIND, job.id)
+        if data is None:
+            raise NotFound("the store has lost the image that the video begins with: send it again", param=IMAGE)
+        return {IMAGE: await run.place_input(data, (about["modality"], about["mime"], about["sha256"]))}
 
     async def _write_video(
         self, run: ClientRequest, job: JobRecord, asked: VideoJobSpec, output: VideoOutput, lease: JobLease

@@ -13,8 +13,9 @@ from services.gateway.openai.videos import Video, VideoFault
 
 #: The kind of these jobs in the store.
 KIND = "video"
-#: Raised whenever an older build could not make what a newer one wrote down.
-_VERSION = 1
+#: Raised whenever an older build could not make what a newer one wrote down; videos that begin with an image have their
+#: own, so that builds before them leave those to others.
+_VERSION, _IMAGE_VERSION = 1, 2
 #: What an id looks like: nothing else may become a key, or a path.
 _ID = re.compile(r"video_[0-9a-f]{48}")
 
@@ -31,6 +32,18 @@ class VideoJobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     tenant: str = ""
     weight: float = 1.0
     v: int = _VERSION
+
+    @property
+    def image(self) -> dict[str, Any] | None:
+        """The image that it begins with: its modality, type, SHA-256 and number of bytes."""
+        return self.wish.get("image")
+
+
+def build_job_spec(model: str, wish: dict[str, Any], path: str, tenant: str, weight: float) -> VideoJobSpec:
+    """The record of a video; ``wish`` has no image where it is None."""
+    wish = {name: value for name, value in wish.items() if name != "image" or value is not None}
+    version = _IMAGE_VERSION if "image" in wish else _VERSION
+    return VideoJobSpec(model=model, wish=wish, path=path, tenant=tenant, weight=weight, v=version)
 
 
 class ActiveInvocation(Struct, frozen=True):
@@ -52,8 +65,8 @@ def decode_job(job: JobRecord) -> VideoJobSpec:
         work = _work(job.request)
     except UNREADABLE as error:
         raise ProtocolError(f"{job.id} was written down by another build: {error}") from error
-    if work.v != _VERSION:
-        raise ProtocolError(f"{job.id} was written down by another build: version {work.v}, this is {_VERSION}")
+    if work.v not in (_VERSION, _IMAGE_VERSION):
+        raise ProtocolError(f"{job.id} was written down by another build: version {work.v}, this is {_IMAGE_VERSION}")
     return work
 
 

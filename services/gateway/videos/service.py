@@ -5,6 +5,7 @@ import logging
 import secrets
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,16 @@ from omnibus.store import JobRecord, JobRules, Store
 from services.gateway.files.object_storage import ObjectStorage
 from services.gateway.http.ranges import Content
 from services.gateway.media.files import new_secret_id
+from services.gateway.media.inspect import InspectedMedia
 from services.gateway.media.peer_files import KeptFile
 from services.gateway.media.peers import MediaPeers
-from services.gateway.openai.videos import ListQuery, Variant, Video, VideoList, VideoRequest
+from services.gateway.openai.videos import REFERENCE, ListQuery, Variant, Video, VideoList, VideoRequest
 from services.gateway.pricing.headers import NO_PRICES, PriceOptions
 from services.gateway.request.factory import RequestFactory
 from services.gateway.tenancy.tenant import current_tenant
 from services.gateway.videos import job_payload
 from services.gateway.videos.generate import VideoGenerator
-from services.gateway.videos.job_payload import KIND, VideoJobSpec
+from services.gateway.videos.job_payload import KIND
 from services.gateway.videos.mirror import JobMirror
 from services.gateway.videos.objects import VideoObjects
 from services.gateway.videos.storage import VideoFiles, VideoStorage
@@ -32,6 +34,10 @@ from services.gateway.videos.worker import VideoWorker
 
 log = logging.getLogger(__name__)
 
+#: Bytes of an image that a video begins with: it is in the store until the video is over.
+_MAX_IMAGE_BYTES = 8 << 20
+#: Seconds that such an image is kept beyond its video's deadline.
+_IMAGE_GRACE_SECONDS = 60.0
 #: Seconds until a store that is away is looked at again.
 _RETRY_PAUSE_SECONDS = 0.5
 
@@ -46,7 +52,7 @@ class Videos:
         self.store = self._store = store
         objects = ObjectStorage.of_results(settings)
         self._films: VideoFiles = VideoStorage(settings, peers) if objects is None else VideoObjects(settings, objects)
-        self._filming = VideoGenerator(runs, self._films, settings.video_kept)
+        self._filming = VideoGenerator(runs, store, self._films, settings.video_kept)
         self._worker = VideoWorker(settings, store, self._films, self._filming, self._on_job_ended)
         self._rules = JobRules(settings.videos_open, settings.videos_kept)
         shares = (max(1, int(each * settings.tenant_share)) for each in (settings.videos_open, settings.videos_kept))
@@ -72,12 +78,22 @@ class Videos:
 
     # Clients
 
-    async def create(self, asked: VideoRequest, pinned: str, prices: PriceOptions = NO_PRICES) -> Video:
+    def require_first_frame(self, model: str) -> None:
+        """Raises ``BadRequest`` for a model whose videos cannot begin with an image, and ``NotFound``."""
+        self._filming.require_first_frame(model)
+
+    async def create(
+        self,
+        asked: VideoRequest,
+        pinned: str,
+        prices: PriceOptions = NO_PRICES,
+        first: InspectedMedia | None = None,
+    ) -> Video:
         """Write down what is asked for, which keeps to ``prices``; it is made afterwards.
 
-        Raises ``OmnibusError``, and ``QuoteReady``.
+        ``first`` is the image that it begins with. Raises ``OmnibusError``, and ``QuoteReady``.
         """
-        wish = {"seed": secrets.randbits(62), **asked.task_fields()}
+        wish = {"seed": secrets.randbits(62), **asked.task_fields(), **_image_field(first)}
         request = self._filming.build_request(asked.model, wish)
         self._check_limits(request)
         self._filming.check_family_limits(asked.model, request)
@@ -88,16 +104,32 @@ class Videos:
         until = now + self._settings.video_deadline
         job = JobRecord(
             id=new_secret_id("video_"),
-            request=job_payload.encode(_build_job_spec(asked.model, request.model_dump(), pinned)),
+            request=job_payload.encode(
+                job_payload.build_job_spec(asked.model, request.model_dump(), pinned, tenant, current_tenant().weight)
+            ),
             created=now,
             until=until,
             expires=until + self._settings.video_kept,
             tenant=tenant,
         )
-        await self._store.put_job(KIND, job, self._tenant_rules if tenant else self._rules)
+        await self._put_job(job, first)
         self._mirror.put(job)
         self._worker.wake()
         return job_payload.video_view(job)
+
+    async def _put_job(self, job: JobRecord, first: InspectedMedia | None) -> None:
+        """Write ``job`` down, and the image that it begins with before it. Raises ``Overloaded``."""
+        if first is not None:
+            await self._store.put_job_file(KIND, job.id, first.data, job.until - job.created + _IMAGE_GRACE_SECONDS)
+        try:
+            await self._store.put_job(KIND, job, self._tenant_rules if job.tenant else self._rules)
+        except BaseException:
+            await self._drop_image(job.id)
+            raise
+
+    async def _drop_image(self, id: str) -> None:
+        with suppress(StoreUnavailable):  # it expires by itself
+            await self._store.drop_job_file(KIND, id)
 
     async def show_video(self, id: str) -> Video:
         """Raises ``NotFound``."""
@@ -123,6 +155,7 @@ class Videos:
         job = await self._find_job(id)
         if not await self._store.drop_job(KIND, id):
             raise job_payload.video_not_found()
+        await self._drop_image(id)
         self._filming.stop_invocations(job)
         self._mirror.remove(id)
         self._worker.lose_lease(id)
@@ -185,15 +218,22 @@ class Videos:
 
     async def _on_job_ended(self, job: JobRecord, ours: bool) -> None:
         """A job ended here. If it was not ``ours`` any more and nobody knows it, neither is its film."""
+        if ours and job_payload.decode_job(job).image is not None:
+            await self._drop_image(job.id)
         if ours:
             self._mirror.put(job)
         elif await self._store.job(KIND, job.id) is None:
             await self._films.remove_files(job.id)
 
 
-def _build_job_spec(model: str, wish: dict[str, Any], path: str) -> VideoJobSpec:
-    asking = current_tenant()
-    return VideoJobSpec(model=model, wish=wish, path=path, tenant=asking.name, weight=asking.weight)
+def _image_field(first: InspectedMedia | None) -> dict[str, Any]:
+    """``first`` as the field of a task's request. Raises ``TooLarge``."""
+    if first is None:
+        return {}
+    info = first.info
+    if info.nbytes > _MAX_IMAGE_BYTES:
+        raise TooLarge(f"the image has {info.nbytes} bytes; a video begins with {_MAX_IMAGE_BYTES}", param=REFERENCE)
+    return {"image": {"modality": info.modality, "mime": info.mime, "sha256": info.sha256, "nbytes": info.nbytes}}
 
 
 def _visible_videos(jobs: Iterable[JobRecord]) -> Iterator[Video]:

@@ -1,4 +1,7 @@
-"""A simulated language model with scripted answers, which pass through the parsers of real ones token by token."""
+"""Simulated language models with scripted answers, which pass through the parsers of real ones token by token.
+
+Of a model in two halves prefill reads what is answered, so that it has the answers; decode writes what it chose.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -7,14 +10,18 @@ import msgspec
 
 from omnibus.errors import BadRequest
 from omnibus.executor.runner import Item, Job
-from omnibus.executor.sim.answers import ScriptedAnswer, ToolParams, find_answer
+from omnibus.executor.sim.answers import ScriptedAnswer, ToolFormatName, ToolParams, find_answer
 from omnibus.executor.sim.distributions import Count, Draw
-from omnibus.executor.sim.language import Answer, SimPrompt, SimulatedThinker
+from omnibus.executor.sim.language import Answer, SimPrompt, SimulatedDecode, SimulatedPrefill, SimulatedThinker
+from omnibus.executor.sim.profile import SimComponent
+from omnibus.executor.sim.runner import SimulatedRunner
 from omnibus.graph import HANDLE
 from omnibus_models.tool_calls import ToolFormat, find_format
 from services.llm.runners.answer_parser import THINK, THINK_END, AnswerParser
 from services.llm.runners.detokenize import Reply
 
+#: Where ``start`` has the answer that prefill chose for decode.
+_SCRIPT = "script"
 #: What chunks hold of the text of an answer.
 _TEXTS = ("text", "reasoning", "calls")
 
@@ -25,6 +32,14 @@ class ScriptParams(ToolParams, frozen=True):
     max_tokens: Count | None = None
     stop: tuple[str, ...] = ()
     count_only: bool = False
+
+
+class _Script(msgspec.Struct, frozen=True):
+    """An answer on its way from prefill to decode; ``chars`` is the number of characters of a token."""
+
+    answer: ScriptedAnswer
+    tool_format: ToolFormatName
+    chars: int
 
 
 class AnswerChunks(NamedTuple):
@@ -55,19 +70,62 @@ class ScriptedThinker(SimulatedThinker):
     async def choose_answer(self, job: Job, prompt: SimPrompt, draw: Draw) -> Answer:
         """Raises ``BadRequest`` where calls are required and the profile has none that fit."""
         params = await _read_params(job)
-        if not self.part.answers or params.count_only:
-            return await super().choose_answer(job, prompt, draw)
-        found = find_answer(self.part.answers, prompt.last, params)
-        if found is None and params.tool_choice == "required":
-            raise BadRequest(
-                "no scripted answer to this message calls a tool that the request offers, but tool_choice requires a "
-                "call; add one to `answers` of the profile",
-                param="tool_choice",
-            )
+        found = _choose(self.part, prompt, params)
         if found is None:
             return await super().choose_answer(job, prompt, draw)
         limit = self._token_limit(prompt.tokens, params.max_tokens)
         return render_answer(found, params, find_format(self.part.tool_format), int(self.part.chars), limit)
+
+
+class ScriptedPrefill(SimulatedPrefill):
+    """A ``SimulatedPrefill`` that chooses an answer of its profile for ``ScriptedDecode``, where one fits."""
+
+    scripted = True
+
+    async def choose_script(self, job: Job, prompt: SimPrompt) -> dict[str, Any]:
+        """Raises as ``ScriptedThinker.choose_answer``."""
+        found = _choose(self.part, prompt, await _read_params(job))
+        if found is None:
+            return {}
+        return {_SCRIPT: msgspec.to_builtins(_Script(found, self.part.tool_format, int(self.part.chars)))}
+
+
+class ScriptedDecode(SimulatedDecode):
+    """A ``SimulatedDecode`` that writes the answer which its prefill has chosen."""
+
+    async def choose_answer(self, job: Job, start: Mapping[str, Any], draw: Draw) -> Answer:
+        """Raises ``BadRequest`` for a ``start`` that no ``ScriptedPrefill`` made."""
+        if _SCRIPT not in start:
+            return await super().choose_answer(job, start, draw)
+        try:
+            script = msgspec.convert(start[_SCRIPT], _Script)
+        except msgspec.ValidationError as error:
+            raise BadRequest(f"the scripted answer cannot be used: {error}", param="start") from None
+        params = await _read_params(job)
+        limit = self._token_limit(start["length"], params.max_tokens)
+        return render_answer(script.answer, params, find_format(script.tool_format), script.chars, limit)
+
+
+#: What runs components of these kinds.
+SCRIPTED_KINDS: Mapping[str, type[SimulatedRunner]] = {
+    "think": ScriptedThinker,
+    "prefill": ScriptedPrefill,
+    "decode": ScriptedDecode,
+}
+
+
+def _choose(part: SimComponent, prompt: SimPrompt, params: ScriptParams) -> ScriptedAnswer | None:
+    """The scripted answer to ``prompt``; None without one. Raises ``BadRequest`` where calls are required."""
+    if not part.answers or params.count_only:
+        return None
+    found = find_answer(part.answers, prompt.last, params)
+    if found is None and params.tool_choice == "required":
+        raise BadRequest(
+            "no scripted answer to this message calls a tool that the request offers, but tool_choice requires a "
+            "call; add one to `answers` of the profile",
+            param="tool_choice",
+        )
+    return found
 
 
 def render_answer(

@@ -133,7 +133,7 @@ class Model:
         Of a model that both chats and makes pictures a request uses one side alone.
         """
         for way in catalog.component_chains(self.components, self.kinds):
-            encoders = sorted({*self.encoders.values()} & {*way})
+            encoders = sorted(self.optional_components() & {*way})
             always = [component for component in self.required_components() if component in way]
             speech = [component for component in way if component in SPEECH]
             for count in range(len(encoders) + 1):
@@ -142,9 +142,14 @@ class Model:
                     if speech:
                         yield frozenset([*chosen, *always, *speech])
 
+    def optional_components(self) -> set[str]:
+        """Components that a request uses if it brings media for them: encoders, also of first frames."""
+        frames = {part for part in self.components if self.kinds.get(part) == "encode-frame"}
+        return {*self.encoders.values(), *frames}
+
     def required_components(self) -> list[str]:
         """Components that every request uses, such as the thinker; see ``types``."""
-        return [part for part in self.components if part not in SPEECH and part not in self.encoders.values()]
+        return [part for part in self.components if part not in {*SPEECH, *self.optional_components()}]
 
 
 def _value_or(told: T | None, usual: T) -> T:

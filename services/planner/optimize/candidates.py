@@ -3,10 +3,11 @@
 Names become names of a plan: ``L@H100`` is ``L_H100``.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
+from msgspec import UNSET
 
 from omnibus.bus.subjects import subject_token
 from omnibus.errors import BadRequest
@@ -212,6 +213,9 @@ def _option_sets(
         weights, {kind.gpu: Gpu(memory or _UNKNOWN_MEMORY_GB)}, (kind.gpus,), start_s=starts
     ).values():
         parts = [alone[part] for part in made.components]
+        settings = _common_settings(parts)
+        if settings is None:
+            continue
         prices = [part.price for part in parts if part.price is not None]
         takes = OptionProfile(
             components=made.components,
@@ -223,9 +227,21 @@ def _option_sets(
             start_s=made.start_s,
             memory_gb=sum(part.memory_gb for part in parts),
             weights_gb=made.weights_gb,
+            checkpoint=settings.checkpoint,
+            dtype=settings.dtype,
+            vllm=settings.vllm,
         )
         if not _find_misfit(takes, gpus):
             yield takes
+
+
+def _common_settings(parts: Sequence[OptionProfile]) -> OptionProfile | None:
+    """The part whose settings suit an executor of all ``parts``; None where they were measured with different ones."""
+    shared = {(part.checkpoint, part.dtype) for part in parts}
+    engines = [part for part in parts if part.vllm is not UNSET]
+    if len(shared) > 1 or any(part.vllm != engines[0].vllm for part in engines):
+        return None
+    return engines[0] if engines else parts[0]
 
 
 def _free_name(model: Model, made: OptionProfile, kind: Hardware, several: bool, taken: set[str]) -> str:

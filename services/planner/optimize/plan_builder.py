@@ -57,7 +57,16 @@ def _plan_options(
             yield (
                 name,
                 DeploymentOption(
-                    option.components, runs, replicas[name], gpus, engine=engine, gpu=option.gpu, batch=option.batch
+                    option.components,
+                    runs,
+                    replicas[name],
+                    gpus,
+                    engine=engine,
+                    gpu=option.gpu,
+                    batch=option.batch,
+                    checkpoint=option.checkpoint,
+                    dtype=option.dtype,
+                    vllm=option.vllm,
                 ),
             )
 

@@ -23,7 +23,9 @@ EMBEDS: dict[str, dict[str, Any]] = {"B": {"components": ["embedder"], "service"
 
 #: Kinds of the unit tasks of language models that chat, and of those that make pictures.
 CHATTING = frozenset({"think", *SPLIT.values()})
-PAINTING = frozenset({"text-encode", "prior", "denoise", "decode-image", "decode-video", "decode-audio"})
+PAINTING = frozenset(
+    {"text-encode", "encode-frame", "prior", "denoise", "decode-image", "decode-video", "decode-audio"}
+)
 
 #: What comes out of each kind of unit task that is the last one.
 _OUTPUT_KINDS = {
@@ -126,7 +128,8 @@ def input_kinds(family: Mapping[str, Any]) -> list[str]:
     """Return the kinds of input of a model of ``family``, which has the fields of ``family()``."""
     kinds = [*family["encoders"]]
     # Who edits sees a picture without being named an encoder of it: the picture is no part of a chat.
-    unnamed = {part for part, kind in family["tasks"].items() if kind == "encode"} - {*family["encoders"].values()}
+    seeing = {part for part, kind in family["tasks"].items() if kind in ("encode", "encode-frame")}
+    unnamed = seeing.intersection(family["components"]) - {*family["encoders"].values()}
     return ["text", *kinds, *(["image"] if unnamed and "image" not in kinds else [])]
 
 

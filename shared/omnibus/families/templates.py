@@ -166,21 +166,33 @@ def image_editing(title: str, tiny: str, **more: Any) -> FamilyDeclaration:
 
 
 def video_generation(title: str, tiny: str, **more: Any) -> FamilyDeclaration:
-    """Text in, films with sound out."""
-    whole = ["text_encoder", "dit", "vae", "audio_vae"]
+    """Text in, and an image to begin with where there is one; films with sound out.
+
+    The first frame's encoder is small and seldom used, so it shares an executor with the text encoder.
+    """
+    whole = ["text_encoder", "vae_encoder", "dit", "vae", "audio_vae"]
     return FamilyDeclaration(
         title=title,
         components=whole,
-        tasks={"text_encoder": "text-encode", "dit": "denoise", "vae": "decode-video", "audio_vae": "decode-audio"},
+        tasks={
+            "text_encoder": "text-encode",
+            "vae_encoder": "encode-frame",
+            "dit": "denoise",
+            "vae": "decode-video",
+            "audio_vae": "decode-audio",
+        },
         options={
-            "T": _deployment_option("encoder", "text_encoder"),
+            "T": _deployment_option("encoder", "text_encoder", "vae_encoder"),
             "D": _deployment_option("generator", "dit"),
             "V": _deployment_option("generator", "vae"),
             "A": _deployment_option("generator", "audio_vae"),
             "M": _deployment_option("generator", *whole),
         },
         paths=[{"options": ["T", "D", "V", "A"], "share": 80}, {"options": ["M"], "share": 20}],
-        more={"VA": _deployment_option("generator", "vae", "audio_vae")},
+        more={
+            "I": _deployment_option("encoder", "vae_encoder"),
+            "VA": _deployment_option("generator", "vae", "audio_vae"),
+        },
         tiny=tiny,
         **more,
     )

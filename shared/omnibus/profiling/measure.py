@@ -6,6 +6,7 @@ from typing import NamedTuple
 import msgspec
 
 from omnibus.errors import BadRequest, DeadlineExceeded, Overloaded
+from omnibus.plan import DeploymentOption
 from omnibus.profile import EdgeProfile, OptionProfile, Point, RoleCost
 from omnibus.profiling import conclusions, memory
 from omnibus.profiling.client import TimedAnswer
@@ -58,17 +59,7 @@ async def measure_option(
     The seconds of the components ``lined`` are measured with requests of other sizes, too.
     """
     tell("starting")
-    declared = trial.options[trial.option]
-    plain = OptionProfile(
-        components=subject.in_flow_order(declared.components),
-        service=declared.service,
-        engine=declared.engine,
-        gpus=max(1, declared.gpus),
-        gpu=how.gpu,
-        tp=declared.gpus if declared.gpus > 1 else 0,
-        batch=declared.batch,
-        weights_gb=memory.weights_gb(subject.family, subject.checkpoint, declared.components),
-    )
+    plain = describe_option(subject, trial.options[trial.option], how.gpu)
     try:
         deployed = await house.deploy(trial)
     except NotStarted as error:
@@ -76,6 +67,23 @@ async def measure_option(
     loaded = LoadedOption(house, trial, deployed, how.most_others, tell)
     measuring = _OptionProfiler(subject, workload, how, loaded, tell)
     return await house.hearing.unless_ended(deployed.executors, measuring.run(plain, lined))
+
+
+def describe_option(subject: Subject, declared: DeploymentOption, gpu: str) -> OptionProfile:
+    """``declared`` as a profile has it before anything is measured, on ``gpu``: with all that it is deployed with."""
+    return OptionProfile(
+        components=subject.in_flow_order(declared.components),
+        service=declared.service,
+        engine=declared.engine,
+        gpus=max(1, declared.gpus),
+        gpu=gpu,
+        tp=declared.gpus if declared.gpus > 1 else 0,
+        batch=declared.batch,
+        checkpoint=declared.checkpoint,
+        dtype=declared.dtype,
+        vllm=declared.vllm,
+        weights_gb=memory.weights_gb(subject.family, declared.checkpoint or subject.checkpoint, declared.components),
+    )
 
 
 class _OptionProfiler:

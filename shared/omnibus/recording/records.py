@@ -73,6 +73,18 @@ class AppCall(msgspec.Struct, frozen=True, omit_defaults=True):
     answer_sha256: str = ""
 
 
+class RequestLinks(NamedTuple):
+    """Other invocations that belong to a request, by their ids.
+
+    ``segments`` are its own later ones. ``called`` are requests that its model called for, the images of a response;
+    ``caller`` is the request whose model called for this one.
+    """
+
+    segments: tuple[str, ...] = ()
+    called: tuple[str, ...] = ()
+    caller: str = ""
+
+
 class EndRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="end"):
     """The end of an invocation as it is recorded. Times are Unix seconds."""
 
@@ -108,6 +120,9 @@ class EndRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="end"):
     tenant: str = ""
     #: Of an app's first segment, where inputs are recorded.
     call: AppCall | UnsetType = UNSET
+    #: See ``RequestLinks``.
+    called: tuple[str, ...] | UnsetType = UNSET
+    caller: str | UnsetType = UNSET
 
 
 class Record(NamedTuple):

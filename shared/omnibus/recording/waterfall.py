@@ -184,6 +184,9 @@ class Waterfall(msgspec.Struct, frozen=True):
     record: str = "full"
     #: GPU-seconds by stage, and money by the plan's prices.
     usage: RequestUsage | None = None
+    #: Ids of the requests that its model called for, as the images of a response, and of the one that called for it.
+    called: tuple[str, ...] = ()
+    caller: str = ""
     v: int = VERSION
 
 
@@ -214,6 +217,8 @@ def build_waterfall(invocation: Invocation, ended: EndRecord | None) -> Waterfal
         outcome=_build_outcome(ended) if ended is not None else None,
         problem=ended.problem if ended is not None else None,
         usage=ended.usage if ended is not None else None,
+        called=(ended.called or ()) if ended is not None else (),
+        caller=(ended.caller or "") if ended is not None else "",
         record="digest" if any(_is_digest(node) for node in invocation.nodes) else "full",
     )
 

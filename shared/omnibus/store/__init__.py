@@ -23,6 +23,7 @@ Keys, under ``<prefix>:``
 ``conversation:<id>``, ``:items``, ``:order``    a conversation, its items by id, and their order
 ``conversations:of:<tenant>``                    ids of conversations by when they came
 ``job:<kind>:<id>``                              hash: a job, its request, status, owner and outcome, until it expires
+``jobfile:<kind>:<id>``                          the file that a job is made of, until it expires
 ``jobs:<kind>:made``, ``:due``, ``:ends``        ids of jobs by when they came, are due for a worker, are forgotten
 ``jobs:<kind>:removed``                          ids of jobs that were removed, for a while
 ``jobs:<kind>:life``                             a random word that is gone when the store has lost everything
@@ -46,6 +47,7 @@ from omnibus.store.connection import REREAD_SECONDS
 from omnibus.store.dump import DumpStore as _Dump
 from omnibus.store.history import Bucket
 from omnibus.store.history import HistoryStore as _History
+from omnibus.store.job_files import JobFileStore as _JobFiles
 from omnibus.store.jobs import JobRecord, JobReview, JobRules, JobState
 from omnibus.store.jobs import JobStore as _Jobs
 from omnibus.store.keys import ApiKeyStore as _Keys
@@ -96,6 +98,7 @@ class Store(
     _Profiles,
     _Sayings,
     _Jobs,
+    _JobFiles,
     _Keys,
     _Streams,
     _Responses,

@@ -24,7 +24,8 @@ class ResponseRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     ``request`` is the body as its client sent it, ``seed`` makes the answer the same, and ``path`` is the one that it
     is pinned to. ``input`` are its own items as JSON; what was said before is in ``previous``, another response, or in
-    ``conversation``. Times are Unix seconds. The events of one that is ``logged`` are kept in JetStream.
+    ``conversation``. Times are Unix seconds. The events of one that is ``logged`` are kept in JetStream. ``images`` is
+    how many its limit of cost leaves room for, and ``image_path`` the one that they take; -1 without a limit.
     """
 
     id: str
@@ -41,6 +42,8 @@ class ResponseRecord(msgspec.Struct, frozen=True, kw_only=True):
     conversation: str = ""
     background: bool = False
     logged: bool = False
+    images: int = -1
+    image_path: str = ""
 
 
 class StoredResponse(NamedTuple):

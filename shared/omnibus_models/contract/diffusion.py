@@ -36,6 +36,21 @@ class TextEncoder(ModelComponent, Protocol):
         """Run one batch of prompts of any length and request: [n_tokens, W] each, to 1e-5 as one by one."""
 
 
+class FrameEncoder(ModelComponent, Protocol):
+    """The encoder of a video's VAE: an image to the latents of the first frame. Two calls may run side by side."""
+
+    unit: int  # pixels that are one latent, on either side
+
+    def prepare(self, data: memoryview, width: int, height: int) -> Tensor:
+        """Decode one file and bring it to ``width`` and ``height``: float32 [3, height, width] in [-1, 1].
+
+        CPU only, thread-safe. Raises ``BadMedia`` and ``TooLarge``, see ``MediaEncoder``.
+        """
+
+    def encode(self, pixels: Tensor) -> Tensor:
+        """[3, height, width] to float32 [channels, 1, rows, columns] on the CPU, as a ``Denoiser`` takes them."""
+
+
 @dataclass(frozen=True)
 class ImageSpec:
     """A picture that is to be made; a video when it has more than one frame. Sizes are in pixels.
@@ -111,8 +126,9 @@ class Denoiser(Stepper, Protocol):
     How many steps there are is then its own choice.
 
     ``edits``: whether ``open`` takes an ``image``, latents of the picture that this one is made of, as ``latents``
-    gives them; ``unit`` is then how many pixels of it are one latent, on either side. ``follows``: whether ``open``
-    takes a ``prior``, the latents of one. ``sounds``: whether it makes the sound of a video as well.
+    gives them, or of the first frame of a video; ``unit`` is then how many pixels of it are one latent, on either
+    side. ``follows``: whether ``open`` takes a ``prior``, the latents of one. ``sounds``: whether it makes the sound of
+    a video as well.
     """
 
     edits: bool

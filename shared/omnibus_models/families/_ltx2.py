@@ -48,7 +48,8 @@ class Ltx2Denoising:
 
     ``shape`` is frames, rows and columns of latents, and then those of the sound. ``latents`` are [tokens, channels]
     each, float32. ``guides`` [T, W] are the prompt and the negative prompt. ``places`` are the coordinates of the
-    latents. ``text`` is how far away from the negative prompt; None guides in no way at all.
+    latents. ``text`` is how far away from the negative prompt; None guides in no way at all. ``given`` is how many
+    tokens of the film, the first ones, are those of an image: no step changes them.
     """
 
     shape: tuple[int, int, int, int]
@@ -59,6 +60,7 @@ class Ltx2Denoising:
     sigmas: Tensor
     times: Tensor
     perturbs: bool
+    given: int = 0
     velocities: Pair | None = field(default=None, repr=False)
     done: int = 0
 
@@ -89,7 +91,10 @@ class Ltx2Denoising:
             *(self._apply_guidance(kind, {name: pair[kind] for name, pair in said.items()}) for kind in kinds)
         )
         length = self.sigmas[self.done + 1] - self.sigmas[self.done]
-        self.latents = Pair(*(x + length * velocity for x, velocity in zip(self.latents, self.velocities, strict=True)))
+        film, sound = (x + length * velocity for x, velocity in zip(self.latents, self.velocities, strict=True))
+        if self.given:
+            film = torch.cat([self.latents.film[: self.given], film[self.given :]])
+        self.latents = Pair(film, sound)
         self.done += 1
 
     def _apply_guidance(self, kind: int, said: dict[str, Tensor]) -> Tensor:
@@ -111,6 +116,7 @@ class Ltx2Denoising:
 class Ltx2Denoiser(LoadedComponent):
     """The transformer with the pipeline's schedule, see ``contract.Denoiser``."""
 
+    edits = True
     sounds = True
 
     def __init__(self, module: Any, scheduler: Any, geometry: Geometry, palette: Any) -> None:
@@ -144,8 +150,12 @@ class Ltx2Denoiser(LoadedComponent):
         """Default width and height of the pipeline, in pixels."""
         return 768, 512
 
-    def open(self, picture: ImageSpec, guides: Sequence[Tensor]) -> Ltx2Denoising:
-        """Draw the noise and lay out the steps. A guidance of at most 1 switches guidance off, in all its forms."""
+    def open(self, picture: ImageSpec, guides: Sequence[Tensor], image: Tensor | None = None) -> Ltx2Denoising:
+        """Draw the noise and lay out the steps. A guidance of at most 1 switches guidance off, in all its forms.
+
+        ``image`` [channels, 1, rows, columns] is the first latent frame, as a ``FrameEncoder`` gives it: it is there
+        from the first step on and remains as it is, as in ``LTX2ImageToVideoPipeline``.
+        """
         shape = self._latent_shape(picture)
         width = sum(self._widths)
         if any(guide.dim() != 2 or guide.shape[1] != width or not len(guide) for guide in guides):
@@ -154,9 +164,14 @@ class Ltx2Denoiser(LoadedComponent):
         sigmas, times = _flow_schedule.laid_out(self._scheduler, picture.steps, frames * rows * columns)
         asked = picture.guidance
         plain = asked is not None and asked <= 1
+        latents = self._draw_noise(shape, picture.seed)
+        given = 0 if image is None else rows * columns
+        if image is not None:
+            latents = latents._replace(film=torch.cat([self._pack_first_frame(image, shape), latents.film[given:]]))
         return Ltx2Denoising(
             shape=shape,
-            latents=self._draw_noise(shape, picture.seed),
+            latents=latents,
+            given=given,
             guides=tuple(guide.to(self._device, self._dtype) for guide in (guides[:1] if plain else guides)),
             places=self._axis_positions(shape, picture.fps),
             text=None if plain else TEXT if asked is None else TEXT._replace(film=asked),
@@ -224,7 +239,8 @@ class Ltx2Denoiser(LoadedComponent):
             audio_hidden_states=torch.stack([each.latents.sound for each in films]).to(self._dtype),
             encoder_hidden_states=texts[..., : self._widths.film],
             audio_encoder_hidden_states=texts[..., self._widths.film :],
-            timestep=times,
+            timestep=self._film_times(films, times),
+            audio_timestep=times,
             sigma=times,
             encoder_attention_mask=mask,
             audio_encoder_attention_mask=mask,
@@ -241,6 +257,25 @@ class Ltx2Denoiser(LoadedComponent):
             return_dict=False,
         )
         return [Pair(*pair) for pair in zip(*(out.float() for out in found), strict=True)]
+
+    def _film_times(self, films: Sequence[Ltx2Denoising], times: Tensor) -> Tensor:
+        """Timesteps of films, [films], or [films, tokens] where some of the tokens have no noise."""
+        if not any(each.given for each in films):
+            return times
+        spread = times[:, None].repeat(1, len(films[0].latents.film))
+        for row, each in zip(spread, films, strict=True):
+            row[: each.given] = 0
+        return spread
+
+    def _pack_first_frame(self, image: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
+        """``image`` as tokens [rows * columns, channels]. Raises ``BadRequest`` for one of another size."""
+        wanted = (self._channels, 1, *shape[1:3])
+        if tuple(image.shape) != wanted:
+            raise errors.BadRequest(
+                f"the latents of the first frame must be {list(wanted)} for this size, not {list(image.shape)}",
+                param="image",
+            )
+        return image.flatten(1).T.float().to(self._device)
 
     def _latent_shape(self, picture: ImageSpec) -> tuple[int, int, int, int]:
         own, limits = self._geometry, self._limits

@@ -1,7 +1,8 @@
 """LTX-2: films with sound (``LTX2Pipeline``).
 
 Components are the text encoder (Gemma 3 with the connectors behind it: the states of all its layers would be many
-times what comes out of them), the transformer, and the decoders of film and sound, the latter with its vocoder.
+times what comes out of them), the encoder of a first frame, the transformer, and the decoders of film and sound, the
+latter with its vocoder.
 """
 
 import json
@@ -15,10 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from omnibus import errors
-from omnibus_models import loading
+from omnibus_models import loading, media
 from omnibus_models.contract import Encoded, LoadedComponent, Prepared, no_component
 from omnibus_models.families import _flow_schedule, _language, _latent_preview
 from omnibus_models.families._ltx2 import Geometry, Ltx2Denoiser
+from omnibus_models.families._ltx2_frame import load_frame_encoder
 
 #: Tokens that every prompt is filled up to, in front. The pipeline cuts longer ones off without a word.
 PROMPT_TOKENS = 1024
@@ -151,14 +153,23 @@ class LTX2:
     """See ``contract.Family``."""
 
     name = "ltx2"
-    components = ("text_encoder", "dit", "vae", "audio_vae")
+    components = ("text_encoder", "vae_encoder", "dit", "vae", "audio_vae")
 
-    def load(self, component: str, checkpoint: Path, device: str = "cpu", dtype: str = "float32") -> Any:
-        """Load one component alone, of the VAEs their decoders."""
+    def load(
+        self,
+        component: str,
+        checkpoint: Path,
+        device: str = "cpu",
+        dtype: str = "float32",
+        limits: media.MediaDecodeLimits = media.DEFAULT,
+    ) -> Any:
+        """Load one component alone, of the VAEs their decoders. ``limits`` bound the images of ``vae_encoder``."""
         checkpoint = Path(checkpoint)
         match component:
             case "text_encoder":
                 return _text_encoder(checkpoint, device, dtype)
+            case "vae_encoder":
+                return load_frame_encoder(checkpoint, device, dtype, limits)
             case "dit":
                 return _load_denoiser(checkpoint, device, dtype)
             case "vae":

@@ -140,7 +140,7 @@ def test_the_map_of_an_idle_model_is_folded_until_somebody_opens_it(page: Page):
     model.get_by_role("button", name="Show map").press("Enter")
 
     expect(model.get_by_role("button", name="Hide map")).to_have_attribute("aria-expanded", "true")
-    expect(station).to_contain_text("text_encoder + dit + vae + audio_vae")
+    expect(station).to_contain_text("text_encoder + vae_encoder + dit + vae + audio_vae")
 
 
 def test_the_plan_says_its_epoch_options_and_paths(page: Page):

@@ -17,6 +17,7 @@ from tests.e2e.system import System, declaration, running
 from tests.e2e.watch import Watch
 from tests.nightly import nightly
 from tests.oracles import ltx2 as oracle
+from tests.unit.models import files
 
 pytestmark = pytest.mark.e2e
 
@@ -28,6 +29,7 @@ WISHES: dict[str, dict[str, Any]] = {
     "usual": USUAL,
     "slow": {**USUAL, "negative_prompt": "clouds", "seconds": 1.6, "fps": 12.5, "guidance": 5.0, "steps": 3, "seed": 2},
     "plain": {**USUAL, "height": 64, "seconds": 0.0, "guidance": 1.0, "seed": 3},
+    "begun": {**USUAL, "negative_prompt": "clouds", "seed": 4, "first": base64.b64encode(files.picture(1)).decode()},
 }
 
 
@@ -67,6 +69,7 @@ def wanted(checkpoint: Path, wish: dict[str, Any]) -> oracle.Film:
         seed=wish["seed"],
         fps=fps,
         negative=wish.get("negative_prompt", ""),
+        first=base64.b64decode(wish.get("first", "")),
         **(oracle.PLAIN if guidance == 1.0 else {} if guidance is None else {"guidance_scale": guidance}),
     )
 
@@ -141,7 +144,7 @@ async def test_a_film_without_sound_is_the_same_film(studio: System):
 async def test_a_film_whose_executor_dies_is_made_elsewhere_and_is_the_same(
     studio: System, ltx2_checkpoint: Path, everybody: dict[str, int], victim: str
 ):
-    wish = {**USUAL, "steps": 20}
+    wish = {**WISHES["begun"], "steps": 20}
     async with Watch.on(studio) as watch:
         making = asyncio.create_task(filmed(studio, wish, APART))
         await watch.until(lambda: any(b'"output":"progress"' in one.data for one in watch.seen))
@@ -162,6 +165,7 @@ async def test_a_film_whose_executor_dies_is_made_elsewhere_and_is_the_same(
         ({"width": 16384, "height": 16384}, "over the limit"),
         ({"width": 2048, "height": 2048, "seconds": 60}, "in all its frames"),
         ({"seconds": -1}, "seconds"),
+        ({"first": base64.b64encode(b"no image").decode()}, "neither an image"),
     ],
 )
 async def test_wishes_that_cannot_be_met_are_refused(studio: System, changed: dict[str, Any], message: str):

@@ -1,6 +1,7 @@
 """The official client has videos made: jobs that any gateway tells of, and goes on with when another one dies."""
 
 import asyncio
+import base64
 import io
 import os
 import re
@@ -20,6 +21,7 @@ from tests.e2e.system import System
 from tests.e2e.watch import Watch
 from tests.oracles import ltx2 as oracle
 from tests.unit.gateway.videos.studio import Watched, watched
+from tests.unit.models import files
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore:The Sora API:DeprecationWarning")]
 
@@ -32,8 +34,10 @@ LONG: dict[str, Any] = {**MORE, "steps": 80}
 SAME = 3.0
 
 
-async def made(client: openai.AsyncOpenAI, **more: Any) -> Video:
-    done = await client.videos.create_and_poll(**WISH, extra_body={**MORE, **more}, poll_interval_ms=100)
+async def made(client: openai.AsyncOpenAI, upload: Any = openai.omit, **more: Any) -> Video:
+    done = await client.videos.create_and_poll(
+        **WISH, input_reference=upload, extra_body={**MORE, **more}, poll_interval_ms=100
+    )
     assert done.status == "completed", done.error
     return done
 
@@ -97,6 +101,23 @@ async def test_a_video_is_that_of_the_pipeline(
     assert found.sound.std() > 0.01
     assert (done.progress, done.seconds, done.size, done.model) == (100, "0.375", "64x32", DIRECTOR)
     await system.ledger_is_empty()
+
+
+async def test_a_video_begins_with_an_image_that_is_uploaded_or_named(
+    client: openai.AsyncOpenAI, ltx2_checkpoint: Path, tmp_path: Path
+):
+    image = files.picture(1)
+    url = f"data:image/png;base64,{base64.b64encode(image).decode()}"
+
+    found = [
+        await film(client, (await made(client, **given)).id)
+        for given in ({"upload": ("first.png", image, "image/png")}, {"input_reference": {"image_url": url}})
+    ]
+
+    whole = oracle.filmed(ltx2_checkpoint, WISH["prompt"], width=64, height=32, frames=9, steps=4, seed=1, first=image)
+    wanted = developed(whole, tmp_path / "film")
+    np.testing.assert_array_equal(found[0].frames, found[1].frames)
+    assert difference(found[0], wanted) < SAME
 
 
 async def test_another_seed_makes_another_video(client: openai.AsyncOpenAI):

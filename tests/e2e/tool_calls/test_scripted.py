@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -22,8 +23,23 @@ TOOLS: Any = [{"type": "function", "function": {"name": "weather", "parameters":
 def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     models = json.loads((EXAMPLE / "models.json").read_text())["models"]
     models["assistant"]["checkpoint"] = str(EXAMPLE / models["assistant"]["checkpoint"])
-    with running(tmp_path_factory.mktemp("scripted"), models) as made:
+    directory = tmp_path_factory.mktemp("scripted")
+    models["halves"] = write_halves(directory / "halves.json")
+    with running(directory, models) as made:
         yield made
+
+
+def write_halves(profile: Path) -> dict[str, Any]:
+    """The declaration of the same model in two halves; ``profile`` gets its answers."""
+    thinker = json.loads((EXAMPLE / "answers.json").read_text())["default"]["components"]["thinker"]
+    decode = {name: thinker.pop(name) for name in ("step", "steps")}
+    profile.write_text(json.dumps({"default": {"components": {"prefill": thinker, "decode": decode}}}))
+    options = {
+        name: {"components": [part], "service": "llm", "engine": "services.engines:sim"}
+        for name, part in (("P", "prefill"), ("D", "decode"))
+    }
+    paths = [{"options": ["P", "D"]}]
+    return {"family": "qwen3", "checkpoint": str(profile), "components": ["prefill", "decode"], "options": options, "paths": paths}  # fmt: skip
 
 
 @pytest.fixture
@@ -45,8 +61,11 @@ def test_the_page_shows_the_example() -> None:
     assert f"<!-- examples/scripted/answers.json -->\n```json\n{(EXAMPLE / 'answers.json').read_text()}```" in page
 
 
-async def test_a_model_decides_to_call_a_tool_and_goes_on_with_its_result(assistant: openai.AsyncOpenAI) -> None:
-    question = asked("What is the weather in Paris?", tools=TOOLS)
+@pytest.mark.parametrize("model", ["assistant", "halves"])
+async def test_a_model_decides_to_call_a_tool_and_goes_on_with_its_result(
+    assistant: openai.AsyncOpenAI, model: str
+) -> None:
+    question = {**asked("What is the weather in Paris?", tools=TOOLS), "model": model}
     answer = await assistant.chat.completions.create(**question)
     message = answer.choices[0].message
     [call] = message.tool_calls or []
@@ -60,8 +79,10 @@ async def test_a_model_decides_to_call_a_tool_and_goes_on_with_its_result(assist
         assert (again.choices[0].message.content, again.choices[0].finish_reason) == (expected, "stop")
 
 
-async def test_streamed_calls_come_in_pieces_of_their_arguments(assistant: openai.AsyncOpenAI) -> None:
-    stream = await assistant.chat.completions.create(**asked("weather in Paris", tools=TOOLS, stream=True))
+@pytest.mark.parametrize("model", ["assistant", "halves"])
+async def test_streamed_calls_come_in_pieces_of_their_arguments(assistant: openai.AsyncOpenAI, model: str) -> None:
+    question = {**asked("weather in Paris", tools=TOOLS, stream=True), "model": model}
+    stream = await assistant.chat.completions.create(**question)
     chunks = [chunk async for chunk in stream]
 
     deltas = [call for chunk in chunks for each in chunk.choices for call in each.delta.tool_calls or []]

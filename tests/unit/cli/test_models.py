@@ -86,7 +86,7 @@ def test_all_families_are_listed_with_what_goes_in_and_comes_out(say: Say):
     assert told["qwen2_5_omni"] == ("text, image, video, audio", "text, speech")
     assert told["janus"] == ("text, image", "text, image")
     assert told["qwen_image_edit"] == ("text, image", "image")
-    assert told["ltx2"] == ("text", "video, sound")
+    assert told["ltx2"] == ("text, image", "video, sound")
 
 
 def test_the_list_says_what_is_not_served_and_why(say: Say):

@@ -178,7 +178,7 @@ async def embed(job: Job) -> None:
 
 TOYS: dict[str, Work] = {
     "vision": encode, "audio": encode, "thinker": think, "talker": talk, "vocoder": vocode,
-    "text_encoder": read, "dit": denoise, "vae": paint, "embedder": embed,
+    "text_encoder": read, "vae_encoder": encode, "dit": denoise, "vae": paint, "embedder": embed,
 }  # fmt: skip
 
 

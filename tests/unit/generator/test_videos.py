@@ -128,7 +128,7 @@ async def test_a_sound_that_nobody_wants_is_not_sent(runner: DenoiseRunner) -> N
         ({"width": 160}, TooLarge, "4096"),
         ({"fps": -1.0}, BadRequest, "fps"),
         ({"fps": "fast"}, BadRequest, "fps"),
-        ({"image": Item({}, np.zeros((8, 1, 4, 8), np.float32))}, BadRequest, "from text alone"),
+        ({"image": Item({}, np.zeros((8, 1, 4, 4), np.float32))}, BadRequest, "the latents of the first frame"),
     ],
 )
 async def test_films_that_cannot_be_made_are_refused(

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from omnibus.errors import BadRequest, ContextTooLong, Fatal, NotFound
 from omnibus.families.video_limits import LTX2
@@ -19,45 +18,23 @@ from omnibus_models.families import ltx2 as family_ltx2
 from omnibus_models.tiny import _weights
 from tests.close import DENOISED_BOUND, assert_close
 from tests.oracles import ltx2 as oracle
-
-CAT, HILL, NOTHING = "a cat sits on the mat", "a green circle near the hill, and birds sing", ""
+from tests.unit.models.ltx2_films import (
+    CAT,
+    FILMS,
+    HILL,
+    NOTHING,
+    asked,
+    guides,
+    latents,
+    loaded,
+    made,
+    normal,
+)
 
 
 @pytest.fixture(scope="module")
 def parts(ltx2: Path) -> dict[str, Any]:
     return loaded(ltx2)
-
-
-def loaded(checkpoint: Path) -> dict[str, Any]:
-    family = families.family_of(checkpoint)
-    return {name: family.load(name, checkpoint) for name in family.components}
-
-
-def guides(parts: dict[str, Any], *prompts: str) -> list[Tensor]:
-    encoder = parts["text_encoder"]
-    return [one.embeds for one in encoder.encode([encoder.prepare(prompt) for prompt in prompts])]
-
-
-def made(parts: dict[str, Any], prompt: str, picture: ImageSpec, *negative: str) -> Any:
-    """A film after all of its steps, alone."""
-    one = parts["dit"].open(picture, guides(parts, prompt, *negative))
-    while one.done < one.steps:
-        parts["dit"].step([one])
-    return one
-
-
-def latents(parts: dict[str, Any], one: Any) -> tuple[Tensor, Tensor]:
-    return parts["dit"].latents(one), parts["dit"].audio_latents(one)
-
-
-def normal(parts: dict[str, Any], film: oracle.Film) -> tuple[Tensor, Tensor]:
-    """The pipeline's latents before it gives them back their means and deviations."""
-    vae, audio = parts["vae"].module, parts["audio_vae"].module["vae"]
-    channels, length, bins = film.sound.shape
-    packed = film.sound.transpose(0, 1).reshape(length, channels * bins)
-    packed = (packed - audio.latents_mean) / audio.latents_std
-    mean, deviation = (each.view(-1, 1, 1, 1) for each in (vae.latents_mean, vae.latents_std))
-    return (film.frames - mean) / deviation, packed.reshape(length, channels, bins).transpose(0, 1)
 
 
 def test_the_family_is_known_by_its_pipeline(ltx2: Path) -> None:
@@ -75,18 +52,6 @@ def test_a_prompt_guides_as_in_the_pipeline_whatever_its_company(parts: dict[str
         assert_close(found, wanted)
         assert_close(guides(parts, prompt)[0], wanted)
     assert not torch.allclose(together[0][:3], together[1][:3], atol=1e-2)
-
-
-FILMS: list[tuple[ImageSpec, dict[str, Any]]] = [
-    (ImageSpec(64, 32, 4, 1, frames=9), {}),
-    (ImageSpec(32, 64, 6, 2, guidance=5.0, frames=17, fps=12.5), {"guidance_scale": 5.0}),
-    (ImageSpec(64, 64, 3, 3, guidance=1.0, frames=1), oracle.PLAIN),
-]
-
-
-def asked(picture: ImageSpec) -> dict[str, Any]:
-    names = ("width", "height", "frames", "steps", "seed", "fps")
-    return {name: getattr(picture, name) for name in names}
 
 
 @pytest.mark.parametrize(("picture", "guidance"), FILMS, ids=["usual", "guided", "plain"])
@@ -264,6 +229,7 @@ def test_the_components_share_nothing_and_leave_nothing_out(parts: dict[str, Any
 
     assert {name: part.parameters for name, part in parts.items()} == {
         "text_encoder": count(pipeline.text_encoder.model.language_model, pipeline.connectors),
+        "vae_encoder": count(pipeline.vae.encoder),
         "dit": count(pipeline.transformer),
         "vae": count(pipeline.vae.decoder),
         "audio_vae": count(pipeline.audio_vae.decoder, pipeline.vocoder),
@@ -294,12 +260,12 @@ def later(ltx2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "use_prompt_embeddings": False, "cross_attention_dim": 24, "audio_cross_attention_dim": 16,
         "gated_attn": True, "audio_gated_attn": True, "cross_attn_mod": True, "audio_cross_attn_mod": True,
     }  # fmt: skip
-    for made, part in (
+    for module, part in (
         (LTX2TextConnectors.from_config(connectors), "connectors"),
         (LTX2VideoTransformer3DModel.from_config(transformer), "transformer"),
     ):
-        _weights.redraw_weights(made, 0)
-        made.save_pretrained(copy / part)
+        _weights.redraw_weights(module, 0)
+        module.save_pretrained(copy / part)
     return copy
 
 
@@ -326,6 +292,7 @@ def test_later_releases_are_served_too(later: Path) -> None:
         ("text_encoder", "text_encoder/model.safetensors", "layers.1.mlp.up_proj"),
         ("text_encoder", "connectors/diffusion_pytorch_model.safetensors", "video_connector.transformer_blocks.0.ff"),
         ("dit", "transformer/diffusion_pytorch_model.safetensors", "transformer_blocks.1.audio_ff"),
+        ("vae_encoder", "vae/diffusion_pytorch_model.safetensors", "encoder.conv_out"),
         ("vae", "vae/diffusion_pytorch_model.safetensors", "decoder.conv_out"),
         ("audio_vae", "audio_vae/diffusion_pytorch_model.safetensors", "decoder.conv_out"),
         ("audio_vae", "vocoder/diffusion_pytorch_model.safetensors", "conv_out"),
@@ -391,5 +358,5 @@ def test_parts_of_another_kind_are_named(ltx2: Path, tmp_path: Path, component: 
 
 
 def test_an_unknown_component_is_not_found(ltx2: Path) -> None:
-    with pytest.raises(NotFound, match="text_encoder, dit, vae, audio_vae"):
+    with pytest.raises(NotFound, match="text_encoder, vae_encoder, dit, vae, audio_vae"):
         families.family_of(ltx2).load("thinker", ltx2)

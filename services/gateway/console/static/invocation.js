@@ -56,7 +56,7 @@ export function invocation(room, id) {
   };
 }
 
-function head({ summary, seed, step, segments }) {
+function head({ summary, seed, step, segments, called, caller }) {
   const told = [
     ["Model", summary.model], ["Type", kind(summary.type)], ["Path", h("code", summary.path)], ["Plan", `epoch ${summary.epoch}`],
     ["Began", `${clock(summary.created)}, ${ago(summary.created)}`], [summary.status === "running" ? "Running for" : "Took", seconds(elapsed(summary) ?? summary.seconds)], ["First output", seconds(summary.first)],
@@ -64,6 +64,8 @@ function head({ summary, seed, step, segments }) {
     summary.replay_of ? ["Replay of", about(summary.replay_of)] : null,
     summary.parent ? [`Step ${step} of`, about(summary.parent)] : null,
     segments.length ? ["Went on as", segments.map((each) => [about(each), " "])] : null,
+    called.length ? ["Called for", called.map((each) => [about(each), " "])] : null,
+    caller ? ["Called for by", about(caller)] : null,
   ];
   return h("header", { class: "head" },
     h("p", { class: "crumb" }, h("a", { href: "#/invocations" }, "Invocations")),

@@ -64,7 +64,10 @@ class Simulation:
         part = self._option.find_component(component)
         kind = kind_of(component, part, settings.family)
         if part.answers and not self._kinds[kind].scripted:
-            raise BadRequest(f"{self._option.name}: `answers` are for thinkers, not for {component}: {kind}")
+            raise BadRequest(
+                f"{self._option.name}: `answers` are for thinkers and for prefill, which reads what is answered, "
+                f"not for {component}: {kind}"
+            )
         lane = lane_of(self._device, self._option, component, kind, settings.batch)
         place = Place(self._machine, lane, self._profile.seed, self._profile.jitter, settings.context)
         return self._kinds[kind](component, part, place)

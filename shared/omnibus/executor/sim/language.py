@@ -172,11 +172,17 @@ class SimulatedPrefill(SimulatedLanguageModel):
     async def run(self, job: Job) -> None:
         prompt = await self.read_prompt(job)
         draw = self.make_draw(job, prompt.content)
+        script = await self.choose_script(job, prompt)
         await self.serve_pass(prompt.tokens, draw)
         if job.has_consumer("prompt"):
             await send_prompt(job, prompt.tokens, self.part.width)
-        await job.put("start", {"length": prompt.tokens, "content": prompt.content, **prompt.usage_counts})
+        start = {"length": prompt.tokens, "content": prompt.content, **script, **prompt.usage_counts}
+        await job.put("start", start)
         await job.put("cache", {}, blank_array((prompt.tokens, self.part.width), self.part.dtype))
+
+    async def choose_script(self, job: Job, prompt: SimPrompt) -> dict[str, Any]:
+        """Return the fields of ``start`` for a scripted answer; empty without one."""
+        return {}
 
 
 class SimulatedDecode(SimulatedLanguageModel):
@@ -192,7 +198,12 @@ class SimulatedDecode(SimulatedLanguageModel):
             raise BadRequest("start must say the prompt's length", param="start")
         draw = self.make_draw(job, about.get("content", 0))
         counts = {key: value for key, value in about.items() if key.endswith("_tokens")}
-        await self.write_answer(job, self.draw_answer(job, about["length"], draw), about["length"], draw, counts)
+        answer = await self.choose_answer(job, about, draw)
+        await self.write_answer(job, answer, about["length"], draw, counts)
+
+    async def choose_answer(self, job: Job, start: Mapping[str, Any], draw: Draw) -> Answer:
+        """The answer behind ``start``, what the prefill says. Raises as ``draw_answer``."""
+        return self.draw_answer(job, start["length"], draw)
 
 
 _encode = msgspec.json.Encoder().encode

@@ -51,7 +51,15 @@ from omnibus.task.library.language import (
     ThinkOutput,
     Vectors,
 )
-from omnibus.task.library.media import Encode, EncodeInput, EncodeOutput, PlacedMedia
+from omnibus.task.library.media import (
+    Encode,
+    EncodeFrame,
+    EncodeInput,
+    EncodeOutput,
+    FrameInput,
+    FrameOutput,
+    PlacedMedia,
+)
 from omnibus.task.library.speech import (
     Audio,
     Codes,
@@ -96,8 +104,11 @@ __all__ = [
     "EmbedInput",
     "EmbedOutput",
     "Encode",
+    "EncodeFrame",
     "EncodeInput",
     "EncodeOutput",
+    "FrameInput",
+    "FrameOutput",
     "ImageEdit",
     "ImageGeneration",
     "ImageOutput",

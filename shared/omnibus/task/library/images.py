@@ -2,6 +2,7 @@
 
 from pydantic import BaseModel, ConfigDict, Field, SkipValidation
 
+from omnibus.errors import BadRequest
 from omnibus.task.base import CompositeTask
 from omnibus.task.library.diffusion import (
     DecodeAudio,
@@ -18,7 +19,7 @@ from omnibus.task.library.diffusion import (
     TextEncodeInput,
     TextEncodeOutput,
 )
-from omnibus.task.library.media import Encode, EncodeInput, PlacedMedia
+from omnibus.task.library.media import Encode, EncodeFrame, EncodeInput, FrameInput, PlacedMedia
 from omnibus.task.library.speech import Audio
 from omnibus.task.types import Stream, Tensor, Tensors, Value
 
@@ -206,7 +207,7 @@ PAINTERS: tuple[type[CompositeTask], ...] = (ImageEdit, ImageGeneration)
 
 
 class VideoInput(BaseModel):
-    """A video to be made of a prompt."""
+    """A video to be made of a prompt, and of an image that it begins with, where there is one."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -227,6 +228,8 @@ class VideoInput(BaseModel):
     guidance: float | None = None
     #: Of the noise. None is the invocation's own.
     seed: int | None = Field(default=None, ge=0, lt=2**62)
+    #: The image that it begins with, as ``EncodeInput.media``.
+    image: PlacedMedia | None = None
     #: Make its sound, where the model makes it.
     sound: bool = False
     #: Report each step.
@@ -260,7 +263,10 @@ class VideoOutput(BaseModel):
 
 
 class VideoGeneration(CompositeTask[VideoInput, VideoOutput]):
-    """Text to video, with its sound where a decoder for it is given."""
+    """Text to video, with its sound where a decoder for it is given.
+
+    An ``image`` is the first frame where there is a ``frame_encoder``, and refused where there is none.
+    """
 
     #: Reads the prompts.
     text_encoder: TextEncode
@@ -270,6 +276,8 @@ class VideoGeneration(CompositeTask[VideoInput, VideoOutput]):
     decoder: DecodeVideo
     #: Makes samples of latents, for models with sound.
     sound: DecodeAudio | None = None
+    #: Makes latents of an image, for models that begin a video with one.
+    frame_encoder: EncodeFrame | None = None
 
     def invoke(self, request: VideoInput) -> VideoOutput:
         guide = self.text_encoder.invoke(
@@ -289,6 +297,7 @@ class VideoGeneration(CompositeTask[VideoInput, VideoOutput]):
                 steps=request.steps,
                 guidance=request.guidance,
                 seed=request.seed,
+                image=self._encode_first_frame(request),
             ),
             work=request.work,
         )
@@ -300,3 +309,12 @@ class VideoGeneration(CompositeTask[VideoInput, VideoOutput]):
             audio=audio,
             progress=made.progress if request.progress else None,
         )
+
+    def _encode_first_frame(self, request: VideoInput) -> Tensor | None:
+        """Latents of the image that the video begins with. Raises ``BadRequest`` where no component encodes it."""
+        if request.image is None:
+            return None
+        if self.frame_encoder is None:
+            raise BadRequest("this model begins no video with an image: leave it out", param="image")
+        given = FrameInput(media=request.image, width=request.width, height=request.height)
+        return self.frame_encoder.invoke(given, work=request.width * request.height // 1024).latents

@@ -1,4 +1,4 @@
-"""Media encoders."""
+"""Media encoders, and the encoder of a video's first frame."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
@@ -33,4 +33,26 @@ class Encode(UnitTask[EncodeInput, EncodeOutput]):
     """
 
     kind: ClassVar[str] = "encode"
+    service: ClassVar[str] = "encoder"
+
+
+class FrameInput(TaskInput):
+    """An image that a video of ``width`` and ``height`` pixels begins with."""
+
+    #: As ``EncodeInput.media``, an image.
+    media: PlacedMedia
+    #: Pixels of the video.
+    width: int
+    height: int
+
+
+class FrameOutput(TaskOutput):
+    #: Latents [channels, 1, height, width] float32, as ``DenoiseInput.image`` takes them.
+    latents: Tensor
+
+
+class EncodeFrame(UnitTask[FrameInput, FrameOutput]):
+    """An image to the first latent frame of a video. Raises as ``Encode``."""
+
+    kind: ClassVar[str] = "encode-frame"
     service: ClassVar[str] = "encoder"

@@ -6,7 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from omnibus.task.library import DecodeAudio, DecodeVideo, Denoise, TextEncode, VideoGeneration, VideoInput
+from omnibus.task import Media
+from omnibus.task.library import (
+    DecodeAudio,
+    DecodeVideo,
+    Denoise,
+    EncodeFrame,
+    TextEncode,
+    VideoGeneration,
+    VideoInput,
+)
 
 MODEL = "ltx2-tiny"
 
@@ -15,15 +24,23 @@ DIRECTOR = VideoGeneration(
     denoiser=Denoise(model=MODEL, component="dit"),
     decoder=DecodeVideo(model=MODEL, component="vae"),
     sound=DecodeAudio(model=MODEL, component="audio_vae"),
+    frame_encoder=EncodeFrame(model=MODEL, component="vae_encoder"),
 )
+
+
+class Wish(VideoInput):
+    """A film; ``first`` is the file of the image that it begins with, as base64."""
+
+    first: str = ""
 
 
 def told(array: np.ndarray) -> dict[str, Any]:
     return {"shape": list(array.shape), "data": base64.b64encode(array.tobytes()).decode()}
 
 
-async def serve(request: VideoInput) -> dict[str, Any]:
-    film = await DIRECTOR(request)
+async def serve(request: Wish) -> dict[str, Any]:
+    image = await Media.of(base64.b64decode(request.first)) if request.first else None
+    film = await DIRECTOR(VideoInput(**request.model_dump(exclude={"first", "image"}), image=image))
     wanted = {"frames": film.frames, "audio": film.audio, "progress": film.progress}
     there = {name: stream for name, stream in wanted.items() if stream is not None}
     found = dict(zip(there, await asyncio.gather(*there.values()), strict=True))

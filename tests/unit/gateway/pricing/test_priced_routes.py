@@ -1,5 +1,6 @@
 """Quotes and limits of every route that runs a model: one check, by the sizes that each kind of request has."""
 
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ from omnibus.executor.runner import Job
 from omnibus.families import catalog
 from omnibus.plan import ModelPlan, Plan
 from omnibus.store import Store
+from omnibus.structured.calls import call_head
 from services.gateway.pricing.cost_fit import CostFits
 from tests.unit.gateway.house import FILMER, OMNI, PAINTER, TOYS, House, error, house
+from tests.unit.gateway.house import TEXT as TEXT_MODEL
 from tests.unit.gateway.pricing.test_usage import EUROS, PRICE
 from tests.unit.gateway.samples import sound
 from tests.unit.gateway.videos.studio import Toys, becomes, decode, hum
@@ -25,6 +28,8 @@ WAV = sound("wav", "pcm_s16le", 0.5, 16000)
 #: Seconds that each stage takes: for a request, a character of its texts, or a step of its denoiser.
 ENCODED, THOUGHT, TALKED, VOCODED, CHARACTER = 0.5, 2.0, 0.25, 0.125, 0.01
 READ, STEP, PAINTED, HUMMED = 0.1, 0.1, 0.2, 0.3
+#: That an image of the usual number of steps takes.
+DRAWN = READ + STEP * 20 + PAINTED
 TEXT = "one two three four five six seven eight"
 _STAGES: dict[str, tuple[Any, Callable[[Job], float]]] = {
     "audio": (TOYS["audio"], lambda _: ENCODED),
@@ -148,6 +153,10 @@ ROUTES: dict[str, tuple[Ask, Callable[[int], float]]] = {
         ),
         lambda size: READ + STEP * size + PAINTED,
     ),
+    "responses that are an image": (
+        post("/v1/responses", model=PAINTER, input="a boat", tools=[{"type": "image_generation", "size": "64x64"}]),
+        lambda _: DRAWN,
+    ),
     "videos": (film, lambda size: READ + STEP * size + PAINTED + HUMMED),
 }
 
@@ -169,4 +178,39 @@ async def test_every_route_has_quotes_and_holds_limits(home: House):
         assert taken.status_code == 200, (name, taken.text)
         assert (refused.status_code, error(refused)["code"]) == (402, "cost_limit_exceeded"), name
         assert "is expected to cost" in error(refused)["message"], name
+    await home.emptied()
+
+
+async def draw_four(job: Job) -> None:
+    """A thinker that calls four times for an image."""
+    await job.value("messages")
+    for _ in range(4):
+        await job.send("text", {"calls": call_head("image_generation") + json.dumps({"prompt": "a cat"}), "ids": [1]})
+    job.close("text", {"finish_reason": "stop", "usage": {"prompt_tokens": 5, "completion_tokens": 4}})
+
+
+async def test_no_more_images_are_drawn_than_the_limit_leaves_room_for(home: House, store: Store):
+    home.serve(TEXT_MODEL, PAINTER)
+    assert home.router.plan is not None
+    home.router.plan = msgspec.structs.replace(home.router.plan, prices=EUROS, models=one_path(home.router.plan))
+    await home.executor(TEXT_MODEL, "L", "thinker", thinker=timed(draw_four, lambda _: THOUGHT))
+    ask = post("/v1/responses", model=TEXT_MODEL, input="draw", tools=[{"type": "image_generation", "size": "64x64"}])
+    for _ in range(6):
+        drawn = [item["status"] for item in (await ask(home, 1, {})).json()["output"]]
+        assert drawn == ["completed"] * 4
+        await until(lambda: home.dispatcher.inflight_count == 0)
+
+    quote = (await ask(home, 1, {"x-omnibus-quote": "1"})).json()
+    limits = [(THOUGHT + images * DRAWN) * PRICE / 3600 for images in (2.5, 0.5)]
+    taken, refused = [await ask(home, 1, {"x-omnibus-max-cost": f"{limit:.9f}"}) for limit in limits]
+
+    assert quote["gpu_seconds"] == pytest.approx(THOUGHT + DRAWN, rel=0.05)
+    assert quote["money"] == pytest.approx((THOUGHT + DRAWN) * PRICE / 3600, rel=0.05)
+    assert quote["image"]["gpu_seconds"] == pytest.approx(DRAWN, rel=0.05)
+    assert [item["status"] for item in taken.json()["output"]] == ["completed"] * 2, taken.text
+    stored = await store.response(taken.json()["id"])
+    assert stored is not None
+    assert stored.record.images == 2
+    assert stored.record.image_path
+    assert (refused.status_code, error(refused)["code"]) == (402, "cost_limit_exceeded")
     await home.emptied()

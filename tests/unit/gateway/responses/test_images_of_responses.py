@@ -10,15 +10,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import UNSET
 from openai import AsyncOpenAI
 from openai.types.responses import Response
 from PIL import Image
 
+from omnibus.cli.invocations import invocation_lines
 from omnibus.executor.runner import Job
+from omnibus.recording.waterfall import build_waterfall
 from omnibus.store import Store
 from omnibus.structured.calls import call_head
 from tests.unit.gateway.house import PAINTER, TEXT, House, error, house, paint
 from tests.unit.gateway.responses_house import PATH, Pair, Reading, create, events_of, whole
+from tests.unit.sidecar.node import until
 
 DRAW: dict[str, Any] = {"type": "image_generation", "size": "64x32"}
 
@@ -137,6 +141,28 @@ async def test_several_are_drawn_one_after_the_other_as_many_as_are_allowed(stud
     assert [item.get("status") for item in made["output"][1:]] == ["completed", "completed", "failed"]
     assert [pixels[0, 0, 1] for pixels in images({"output": made["output"][1:3]})] == [2, 4]
     assert made["output"][1]["result"] != made["output"][2]["result"]
+
+
+async def test_the_records_of_a_chat_and_of_its_images_name_each_other(studio: House, artist: Artist) -> None:
+    artist.prompts = ["a cat", "a dog"]
+    ended: list[Any] = []
+    studio.records.on_end = lambda running, _: ended.append(running.invocation)
+
+    whole(await create(studio, "draw", tools=[DRAW]))
+    await until(lambda: len(ended) == 3)
+
+    [chat] = [each for each in ended if each.model == TEXT]
+    drawn = [each for each in ended if each.model == PAINTER]
+    found = await studio.records.find(chat.id)
+    assert found.ended is not None
+    assert found.ended.called == (drawn[0].id, drawn[1].id)
+    assert build_waterfall(*found).called == found.ended.called
+    assert any(line.startswith("called") and drawn[1].id in line for line in invocation_lines(*found))
+    for each in drawn:
+        image = await studio.records.find(each.id)
+        assert image.ended is not None
+        assert (image.ended.caller, image.ended.called) == (chat.id, UNSET)
+        assert f"for     {chat.id}" in "\n".join(invocation_lines(*image))
 
 
 async def test_a_conversation_goes_on_without_its_images(studio: House, artist: Artist) -> None:

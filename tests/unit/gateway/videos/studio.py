@@ -1,5 +1,5 @@
 """Gateways over one store and one media directory, with toys that make films: no models, but the same inputs and
-outputs. A film has one colour, which is its seed, and a note for its sound."""
+outputs. A film has one colour, which is its seed or that of the image that it begins with, and a note for its sound."""
 
 import asyncio
 from collections import Counter
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import av
 import httpx
 import numpy as np
+from PIL import Image
 
 from omnibus.executor.runner import Job
 from omnibus.settings import StoreSettings
@@ -21,7 +22,7 @@ from tests.unit.gateway.house import FILMER, House, house, read
 from tests.unit.sidecar import node as nodes
 
 RATE = 8000
-PARTS = ("text_encoder", "dit", "vae", "audio_vae")
+PARTS = ("text_encoder", "vae_encoder", "dit", "vae", "audio_vae")
 ASKED: dict[str, Any] = {"model": FILMER, "prompt": "a boat at night", "seconds": "0.5", "size": "64x32", "steps": 4}
 
 
@@ -38,6 +39,7 @@ class Toys:
 
     async def denoise(self, job: Job) -> None:
         await job.value("embeds")
+        image = await job.value("image")
         wish = job.inputs
         self.wishes.append(dict(wish))
         self.begun[wish["seed"]] += 1
@@ -53,8 +55,15 @@ class Toys:
             raise
         job.close("progress")
         shape = (1, wish["frames"], wish["height"], wish["width"])
-        await job.put("latents", {}, np.full(shape, wish["seed"] % 200, np.float32))
+        colour = wish["seed"] % 200 if image is None else image.array.max()
+        await job.put("latents", {}, np.full(shape, colour, np.float32))
         await job.put("sound", {}, np.full((1, int(RATE * wish["frames"] / wish["fps"]), 1), 0.5, np.float32))
+
+
+async def look(job: Job) -> None:
+    """The colour of the image that a film begins with."""
+    colour = Image.open(BytesIO((await job.value("media")).array.tobytes())).getpixel((0, 0))[0]
+    await job.put("latents", {}, np.full((1, 1, job.inputs["height"], job.inputs["width"]), colour, np.float32))
 
 
 async def decode(job: Job) -> None:
@@ -93,7 +102,7 @@ class Studio:
 
     async def hires(self) -> None:
         """Start the executor."""
-        works = {"dit": self.toys.denoise, "vae": decode, "audio_vae": hum, "text_encoder": read}
+        works = {"dit": self.toys.denoise, "vae": decode, "audio_vae": hum, "text_encoder": read, "vae_encoder": look}
         await self.first.executor(FILMER, "M", *PARTS, id="filmer", **works)
 
     @property

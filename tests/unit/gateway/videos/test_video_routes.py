@@ -251,7 +251,7 @@ async def test_unknown_ids_are_not_found(home: House, id: str):
         ({"guidance": 1, "guidance_scale": 1}, 400, "guidance_scale"),
         ({"fps": 0}, 400, "fps"),
         ({"seed": -1}, 400, "seed"),
-        ({"input_reference": {"file_id": "file-1"}}, 400, "input_reference"),
+        ({"input_reference": {"file_id": "file-1"}}, 404, "input_reference"),
         ({"quality": "high"}, 400, "quality"),
     ],
 )

@@ -6,13 +6,14 @@ from typing import Any, get_args
 import pytest
 
 from omnibus.errors import BadRequest
+from omnibus.executor.runner import Item
 from omnibus.executor.settings import ExecutorSettings
 from omnibus.executor.sim import Simulation, decode_profile
 from omnibus.executor.sim.answers import WHOLE_CALLS, ToolFormatName
 from omnibus.executor.sim.engine import KINDS
 from omnibus.structured.calls import split_calls
 from omnibus_models.tool_calls import find_format
-from services.llm.runners.scripted import ScriptedThinker, ScriptParams, render_answer, write_text
+from services.llm.runners.scripted import SCRIPTED_KINDS, ScriptParams, render_answer, write_text
 from tests.unit.executor.simulated import THINKER
 from tests.unit.jobs import MemoryJob
 
@@ -26,14 +27,14 @@ ANSWERS: list[dict[str, Any]] = [
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in ("weather", "clock")]
 
 
-def profile(answers: list[dict[str, Any]] = ANSWERS, **thinker: Any) -> Any:
-    part = {**THINKER, "answers": answers, **thinker}
-    return decode_profile(json.dumps({"time_scale": 1e-4, "default": {"components": {"thinker": part}}}).encode())
+def profile(answers: list[dict[str, Any]] = ANSWERS, name: str = "thinker", **thinker: Any) -> Any:
+    part = {**THINKER, "answers": answers, "kind": "prefill" if name == "prefill" else "think", **thinker}
+    return decode_profile(json.dumps({"time_scale": 1e-4, "default": {"components": {name: part}}}).encode())
 
 
 async def ask(last: dict[str, str], resumed: int = 0, part: Any = None, **params: Any) -> MemoryJob:
     """The job of a chat that ends in ``last``, done; it is the second attempt where ``resumed`` tokens were there."""
-    kinds = {**KINDS, "think": ScriptedThinker}
+    kinds = {**KINDS, **SCRIPTED_KINDS}
     made = Simulation(ExecutorSettings(model="m", family="qwen3"), part or profile(), kinds=kinds)
     runner = made.make_runner("thinker")
     messages = [{"role": "user", "content": "say hello"}, {"role": "assistant", "content": "hello"}, last]
@@ -45,6 +46,33 @@ async def ask(last: dict[str, str], resumed: int = 0, part: Any = None, **params
     finally:
         await runner.close()
     return job
+
+
+async def ask_halves(last: dict[str, str], resumed: int = 0, part: Any = None, **params: Any) -> MemoryJob:
+    """The same of a model in two halves: the job of its decode, whose ``start`` went over the bus as JSON."""
+    rules = part or profile(name="prefill")
+    written = {"step": {"base": 0.1}, "steps": 6}
+    given = decode_profile(json.dumps({"time_scale": 1e-4, "default": {"components": {"decode": written}}}).encode())
+    made = [
+        Simulation(ExecutorSettings(model="m", family="qwen3"), each, kinds={**KINDS, **SCRIPTED_KINDS})
+        for each in (rules, given)
+    ]
+    prefill, decode = made[0].make_runner("prefill"), made[1].make_runner("decode")
+    messages = [{"role": "user", "content": "say hello"}, {"role": "assistant", "content": "hello"}, last]
+    first = MemoryJob({"messages": messages, "params": params})
+    resumes = {"text": {"ids": list(range(resumed))}} if resumed else {}
+    for runner in (prefill, decode):
+        await runner.load()
+    try:
+        await prefill.run(first)
+        [start], [cache] = (first.outputs[name].items for name in ("start", "cache"))
+        start = Item(json.loads(json.dumps(start.data)), None)
+        second = MemoryJob({"start": start, "cache": cache, "params": params}, resumes=resumes)
+        await decode.run(second)
+    finally:
+        for runner in (prefill, decode):
+            await runner.close()
+    return second
 
 
 def user(text: str) -> dict[str, str]:
@@ -65,6 +93,45 @@ async def test_the_rule_that_fits_the_last_message_is_the_answer():
     assert said(await ask({"role": "tool", "content": "rain"}))[0] == "Take an umbrella."
     [(name, arguments)] = said(await ask(user("the weather"), tools=TOOLS))[2]
     assert (name, arguments) == ("weather", {"city": 'Pa"r}is'})
+
+
+@pytest.mark.parametrize(
+    ("text", "params"),
+    [
+        ("say HELLO", {}),
+        ("think", {}),
+        ("the weather", {"tools": TOOLS}),
+        ("both", {"tools": TOOLS, "tool_choice": "required"}),
+        ("hello", {"max_tokens": 2}),
+        ("hello", {"stop": ["wör"]}),
+    ],
+)
+async def test_halves_answer_as_the_whole_model_does(text: str, params: dict[str, Any]):
+    whole = await ask(user(text), **params)
+
+    for resumed in (0, 1):
+        assert said(await ask_halves(user(text), resumed, **params)) == said(whole)
+
+
+async def test_halves_refuse_what_a_whole_model_refuses_and_answer_all_else_by_chance():
+    with pytest.raises(BadRequest, match="no scripted answer to this message calls a tool"):
+        await ask_halves(user("hello"), tools=TOOLS, tool_choice="required")
+    plain = profile([], name="prefill")
+
+    assert said(await ask_halves(user("bye"))) == said(await ask_halves(user("bye"), part=plain))
+    counted = await ask_halves(user("hello"), count_only=True)
+    assert said(counted)[0] == ""
+
+
+async def test_calls_of_halves_are_in_the_format_of_their_prefill():
+    part = profile(
+        [each for each in ANSWERS if not (each.get("text") and each.get("calls"))],
+        "prefill",
+        tool_format="llama3",
+        chars=3,
+    )
+
+    assert len(said(await ask_halves(user("both"), part=part, tools=TOOLS))[2]) == 2
 
 
 async def test_what_no_rule_fits_is_answered_by_chance_as_before():
@@ -144,6 +211,6 @@ def test_answers_and_formats_are_checked_where_they_cannot_be_used():
         profile(tool_format="xml")
     with pytest.raises(BadRequest, match="calls in the format llama3 answer with `text` or `calls`, not both"):
         profile(tool_format="llama3")
-    made = Simulation(ExecutorSettings(model="m"), profile(kind="prefill"), kinds={**KINDS, "think": ScriptedThinker})
-    with pytest.raises(BadRequest, match="`answers` are for thinkers, not for thinker: prefill"):
+    made = Simulation(ExecutorSettings(model="m"), profile(kind="decode"), kinds={**KINDS, **SCRIPTED_KINDS})
+    with pytest.raises(BadRequest, match="`answers` are for thinkers and for prefill, .* not for thinker: decode"):
         made.make_runner("thinker")

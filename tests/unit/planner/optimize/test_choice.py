@@ -1,6 +1,10 @@
 """What is chosen: the best deployment of what was measured, whatever the paper calls it."""
 
+from typing import Any
+
+import msgspec
 import pytest
+from msgspec import UNSET
 
 from omnibus.profile import CostLine, Point, TypeProfile
 from services.planner.declared.planned_spec import DeclaredNode, GpuType
@@ -337,3 +341,38 @@ def test_what_was_not_measured_together_slows_down_as_what_was():
 
     assert made.capacity["q"] == pytest.approx(10.0)  # what two of them do without the thinker is taken to be free
     assert not any({"vision", "thinker"} <= set(each.components) for each in made.models["q"].options.values())
+
+
+# Settings of engines
+
+
+FP8 = {"quantization": "fp8", "speculative_tokens": 4}
+FASTER = msgspec.structs.replace(
+    option("thinker", ("thinker", 0.1, "", 0.5), service="llm", gpu="H100"),
+    engine="services.engines:vllm",
+    checkpoint="/q-fp8",
+    dtype="bfloat16",
+    vllm=FP8,
+)
+
+
+def test_an_option_is_deployed_with_the_settings_that_it_was_measured_with():
+    made = planner(profile({"E": E, "L": L, "L-fp8": FASTER})).plan().models["q"]
+
+    assert set(replicas(made)) == {"E", "L-fp8"}
+    deployed = made.options["L-fp8"]
+    assert (deployed.checkpoint, deployed.dtype, deployed.vllm) == ("/q-fp8", "bfloat16", FP8)
+    assert made.options["E"].vllm is UNSET
+
+
+@pytest.mark.parametrize(
+    ("changes", "estimated"),
+    [({}, None), ({"checkpoint": "", "dtype": ""}, FP8)],
+)
+def test_options_are_only_put_together_of_what_has_the_same_settings(changes: dict[str, str], estimated: Any):
+    measured = profile({"E": E, "L": msgspec.structs.replace(FASTER, **changes)})
+
+    ready = planner(measured, options="all").ready["q"]
+
+    together = [each for each in ready.options.values() if len(each.components) == 2]
+    assert [each.vllm for each in together] == ([] if estimated is None else [estimated])

@@ -8,7 +8,7 @@ import pytest
 
 from omnibus.plan import ModelPlan, choose_path
 from omnibus.profile import ModelProfile, TypeProfile
-from services.planner.declared.model import Model
+from services.planner.declared.model import DeclaredModel, Model
 from services.planner.declared.planned_spec import GpuType
 from services.planner.optimize.load import ModelLoad
 from services.planner.optimize.planner import Planner
@@ -133,3 +133,13 @@ def test_a_scenario_with_a_type_of_its_own_has_its_paths():
 
 def test_the_order_of_a_profile_that_says_none_is_that_of_the_components():
     assert planner(profile(order=())).plan().models == planner().plan().models
+
+
+def test_a_first_frame_is_what_some_requests_bring():
+    declared = Model("m", DeclaredModel(family="ltx2", checkpoint="/m"))
+
+    kinds = {"+".join(part for part in declared.components if part in used) for used in declared.request_types()}
+
+    assert kinds == {
+        f"text_encoder{frame}+dit+vae{sound}" for frame in ("", "+vae_encoder") for sound in ("", "+audio_vae")
+    }

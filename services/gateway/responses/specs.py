@@ -1,0 +1,160 @@
+"""Specs of responses: of requests that come, and of those that were written down."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+from omnibus.bus import Bus
+from omnibus.errors import Overloaded, Rejected, TooLarge
+from omnibus.settings import GatewaySettings
+from omnibus.store import ResponseRecord, Store
+from services.gateway.apps.chat import AppChats
+from services.gateway.media.files import new_secret_id
+from services.gateway.openai.responses import items as wire_items
+from services.gateway.openai.responses.request import ResponseRequest, parse_response_request
+from services.gateway.openai.responses.response import ResponseObject, new_response
+from services.gateway.openai.responses.to_chat import ChatOfResponse, to_chat
+from services.gateway.pricing.headers import PriceOptions
+from services.gateway.pricing.quotes import ImageAllowance
+from services.gateway.request.request import ClientRequest
+from services.gateway.responses import history
+from services.gateway.responses.archive import MAX_STORED_BYTES, ResponseArchive
+from services.gateway.responses.drawing import ImageDrawer, ImageDrawers
+from services.gateway.responses.history import EarlierItems
+from services.gateway.responses.log import LogContent, ResponseLog
+from services.gateway.responses.production import ProductionSpec
+from services.gateway.tasks.chat import Chat
+from services.gateway.tenancy.tenant import current_tenant
+
+#: Responses that are made in the background at a time, at all gateways.
+MAX_OPEN = 256
+
+
+class _ReadRequest(NamedTuple):
+    """A request with what it refers to: its own items, the chat that answers it, and what draws its images."""
+
+    items: list[wire_items.InputItem]
+    asked: ChatOfResponse
+    drawer: ImageDrawer | None
+
+
+class ProductionSpecs:
+    """Makes specs of responses that ``chat`` answers, and ``archive`` keeps."""
+
+    def __init__(self, settings: GatewaySettings, store: Store, bus: Bus, chat: Chat, archive: ResponseArchive) -> None:
+        self._settings = settings
+        self._store = store
+        self._bus = bus
+        self._chat = chat
+        self._archive = archive
+        #: Those of apps too, once there are any.
+        self.chats: Chat | AppChats = chat
+        #: What draws images of responses, once there is anything.
+        self.drawers: ImageDrawers | None = None
+
+    async def open(self, wanted: ResponseRequest, body: bytes, pinned: str, prices: PriceOptions) -> ProductionSpec:
+        """The spec of a response that keeps to ``prices``. Raises ``OmnibusError``, and ``QuoteReady``."""
+        items, asked, drawer = self._read_request(wanted, await history.load_history(self._store, wanted))
+        seed = asked.request.seed
+
+        def opened() -> ClientRequest:
+            return self._open_request(wanted.model, seed, pinned, drawer)
+
+        run = opened()
+        seed = run.seed
+        try:
+            if drawer is not None:
+                pinned = run.pinned = await drawer.choose_path(self._chat, run, asked.request, prices)
+            else:
+                pinned = run.pinned = await self._chat.choose_path(run, asked.request, prices)
+        except Rejected as error:
+            error.param = asked.client_param(error.param)
+            raise
+        run.price = None  # it is checked, for all attempts
+        response = new_response(new_secret_id("resp_"), run.created, wanted)
+        encrypts = wanted.wants_encrypted_reasoning
+        spec = ProductionSpec(response, asked, _first(run, opened), encrypts=encrypts, drawer=drawer)
+        if not wanted.is_stored:
+            return spec
+        if len(body) > MAX_STORED_BYTES:
+            raise TooLarge(
+                f"A request that is stored has {MAX_STORED_BYTES} bytes at most: send store false, "
+                "or URLs in the place of data."
+            )
+        return await self._stored_spec(spec, self._new_record(wanted, response, run, body, items, drawer))
+
+    async def resume(self, record: ResponseRecord, content: LogContent) -> ProductionSpec:
+        """The spec of a response that was written down, and has come to ``content``."""
+        wanted = parse_response_request(record.request)
+        _, asked, drawer = self._read_request(wanted, await history.load_record_history(self._store, record))
+        if drawer is not None and record.images >= 0:
+            drawer.limit_images(ImageAllowance(record.images, record.image_path))
+        return ProductionSpec(
+            new_response(record.id, record.created, wanted),
+            asked,
+            lambda: self._open_request(record.model, record.seed, record.path, drawer),
+            deadline=record.deadline,
+            encrypts=wanted.wants_encrypted_reasoning,
+            log=ResponseLog(self._bus, record.id, content),
+            known=content,
+            ended=partial(self._archive.put_end, record),
+            drawer=drawer,
+        )
+
+    def _read_request(self, wanted: ResponseRequest, before: EarlierItems) -> _ReadRequest:
+        items = history.resolve_references(wanted.items, before.items)
+        asked = to_chat(wanted, before.items, items, before.param)
+        return _ReadRequest(items, asked, self.drawers.choose(wanted) if self.drawers is not None else None)
+
+    def _open_request(self, model: str, seed: int | None, path: str, drawer: ImageDrawer | None) -> ClientRequest:
+        if drawer is not None and drawer.alone:
+            return drawer.open_request(seed, path)
+        return self.chats.open_request(model, seed, path)
+
+    def _new_record(
+        self,
+        wanted: ResponseRequest,
+        response: ResponseObject,
+        run: ClientRequest,
+        body: bytes,
+        items: list[wire_items.InputItem],
+        drawer: ImageDrawer | None,
+    ) -> ResponseRecord:
+        background, tenant = bool(wanted.background), current_tenant()
+        allowed = drawer.allowed if drawer is not None else None
+        return ResponseRecord(
+            id=response.id,
+            model=wanted.model,
+            created=run.created,
+            deadline=run.created + self._settings.response_deadline if background else run.deadline,
+            seed=run.seed,
+            request=body,
+            input=wire_items.encode_items(wire_items.with_ids(items, new_secret_id)),
+            path=run.pinned,
+            tenant=tenant.name,
+            weight=tenant.weight,
+            previous=wanted.previous_response_id or "",
+            conversation=wanted.conversation_id,
+            background=background,
+            logged=background or bool(wanted.stream),
+            **({} if allowed is None else {"images": allowed.count, "image_path": allowed.path}),
+        )
+
+    async def _stored_spec(self, spec: ProductionSpec, record: ResponseRecord) -> ProductionSpec:
+        """``spec`` of a response that is kept; one in the background is written down at once."""
+        if record.background:
+            if await self._store.count_open_responses() >= MAX_OPEN:
+                raise Overloaded("as many responses are made in the background as there may be: try again later")
+            await self._archive.put_begun(record)
+        return spec._replace(
+            deadline=record.deadline if record.background else 0.0,
+            log=ResponseLog(self._bus, record.id) if record.logged else None,
+            begun=partial(self._archive.put_begun, record) if record.logged and not record.background else None,
+            ended=partial(self._archive.put_end if record.logged else self._archive.put_whole, record),
+        )
+
+
+def _first(run: ClientRequest, opened: Callable[[], ClientRequest]) -> Callable[[], ClientRequest]:
+    """``opened``, whose first request is ``run``."""
+    waiting = [run]
+    return lambda: waiting.pop() if waiting else opened()

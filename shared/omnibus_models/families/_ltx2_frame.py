@@ -1,0 +1,63 @@
+"""The encoder of LTX-2's VAE: an image to the first latent frame of a video, as ``LTX2ImageToVideoPipeline`` has it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from omnibus import errors
+from omnibus_models import media
+from omnibus_models.contract import LoadedComponent
+
+#: Shortest side of an image in pixels: H.264 halves the resolution of colours.
+_MIN_SIDE = 2
+
+
+@dataclass
+class Ltx2FrameEncoder(LoadedComponent):
+    """See ``contract.FrameEncoder``. Latents are as the transformer takes them: of mean 0 and deviation 1."""
+
+    unit: int
+    limits: media.MediaDecodeLimits
+
+    def prepare(self, data: memoryview, width: int, height: int) -> Tensor:
+        """Decode one file, compress it as training data were, and bring it to the video's size."""
+        from diffusers.pipelines.ltx2.utils import DEFAULT_IMAGE_CRF, apply_image_conditioning_crf
+        from diffusers.video_processor import VideoProcessor
+
+        picture = media.decode_image(data, self.limits)
+        if min(picture.size) < _MIN_SIDE:
+            raise errors.BadMedia(f"an image must have sides of at least {_MIN_SIDE} pixels", param="media")
+        compressed = apply_image_conditioning_crf(np.asarray(picture.convert("RGB")), DEFAULT_IMAGE_CRF)
+        processor = VideoProcessor(vae_scale_factor=self.unit, resample="bilinear")
+        pixels: Tensor = processor.preprocess(Image.fromarray(compressed), height=height, width=width)[0]
+        return pixels
+
+    @torch.no_grad()
+    def encode(self, pixels: Tensor) -> Tensor:
+        """[3, height, width] to [channels, 1, rows, columns]: the mode of the VAE's distribution, normalised."""
+        from diffusers import LTX2ImageToVideoPipeline
+
+        module: Any = self.module
+        weight = next(module.encoder.parameters())
+        found = module.encode(pixels[None, :, None].to(weight)).latent_dist.mode().float()
+        latents: Tensor = LTX2ImageToVideoPipeline._normalize_latents(found, module.latents_mean, module.latents_std)
+        return latents[0].cpu()
+
+
+def load_frame_encoder(
+    checkpoint: Path, device: str, dtype: str, limits: media.MediaDecodeLimits = media.DEFAULT
+) -> Ltx2FrameEncoder:
+    """Raises ``Fatal`` for a checkpoint without these weights."""
+    from diffusers import AutoencoderKLLTX2Video
+
+    from omnibus_models import diffusers_loading
+
+    module = diffusers_loading.load_model(
+        AutoencoderKLLTX2Video, checkpoint, "vae", drop=("decoder",), device=device, dtype=dtype
+    )
+    return Ltx2FrameEncoder(module, module.spatial_compression_ratio, limits)

@@ -1,0 +1,83 @@
+"""The first frame of a video is encoded at the video's size, whether it is a file or what another task made."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from omnibus.encoding.image import encode_image
+from omnibus.errors import BadMedia, BadRequest
+from omnibus.executor.runner import Item
+from omnibus.executor.settings import ExecutorSettings
+from omnibus_models import tiny
+from omnibus_models.families import load_family
+from services import engines
+from services.encoder.frame_encoder import FrameEncodeRunner
+from services.encoder.media_encoder import EncodeRunner
+from tests.close import assert_close
+from tests.unit.jobs import MemoryJob, run
+from tests.unit.models import files
+
+PIXELS = np.random.default_rng(3).integers(0, 256, (40, 70, 3), np.uint8)
+
+
+@pytest.fixture(scope="module")
+def ltx2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build("ltx2", tmp_path_factory.mktemp("models") / "ltx2")
+
+
+@pytest.fixture
+async def runner(ltx2: Path) -> AsyncIterator[FrameEncodeRunner]:
+    made = engines.transformers("vae_encoder", ExecutorSettings(family="ltx2", checkpoint=str(ltx2)))
+    assert isinstance(made, FrameEncodeRunner)
+    await made.load()
+    yield made
+    await made.close()
+
+
+def job(data: bytes, modality: str = "image", **more: Any) -> MemoryJob:
+    media = Item({"modality": modality}, np.frombuffer(data, np.uint8))
+    return MemoryJob({"media": media, "width": 64, "height": 32, **more})
+
+
+@pytest.mark.numeric
+async def test_an_image_is_encoded_as_its_family_does(runner: FrameEncodeRunner, ltx2: Path) -> None:
+    one = await run(runner, job(files.picture(1)))
+    made = await run(runner, job(b"", media=Item({}, PIXELS)))
+
+    encoder: Any = load_family("ltx2").load("vae_encoder", ltx2)
+    for found, file in ((one, files.picture(1)), (made, encode_image(PIXELS, "png"))):
+        wanted = encoder.encode(encoder.prepare(memoryview(file), 64, 32)).numpy()
+        assert wanted.shape == (8, 1, 4, 8)
+        assert_close(found.array("latents"), wanted)
+    assert one.read == ["media"]
+    assert runner.stats()["images"] == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        (job(b"no image"), BadMedia, "image"),
+        (job(b"", media=None), BadMedia, "without its bytes"),
+        (job(files.picture(1), "audio"), BadRequest, "not with audio"),
+        (job(files.picture(1), width=63), BadRequest, "width must be a multiple of 8, not 63"),
+        (job(files.picture(1), height=0), BadRequest, "height must be a multiple of 8, not 0"),
+        (job(files.picture(1), width=8192, height=8192), BadRequest, "a frame may have"),
+        (job(files.picture(1), width="wide"), BadRequest, "cannot be encoded"),
+    ],
+)
+async def test_what_cannot_be_encoded_is_refused(
+    runner: FrameEncodeRunner, given: MemoryJob, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        await run(runner, given)
+
+
+def test_the_encoder_of_a_vae_makes_what_its_family_takes(tmp_path: Path) -> None:
+    path = tiny.build("qwen_image_edit", tmp_path / "edit")
+
+    made = engines.transformers("vae_encoder", ExecutorSettings(family="qwen_image_edit", checkpoint=str(path)))
+
+    assert type(made) is EncodeRunner

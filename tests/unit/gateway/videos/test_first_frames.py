@@ -1,0 +1,153 @@
+"""Videos that begin with an image: it is kept beside the job, so that any gateway makes them, and goes with it."""
+
+import base64
+import io
+from typing import Any
+
+import pytest
+import redis.asyncio as redis
+from PIL import Image
+
+from omnibus.families import catalog
+from services.gateway.videos import job_payload, service
+from tests.unit.gateway.house import FILMER, House, error
+from tests.unit.gateway.videos.studio import ASKED, Studio, asked, becomes, fetched, stored, watched
+
+PATH, KEPT = "/v1/videos", "videos:jobfile:*"
+
+
+def plain_image(colour: int) -> bytes:
+    out = io.BytesIO()
+    Image.new("RGB", (40, 30), (colour, 10, 10)).save(out, "PNG")
+    return out.getvalue()
+
+
+RED = plain_image(90)
+
+
+@pytest.fixture
+async def home(place: Studio) -> House:
+    return place.first
+
+
+async def colour(at: House, id: str) -> float:
+    return float(watched((await fetched(at, id)).content).frames.mean())
+
+
+def upload(file: bytes = RED) -> dict[str, Any]:
+    fields = {name: str(value) for name, value in ASKED.items()}
+    return {"data": fields, "files": {"input_reference": ("first.png", file, "image/png")}}
+
+
+def reference(file: bytes = RED) -> dict[str, Any]:
+    return {"image_url": f"data:image/png;base64,{base64.b64encode(file).decode()}"}
+
+
+async def test_an_upload_and_a_reference_begin_the_same_video(home: House, raw: redis.Redis):
+    sent = [
+        await home.http.post(PATH, **upload()),
+        await home.http.post(PATH, json={**ASKED, "input_reference": reference()}),
+        # As the official client writes a reference into a form.
+        await home.http.post(
+            PATH, data=upload()["data"], files={"input_reference[image_url]": (None, reference()["image_url"])}
+        ),
+    ]
+
+    assert [each.status_code for each in sent] == [200] * 3, [each.text for each in sent]
+    for each in sent:
+        done = await becomes(home, each.json()["id"], status="completed")
+        assert await colour(home, done["id"]) == pytest.approx(90, abs=3)
+    assert await raw.keys(KEPT) == []
+    await home.emptied()
+
+
+async def test_another_gateway_makes_it(place: Studio, home: House):
+    other = await place.gateway("gw2")
+    await home.videos.shutdown()
+    other.videos.startup()
+
+    id = (await asked(home, input_reference=reference()))["id"]
+
+    await becomes(other, id, status="completed")
+    assert await colour(other, id) == pytest.approx(90, abs=3)
+
+
+async def test_its_image_goes_with_it(place: Studio, home: House, raw: redis.Redis):
+    place.toys.gate.clear()
+    id = (await asked(home, input_reference=reference()))["id"]
+    [key] = await raw.keys(KEPT)
+    assert 0 < await raw.ttl(key) < home.settings.video_deadline + 120
+
+    assert (await home.http.delete(f"{PATH}/{id}")).status_code == 200
+
+    assert await raw.keys(KEPT) == []
+    place.toys.gate.set()
+
+
+async def test_a_lost_image_fails_the_video_and_says_so(place: Studio, home: House, raw: redis.Redis):
+    await home.videos.shutdown()
+    id = (await asked(home, input_reference=reference()))["id"]
+    await raw.delete(*await raw.keys(KEPT))
+    home.videos.startup()
+
+    failed = await becomes(home, id, status="failed")
+
+    assert (failed["error"]["code"], failed["error"]["param"]) == ("not_found", "input_reference")
+    assert "send it again" in failed["error"]["message"]
+
+
+async def test_gateways_of_before_leave_it_to_others(place: Studio, home: House, valkey_url: str):
+    place.toys.gate.clear()
+    async with stored(valkey_url) as store:
+        ids = [(await asked(home, **more))["id"] for more in ({}, {"input_reference": reference()})]
+        jobs = [await store.job(job_payload.KIND, id) for id in ids]
+
+    assert [job_payload.decode_job(job).v for job in jobs if job is not None] == [1, 2]
+    assert b'"image"' not in jobs[0].request
+    place.toys.gate.set()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "either an 'image_url' or a 'file_id'"),
+        ({"file_id": "file-1", "image_url": "https://a.example/b.png"}, "either an 'image_url' or a 'file_id'"),
+        ({"file_id": "file-1"}, "file"),
+        ({"image_url": "data:image/png;base64,AAAA"}, "image"),
+        ("a.png", "Expected `object | null`"),
+    ],
+)
+async def test_references_that_cannot_be_used_are_refused(home: House, given: Any, message: str):
+    response = await home.http.post(PATH, json={**ASKED, "input_reference": given})
+
+    assert 400 <= response.status_code < 500, response.text
+    assert (error(response)["param"] or "").startswith("input_reference")
+    assert message in error(response)["message"]
+    assert (await home.http.get(PATH)).json()["data"] == []
+
+
+async def test_an_image_of_too_many_bytes_is_refused(home: House, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(service, "_MAX_IMAGE_BYTES", 10)
+
+    response = await home.http.post(PATH, **upload())
+
+    assert (response.status_code, error(response)["param"]) == (413, "input_reference")
+
+
+async def test_a_model_without_an_encoder_of_first_frames_says_so(home: House):
+    whole = catalog.model_declaration("ltx2", "")
+    parts = [part for part in whole["components"] if part != "vae_encoder"]
+    plain = {
+        "family": "ltx2",
+        "checkpoint": "",
+        "components": parts,
+        "tasks": {part: kind for part, kind in whole["tasks"].items() if part in parts},
+        "options": {"M": {"components": parts, "service": "generator"}},
+        "paths": [{"options": ["M"], "share": 1}],
+    }
+    home.serve(FILMER, plain=plain)
+
+    response = await home.http.post(PATH, json={**ASKED, "model": "plain", "input_reference": reference()})
+
+    assert (response.status_code, error(response)["param"]) == (400, "input_reference")
+    assert "plain begins no video with an image" in error(response)["message"]

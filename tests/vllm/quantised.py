@@ -1,0 +1,135 @@
+"""A checkpoint with its layers' weights rounded, in the formats that quantisers write, and as plain weights.
+
+Each format is a function of one weight [outputs, inputs]: the tensors that the checkpoint has in its place, by the ends
+of their names, and the weight that they stand for.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+#: Inputs that share a scale.
+GROUP = 32
+#: The order in which AWQ packs eight outputs.
+_AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
+
+
+class Format(NamedTuple):
+    config: dict[str, Any]
+    write: Callable[[Tensor], tuple[dict[str, Tensor], Tensor]]
+
+
+def write_checkpoint(base: Path, directory: Path, format: Format) -> tuple[Path, Path]:
+    """``base`` in ``format``, and with the weights that this leaves of it."""
+    packed, rounded = directory / "packed", directory / "rounded"
+    for path in (packed, rounded):
+        shutil.copytree(base, path)
+    small: dict[str, Tensor] = {}
+    plain: dict[str, Tensor] = {}
+    for name, weight in load_file(base / "model.safetensors").items():
+        if ".layers." in name and name.endswith("proj.weight"):
+            found, plain[name] = format.write(weight.float())
+            small |= {name.removesuffix("weight") + end: each.contiguous() for end, each in found.items()}
+        else:
+            small[name] = plain[name] = weight
+    for path, weights in ((packed, small), (rounded, plain)):
+        save_file(
+            {name: each.contiguous() for name, each in weights.items()}, path / "model.safetensors", {"format": "pt"}
+        )
+    config = json.loads((packed / "config.json").read_text())
+    (packed / "config.json").write_text(json.dumps({**config, "quantization_config": format.config}))
+    return packed, rounded
+
+
+def _pack(values: Tensor) -> Tensor:
+    """[..., n] of 0 to 15 to int32 [..., n / 8], the first value in the lowest bits."""
+    eight = values.reshape(*values.shape[:-1], -1, 8).to(torch.int64) << torch.arange(0, 32, 4)
+    whole = eight.sum(-1)
+    return torch.where(whole >= 1 << 31, whole - (1 << 32), whole).to(torch.int32)
+
+
+def _round_groups(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Values 0 to 15 [outputs, inputs] around 8, scales [outputs, groups], and the weight that they stand for."""
+    grouped = weight.view(len(weight), -1, GROUP)
+    scales = (grouped.abs().amax(-1, keepdim=True) / 7).to(torch.bfloat16).float()
+    values = (grouped / scales).round().clamp(-8, 7)
+    return (values + 8).view_as(weight), scales[..., 0], (values * scales).view_as(weight)
+
+
+def _write_gptq(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    values, scales, rounded = _round_groups(weight)
+    groups, outputs = scales.shape[1], len(weight)
+    return {
+        "qweight": _pack(values).T,
+        "qzeros": _pack(torch.full((groups, outputs), 7.0)),  # one less, as the format has it
+        "scales": scales.T.to(torch.bfloat16),
+        "g_idx": torch.arange(weight.shape[1], dtype=torch.int32) // GROUP,
+    }, rounded
+
+
+def _write_awq(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    values, scales, rounded = _round_groups(weight)
+
+    def packed(rows: Tensor) -> Tensor:
+        return _pack(rows.reshape(len(rows), -1, 8)[..., _AWQ_ORDER].reshape(len(rows), -1))
+
+    return {
+        "qweight": packed(values.T),
+        "qzeros": packed(torch.full((scales.shape[1], len(weight)), 8.0)),
+        "scales": scales.T.to(torch.bfloat16),
+    }, rounded
+
+
+def _write_packed(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    values, scales, rounded = _round_groups(weight)
+    return {
+        "weight_packed": _pack(values),
+        "weight_scale": scales.to(torch.bfloat16),
+        "weight_shape": torch.tensor(weight.shape),
+    }, rounded
+
+
+def _write_int8(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    scale = (weight.abs().amax(1, keepdim=True) / 127).to(torch.bfloat16).float()
+    values = (weight / scale).round().clamp(-127, 127)
+    return {"weight": values.to(torch.int8), "weight_scale": scale}, values * scale
+
+
+def _write_fp8(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    scale = weight.abs().amax(1, keepdim=True) / torch.finfo(torch.float8_e4m3fn).max
+    values = (weight / scale).to(torch.float8_e4m3fn)
+    return {"weight": values, "weight_scale": scale}, values.float() * scale
+
+
+def _compressed(format: str, weights: dict[str, Any], activations: dict[str, Any] | None = None) -> dict[str, Any]:
+    group = {"targets": ["Linear"], "weights": {"symmetric": True, "dynamic": False, **weights}}
+    if activations is not None:
+        group["input_activations"] = {"symmetric": True, "dynamic": True, "strategy": "token", **activations}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": format,
+        "quantization_status": "compressed",
+        "ignore": ["lm_head"],
+        "config_groups": {"group_0": group},
+    }
+
+
+_INT8, _FP8 = {"num_bits": 8, "type": "int"}, {"num_bits": 8, "type": "float"}
+_INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": GROUP}
+FORMATS = {
+    "gptq": Format(
+        {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False, "sym": True}, _write_gptq
+    ),
+    "awq": Format(
+        {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}, _write_awq
+    ),
+    "w4a16": Format(_compressed("pack-quantized", _INT4), _write_packed),
+    "w8a8": Format(_compressed("int-quantized", {**_INT8, "strategy": "channel"}, _INT8), _write_int8),
+    "fp8": Format(_compressed("float-quantized", {**_FP8, "strategy": "channel"}, _FP8), _write_fp8),
+}
