@@ -58,6 +58,16 @@ class InputTurns:
         return self._detector.pause_ms if self._detector is not None and self.speech_id else None
 
     @property
+    def is_growing(self) -> bool:
+        """True while what is held is a message that goes on: somebody speaks, or its client finds turns itself."""
+        return self._detector is None or (bool(self.speech_id) and self._detector.pause_ms is None)
+
+    @property
+    def held_ms(self) -> int:
+        """Milliseconds of audio that are held."""
+        return int(self._buffer.held_ms)
+
+    @property
     def begin_ms(self) -> int:
         """The moment at which what is held begins."""
         return int(self._buffer.begin_ms)

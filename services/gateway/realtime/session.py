@@ -128,7 +128,7 @@ class RealtimeSession:
         try:
             event = wire.parse_client_event(text)
             if not isinstance(event, wire.AppendAudio):
-                await self._turns.early.drop()
+                await self._turns.drop_begun()
             done = self._handlers[type(event)](event)
             if done is not None:
                 await done
@@ -175,8 +175,9 @@ class RealtimeSession:
         self._post([])
 
     async def _follow_pause(self) -> None:
-        """Begin to answer what is being said in each pause, and drop that where it goes on."""
+        """Encode what is being said, begin to answer it in each pause, and drop that where it goes on."""
         input, at_ms = self._input, self._input.pause_ms
+        await self._turns.follow_speech(self.config, input)
         if at_ms is None:
             await self._turns.early.drop()
         elif self._turns.may_begin_early(self.config) and self._turns.early.is_due(

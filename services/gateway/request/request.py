@@ -65,6 +65,7 @@ class ClientRequest:
         self._number = number
         self._seed = seed
         self.early = False  # sent before its client wants it: only into spare room, and not billed until then
+        self.is_demand = True  # counted among what the planner provides for
         self.pinned = pinned  # the path that it must take, empty for any
         self.price: PriceCheck | None = None  # to be checked before it is sent
         self._holds = False
@@ -223,8 +224,10 @@ class ClientRequest:
             runs.tensors.end_invocation(self._invocation_id(step))
             raise
         counted = self._admission.take_arrival()
-        if counted is None:
+        if counted is None and self.is_demand:
             counted = runs.loads.count_arrival(assignment, () if self.segments else self.estimates)
+        elif counted is None:
+            counted = runs.loads.count_optional()
         try:
             running = self._dispatch_segment(segment, assignment, ticket, step)
         except BaseException as error:

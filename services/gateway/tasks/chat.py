@@ -78,6 +78,11 @@ class Chat:
         self._tasks = TaskCache(runs.router, create_chat_task)
         self._kinds = ChatKinds(runs, runs.settings.verify_every)
 
+    @property
+    def runs(self) -> RequestFactory:
+        """Opens requests, and has what they share."""
+        return self._runs
+
     def get_task(self, name: str) -> CompositeTask:
         """The composite task of model ``name``, or of the model that it adapts, made once per plan epoch."""
         return self._tasks.get_task(self._router.base_model(name))
