@@ -23,8 +23,9 @@ _MARGIN_MS = 100
 class SpeechEncoding:
     """What is being said in one session, encoded as it grows: at most one encoding at a time."""
 
-    def __init__(self, encoder: AheadEncoder) -> None:
+    def __init__(self, encoder: AheadEncoder, conversation: str) -> None:
         self._encoder = encoder
+        self._conversation = conversation
         self._task: asyncio.Task[None] | None = None
         self._begin_ms, self._windows = -1, 0  # of what was sent last
 
@@ -52,7 +53,7 @@ class SpeechEncoding:
 
     async def _encode(self, model: str, wav: bytes, new_seconds: float) -> None:
         try:
-            await self._encoder.encode(model, wav, new_seconds)
+            await self._encoder.encode(model, wav, new_seconds, self._conversation)
         except OmnibusError:  # the answer does it, or fails in the same way
             return
         GATEWAY.realtime_early.labels(model, "encoded").inc()

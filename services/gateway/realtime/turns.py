@@ -67,7 +67,7 @@ class SessionTurns:
         self._on_over = on_over
         self._turns: dict[str, Turn] = {}
         self.early = EarlyAnswers(self._create_early)
-        self._ahead = SpeechEncoding(AheadEncoder(context.chat))
+        self._ahead = SpeechEncoding(AheadEncoder(context.chat), conversation.id)
 
     @property
     def count(self) -> int:
@@ -118,7 +118,7 @@ class SessionTurns:
             turn, events = early.turn, early.events
         else:
             events = self._response_events(new_id("resp_"), config, beside, metadata)
-            turn = self._create_turn(self._spec(config, items), events)
+            turn = self._create_turn(self._spec(config, items, beside=beside), events)
         self._add_turn(turn, beside)
         begun = self._log_turn(config, items, turn, beside, metadata) if self._outbox.has_log else None
         self.has_spoken = self.has_spoken or config.modality == "audio"
@@ -164,7 +164,7 @@ class SessionTurns:
         events = self._response_events(begun.id, restored.config, begun.beside, begun.metadata)
         events.resume(restored.items)
         try:
-            turn = self._create_turn(self._spec(restored.config, restored.input, restored), events)
+            turn = self._create_turn(self._spec(restored.config, restored.input, restored, beside=begun.beside), events)
         except OmnibusError as error:
             self._post(events.finish("failed", {"type": "failed", "error": describe_error(error)}))
             return
@@ -172,9 +172,15 @@ class SessionTurns:
         turn.start(self._end_turn)
 
     def _spec(
-        self, config: SessionConfig, items: list[ConversationItem], restored: RestoredTurn | None = None
+        self,
+        config: SessionConfig,
+        items: list[ConversationItem],
+        restored: RestoredTurn | None = None,
+        *,
+        beside: bool = False,
     ) -> TurnSpec:
-        return TurnSpec(config, items, self._context.limit, self._context.chat, self._context.chats, restored)
+        context, conversation = self._context, "" if beside else self._conversation.id
+        return TurnSpec(config, items, context.limit, context.chat, context.chats, restored, conversation)
 
     def _response_events(
         self, id: str, config: SessionConfig, beside: bool, metadata: dict[str, str] | None

@@ -114,7 +114,7 @@ class Chat:
 
         Raises ``Rejected`` for what cannot be served, ``Overloaded``, and ``StageUnavailable`` without executors.
         """
-        run.estimates = asked.estimates
+        run.estimates, run.cache_key = asked.estimates, asked.cache_key
         self._choose_adapter(run, asked)
         task = self._tasks.get_task(run.model)
         if not inspect.iscoroutinefunction(task.invoke):
@@ -129,7 +129,7 @@ class Chat:
 
         Raises as ``begin_answer``, and ``BadRequest`` for a model whose graph follows from results.
         """
-        run.estimates = asked.estimates
+        run.estimates, run.cache_key = asked.estimates, asked.cache_key
         self._choose_adapter(run, asked)
         task = self._tasks.get_task(run.model)
         if inspect.iscoroutinefunction(task.invoke):
@@ -204,7 +204,7 @@ class Chat:
 
     def begin_plain(self, run: ClientRequest, chat: PlainChat) -> ChatOutput:
         """Send ``chat`` on its way where nobody waits for admission; returns the streams of the answer."""
-        run.estimates = chat.asked.estimates
+        run.estimates, run.cache_key = chat.asked.estimates, chat.asked.cache_key
         self._choose_adapter(run, chat.asked)
         ticket = run.take_ticket(chat.kind.segment, self._kinds.known_assignment(chat.kind))
         graph = self._kinds.build_graph(chat.kind, run, chat.task, chat.asked.input)

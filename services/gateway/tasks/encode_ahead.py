@@ -11,7 +11,7 @@ from typing import Any
 
 from omnibus.errors import DeadlineExceeded, StageUnavailable
 from omnibus.families.catalog import find_audio_window
-from omnibus.plan import ModelPlan
+from omnibus.plan import ModelPlan, Path
 from omnibus.task import MLLM, Segment, record
 from omnibus.task.library.media import EncodeInput
 from services.gateway.dispatch.dispatcher import MAX_ATTEMPTS
@@ -20,6 +20,7 @@ from services.gateway.request.arena_inputs import place_input
 from services.gateway.request.request import ClientRequest
 from services.gateway.routing.assignment import ModelPart
 from services.gateway.tasks.chat import Chat
+from services.gateway.tasks.prepared_chat import hash_cache_key
 
 #: Seconds after which an encoding is given up: more audio has come by then.
 _MAX_SECONDS = 5.0
@@ -39,13 +40,14 @@ class AheadEncoder:
         plan = router.plan.models.get(router.base_model(model)) if router.plan is not None else None
         return find_audio_window(plan.family) if plan is not None and "audio" in plan.encoders else 0.0
 
-    async def encode(self, model: str, wav: bytes, new_seconds: float) -> None:
-        """Have ``wav`` encoded, of which about ``new_seconds`` are new, and wait until that is done.
+    async def encode(self, model: str, wav: bytes, new_seconds: float, conversation: str) -> None:
+        """Have ``wav`` encoded, of which about ``new_seconds`` are new, and wait until that is done: on the path of its
+        ``conversation``.
 
         Raises ``Overloaded`` where executors have others' work, and ``StageUnavailable`` where nobody keeps it.
         """
         run = self._chat.open_request(model)
-        run.early, run.is_demand = True, False
+        run.early, run.is_demand, run.cache_key = True, False, hash_cache_key(conversation)
         status = "cancelled"  # of what fails here nobody hears: no dead letter, for the answer is made nevertheless
         try:
             async with asyncio.timeout(_MAX_SECONDS):
@@ -59,10 +61,11 @@ class AheadEncoder:
     async def _send(self, run: ClientRequest, wav: bytes, work: int) -> InflightInvocation:
         runs, about = self._chat.runs, ("audio", "audio/wav", sha256(wav).hexdigest())
         segment = self._record_graph(run.model, {"modality": "audio", "sha256": about[2]}, work)
-        run.pinned = self._find_path(run.model, runs.router.assign(segment.nodes, run.model).parts[0])
+        [part] = runs.router.assign(segment.nodes, run.model).parts
         await run.wait_admission(segment)
         try:
             ticket = run.take_ticket(segment)
+            self._check_kept(run.model, part, runs.router.choose_path(part, ticket))
             media = await place_input(runs.tensors, None, wav, about, run.id, run.deadline, MAX_ATTEMPTS + 1, run.salt)
             return run.send_segment(self._record_graph(run.model, media, work), ticket=ticket)
         except BaseException:
@@ -82,16 +85,14 @@ class AheadEncoder:
 
         return record(encode, media)
 
-    def _find_path(self, model: str, part: ModelPart) -> str:
-        """The path of most requests, of those on which a later one with the same beginning finds what was kept."""
-        router, plan = self._chat.runs.router, self._chat.runs.router.get_model(model)
-        [component] = part.used
-        for path in sorted(router.find_paths(part), key=lambda each: -each.rate):
-            serving = router.serving_executors(model, path.options[component])
-            keeps = bool(serving) and all(each.status.keeps for each in serving)
-            if keeps and (len(serving) == 1 or _is_encoder_option(plan, path.options[component])):
-                return path.name
-        raise StageUnavailable(f"no executor of {model} keeps what it encodes", stage=component)
+    def _check_kept(self, model: str, part: ModelPart, path: Path) -> None:
+        """Raises ``StageUnavailable`` unless a later request on ``path`` that begins alike finds what is kept."""
+        router, [component] = self._chat.runs.router, part.used
+        option = path.options[component]
+        serving = router.serving_executors(model, option)
+        keeps = bool(serving) and all(each.status.keeps for each in serving)
+        if not keeps or (len(serving) > 1 and not _is_encoder_option(router.get_model(model), option)):
+            raise StageUnavailable(f"no executor of {model} keeps what it encodes", stage=component)
 
 
 def _is_encoder_option(plan: ModelPlan, option: str) -> bool:

@@ -33,10 +33,10 @@ async def test_the_encoder_of_a_model_encodes_each_window_of_a_turn_once(tmp_pat
     await runner.load()
     ears = RealEars(runner)
     async with hearing(tmp_path, Counted(), ears) as home, calls(home) as caller:
-        await append(caller, (0, 0.6), (0.3, 0.5))
+        await append(caller, (0, 0.6), (0.5, 0.5))
         for number in range(3):
             begun = ears.begun
-            await append(caller, (0.2 + 0.1 * number, 2.0))  # windows that differ
+            await append(caller, (0.4 - 0.1 * number, 2.0))  # windows that differ, the loudest first
             await until(lambda known=begun: ears.begun > known)
             await until(lambda: home.dispatcher.inflight_count == 0)
         await append(caller, (0, 0.8))
