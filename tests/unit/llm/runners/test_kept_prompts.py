@@ -13,6 +13,8 @@ from services.llm.engine.model import ThinkerCore, ThinkSettings
 from services.llm.runners.prefill_decode import DecodeRunner, PrefillRunner
 from services.llm.runners.thinker import ThinkRunner
 from tests.close import assert_close
+from tests.unit.gateway.realtime.test_early_answers import Ears, hearing
+from tests.unit.gateway.realtime_house import calls
 from tests.unit.jobs import MemoryJob, run
 from tests.unit.llm.halves import Halves
 from tests.unit.llm.runners.test_thinker import TEXT, alone, embedding, job
@@ -149,3 +151,20 @@ async def test_a_prefill_of_its_own_takes_prompts_over_too(vl: Path) -> None:
     before, after = (each.end("text")["usage"] for each in answers)
     assert "cached_tokens" not in before
     assert after["cached_tokens"] == before["prompt_tokens"]
+
+
+async def test_a_session_by_voice_says_what_was_cached_of_its_second_turn(tmp_path: Path, omni: Path) -> None:
+    runner = ThinkRunner(ThinkerCore("qwen2_5_omni", omni, "cpu", "float32", settings()))
+    await runner.load()
+    usages = []
+    async with hearing(tmp_path, runner.run, Ears()) as home, calls(home) as caller:
+        await caller.update(output_modalities=["text"], max_output_tokens=4)
+        for said in (TEXT, "and the fox?"):
+            await caller.say(said)
+            usages.append((await caller.respond())[-1]["response"]["usage"])
+        aside = (await caller.respond(conversation="none"))[-1]["response"]["usage"]
+        await home.emptied()
+    await runner.close()
+
+    cached = [each["input_token_details"]["cached_tokens"] for each in (*usages, aside)]
+    assert cached == [0, usages[0]["input_tokens"], 0]
