@@ -166,7 +166,8 @@ class RealtimeSession:
         self._post([shown], config=msgspec.Raw(encode_event(config)))
 
     async def _append_audio(self, event: wire.AppendAudio) -> None:
-        for edge in self._input.append_audio(decode_base64(event.audio, "audio")):
+        frames = await self._input.append_audio(decode_base64(event.audio, "audio"))
+        for edge in self._input.find_edges(frames):
             try:
                 await (self._begin_speech(edge.at_ms) if edge.begins else self._end_speech(edge))
             except OmnibusError as error:  # the audio behind it is taken all the same
