@@ -21,7 +21,7 @@ _MARGIN_MS = 100
 
 
 class SpeechEncoding:
-    """What is being said in one session, encoded as it grows: at most one encoding at a time."""
+    """Encodes the speech of one session as it grows, at most once at a time."""
 
     def __init__(self, encoder: AheadEncoder, conversation: str) -> None:
         self._encoder = encoder
