@@ -165,6 +165,7 @@ def _shared_core(settings: ExecutorSettings) -> "ThinkerCore":
             beside=_shares_loop(settings),
             decodes=not _hosted_makers(settings).isdisjoint({_make_thinker, _make_decode}),
             graphs=settings.graphs,
+            kept_bytes=settings.prompt_cache_mib << 20,
             adapters=_adapter_directories(settings),
             loadable=_loadable_adapters(settings),
         )

@@ -80,6 +80,8 @@ class InflightInvocation:
         self.over = False
         self.body = b""  # the invocation as it was sent
         self.on_settled: Callable[[], None] | None = None
+        #: Called when all nodes have reported, or it has failed: for who reads no output of it.
+        self.on_quiet: Callable[[], None] | None = None
         #: Called once, as soon as no executor can refuse any more: see ``is_accepted``.
         self.on_taken: Callable[[], None] | None = None
         self.sent = 0.0  # when this attempt was sent, monotonic seconds
@@ -147,6 +149,8 @@ class InflightInvocation:
             self._discharge_node(hop.node, finished=True)
         if self.on_settled is not None and not self._charged:
             self.on_settled()
+        if self.on_quiet is not None and not self._charged:
+            self.on_quiet()
 
     def discharge_all(self) -> None:
         """Nothing of this invocation is out any more."""
@@ -293,6 +297,8 @@ class InflightInvocation:
             self.failure = error
             for stream in self.streams.values():
                 stream.fail(error)
+            if self.on_quiet is not None:
+                self.on_quiet()
 
 
 def token_resume_states(

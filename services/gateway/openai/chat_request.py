@@ -227,10 +227,11 @@ class ChatRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     web_search_options: Any = None
     moderation: Any = None
 
+    #: Equal for requests that begin alike: they go where the prompt of the last one is kept.
+    prompt_cache_key: str | None = None
     # Accepted and ignored: they change cost, storage or speed elsewhere, never the answer.
     metadata: Any = None
     prediction: Any = None
-    prompt_cache_key: str | None = None
     prompt_cache_options: Any = None
     prompt_cache_retention: str | None = None
     safety_identifier: str | None = None

@@ -4,7 +4,10 @@ While somebody speaks, and where the client finds turns itself, all of it is log
 up to what may be the beginning of a turn: whoever goes on with the session has that sent once more.
 """
 
-from collections.abc import Callable, Iterator
+import asyncio
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from math import floor
 
 from omnibus.recording.sessions import InputChange
@@ -14,6 +17,8 @@ from services.gateway.realtime.input_audio import InputAudioBuffer
 from services.gateway.realtime.speech_detectors import DetectorFactory, EnergyDetector
 from services.gateway.realtime.turn_detection import SpeechEdge, TurnDetector
 
+#: Threads of the detectors that take long; they begin with the first session that has one.
+_CLASSIFIERS = ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2), "speech")
 #: Milliseconds of audio without speech that are held, for clients that commit it themselves.
 MAX_SILENCE_MS = 30_000
 #: Milliseconds of silence after which its length is logged.
@@ -58,6 +63,16 @@ class InputTurns:
         return self._detector.pause_ms if self._detector is not None and self.speech_id else None
 
     @property
+    def is_growing(self) -> bool:
+        """True while what is held is a message that goes on: somebody speaks, or its client finds turns itself."""
+        return self._detector is None or (bool(self.speech_id) and self._detector.pause_ms is None)
+
+    @property
+    def held_ms(self) -> int:
+        """Milliseconds of audio that are held."""
+        return int(self._buffer.held_ms)
+
+    @property
     def begin_ms(self) -> int:
         """The moment at which what is held begins."""
         return int(self._buffer.begin_ms)
@@ -80,12 +95,24 @@ class InputTurns:
             return None
         return TurnDetector(detection, buffer.format, buffer.end_ms, self._create_speech_detector)
 
-    def append_audio(self, data: bytes) -> Iterator[SpeechEdge]:
-        """Take more; yields begins and ends of speech in it. Raises ``TooLarge`` and ``Overloaded``."""
+    async def append_audio(self, data: bytes) -> Sequence[bool]:
+        """Take more; returns which of its frames are speech, for ``find_edges``.
+
+        Raises ``TooLarge`` and ``Overloaded``.
+        """
         self._buffer.append_audio(data)
+        detector = self._detector
+        if detector is None:
+            return ()
+        if detector.in_thread:
+            return await asyncio.get_running_loop().run_in_executor(_CLASSIFIERS, detector.classify_audio, data)
+        return detector.classify_audio(data)
+
+    def find_edges(self, frames: Sequence[bool]) -> Iterator[SpeechEdge]:
+        """Yield begins and ends of speech in ``frames``."""
         if self._detector is None:
             return
-        yield from self._detector.push_audio(data)
+        yield from self._detector.find_edges(frames)
         if not self._detector.is_speaking:
             self._buffer.drop_before(self._buffer.end_ms - MAX_SILENCE_MS)
 

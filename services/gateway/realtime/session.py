@@ -128,7 +128,7 @@ class RealtimeSession:
         try:
             event = wire.parse_client_event(text)
             if not isinstance(event, wire.AppendAudio):
-                await self._turns.early.drop()
+                await self._turns.drop_begun()
             done = self._handlers[type(event)](event)
             if done is not None:
                 await done
@@ -166,7 +166,8 @@ class RealtimeSession:
         self._post([shown], config=msgspec.Raw(encode_event(config)))
 
     async def _append_audio(self, event: wire.AppendAudio) -> None:
-        for edge in self._input.append_audio(decode_base64(event.audio, "audio")):
+        frames = await self._input.append_audio(decode_base64(event.audio, "audio"))
+        for edge in self._input.find_edges(frames):
             try:
                 await (self._begin_speech(edge.at_ms) if edge.begins else self._end_speech(edge))
             except OmnibusError as error:  # the audio behind it is taken all the same
@@ -175,8 +176,9 @@ class RealtimeSession:
         self._post([])
 
     async def _follow_pause(self) -> None:
-        """Begin to answer what is being said in each pause, and drop that where it goes on."""
+        """Encode what is being said, begin to answer it in each pause, and drop that where it goes on."""
         input, at_ms = self._input, self._input.pause_ms
+        await self._turns.follow_speech(self.config, input)
         if at_ms is None:
             await self._turns.early.drop()
         elif self._turns.may_begin_early(self.config) and self._turns.early.is_due(

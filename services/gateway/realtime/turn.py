@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
 import numpy as np
 
 from omnibus.encoding.audio import StreamingAudioEncoder
@@ -46,7 +47,7 @@ CLIENT_CANCELLED, TURN_DETECTED = "client_cancelled", "turn_detected"
 
 class TurnSpec(NamedTuple):
     """All that is needed to make a response. ``limit`` counts it against the limits of its client's key; ``restored``
-    is what another gateway has made of it."""
+    is what another gateway has made of it. ``conversation`` is the id of the one that it goes on with, if it does."""
 
     config: SessionConfig
     items: list[ConversationItem]
@@ -54,6 +55,12 @@ class TurnSpec(NamedTuple):
     chat: Chat
     chats: Chat | AppChats
     restored: RestoredTurn | None = None
+    conversation: str = ""
+
+    def build_request(self, items: Sequence[ConversationItem]) -> ChatRequest:
+        """The chat of ``items``. Raises as ``to_chat``."""
+        request = to_chat(self.config, items)
+        return msgspec.structs.replace(request, prompt_cache_key=self.conversation or None)
 
 
 class PostEvents(Protocol):
@@ -103,7 +110,7 @@ class Turn:
         self._known = KnownOutput(restored.items if restored is not None else ())
         self._token_ids = TokenIds(restored.token_ids if restored is not None else ())
         # What is wrong with the request itself is known before it begins.
-        self._request = to_chat(spec.config, spec.items)
+        self._request = spec.build_request(spec.items)
         self._run = self._open_run()
 
     async def wait_over(self) -> None:
@@ -196,7 +203,7 @@ class Turn:
                 items = drop_oldest(items)
                 if self._spec.config.truncation == "disabled" or not items or self._events.items:
                     raise
-            self._request = to_chat(self._spec.config, items)
+            self._request = self._spec.build_request(items)
             self._run = self._open_run()
         return await self._answer_once(self._request)
 

@@ -3,7 +3,7 @@
 Positions count all audio that was ever appended, so that events name the same moment as the client's own clock.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -79,16 +79,25 @@ class TurnDetector:
         if noise_db is not None:
             self._detector.noise_db = noise_db
 
-    def push_audio(self, data: bytes) -> Iterator[SpeechEdge]:
-        """Take more audio; yields begins and ends of speech in it, in their order."""
+    @property
+    def in_thread(self) -> bool:
+        """True where audio is classified in a thread, see ``SpeechDetector``."""
+        return bool(getattr(self._detector, "in_thread", False))
+
+    def classify_audio(self, data: bytes) -> Sequence[bool]:
+        """Take more audio; returns for each frame that is complete now whether it is speech, for ``find_edges``."""
         whole = self._rest + data
         size = len(whole) // self._frame_bytes * self._frame_bytes
         self._rest = whole[size:]
         if not size:
-            return
+            return ()
         samples = (np.frombuffer(to_pcm(whole[:size], self._format), "<i2") / 32768).astype(np.float32)
         frames = samples.reshape(size // self._frame_bytes, -1)
-        for speech in self._detector.classify_frames(frames):
+        return self._detector.classify_frames(frames)
+
+    def find_edges(self, frames: Sequence[bool]) -> Iterator[SpeechEdge]:
+        """Yield begins and ends of speech in the next ``frames``, in their order."""
+        for speech in frames:
             self._frames += 1
             edge = self._find_end(speech) if self.is_speaking else self._find_begin(speech)
             if edge is not None:

@@ -16,12 +16,15 @@ from services.gateway.realtime.conversation import Conversation, ConversationIte
 from services.gateway.realtime.early_answers import EarlyAnswers
 from services.gateway.realtime.errors import ACTIVE_RESPONSE, NO_ACTIVE_RESPONSE, EventRefused, describe_error
 from services.gateway.realtime.event_sender import EventSender
+from services.gateway.realtime.input_turns import InputTurns
 from services.gateway.realtime.logged_items import to_logged
 from services.gateway.realtime.response_events import Event, ResponseEvents
 from services.gateway.realtime.restored import RestoredTurn
 from services.gateway.realtime.speech_detectors import DetectorFactory, EnergyDetector
+from services.gateway.realtime.speech_encoding import SpeechEncoding
 from services.gateway.realtime.turn import CLIENT_CANCELLED, Turn, TurnSpec
 from services.gateway.tasks.chat import Chat
+from services.gateway.tasks.encode_ahead import AheadEncoder
 
 #: Responses of one session at the same time: one of the conversation, the others beside it.
 MAX_TURNS = 8
@@ -64,6 +67,7 @@ class SessionTurns:
         self._on_over = on_over
         self._turns: dict[str, Turn] = {}
         self.early = EarlyAnswers(self._create_early)
+        self._ahead = SpeechEncoding(AheadEncoder(context.chat), conversation.id)
 
     @property
     def count(self) -> int:
@@ -96,7 +100,7 @@ class SessionTurns:
 
     async def cancel_all(self) -> None:
         """End all responses."""
-        await self.early.drop()
+        await self.drop_begun()
         for turn in list(self._turns.values()):
             await turn.cancel(CLIENT_CANCELLED)
 
@@ -114,7 +118,7 @@ class SessionTurns:
             turn, events = early.turn, early.events
         else:
             events = self._response_events(new_id("resp_"), config, beside, metadata)
-            turn = self._create_turn(self._spec(config, items), events)
+            turn = self._create_turn(self._spec(config, items, beside=beside), events)
         self._add_turn(turn, beside)
         begun = self._log_turn(config, items, turn, beside, metadata) if self._outbox.has_log else None
         self.has_spoken = self.has_spoken or config.modality == "audio"
@@ -122,16 +126,30 @@ class SessionTurns:
         if early is None:
             turn.start(self._end_turn)
 
+    async def drop_begun(self) -> None:
+        """End what was begun for a turn that is not complete."""
+        await self.early.drop()
+        await self._ahead.drop()
+
+    async def follow_speech(self, config: SessionConfig, input: InputTurns) -> None:
+        """Have what is being said encoded while it goes on, and drop that when it ends."""
+        if input.is_growing and self._may_work_ahead(config):
+            self._ahead.follow(config, input)
+        else:
+            await self._ahead.drop()
+
     def may_begin_early(self, config: SessionConfig) -> bool:
         """Return whether the answer to what is being said may be begun before its turn has ended.
 
         An app may do more than answer, so that it is asked once; and what is being made is not held up."""
-        chats, detection = self._context.chats, config.turn_detection
+        detection = config.turn_detection
+        return detection is not None and detection.create_response and self._may_work_ahead(config)
+
+    def _may_work_ahead(self, config: SessionConfig) -> bool:
+        chats = self._context.chats
         return (
             self._context.begins_early
             and config.kind == "realtime"
-            and detection is not None
-            and detection.create_response
             and not self._turns
             and not (isinstance(chats, AppChats) and chats.is_served_by_app(config.model))
         )
@@ -146,7 +164,7 @@ class SessionTurns:
         events = self._response_events(begun.id, restored.config, begun.beside, begun.metadata)
         events.resume(restored.items)
         try:
-            turn = self._create_turn(self._spec(restored.config, restored.input, restored), events)
+            turn = self._create_turn(self._spec(restored.config, restored.input, restored, beside=begun.beside), events)
         except OmnibusError as error:
             self._post(events.finish("failed", {"type": "failed", "error": describe_error(error)}))
             return
@@ -154,9 +172,15 @@ class SessionTurns:
         turn.start(self._end_turn)
 
     def _spec(
-        self, config: SessionConfig, items: list[ConversationItem], restored: RestoredTurn | None = None
+        self,
+        config: SessionConfig,
+        items: list[ConversationItem],
+        restored: RestoredTurn | None = None,
+        *,
+        beside: bool = False,
     ) -> TurnSpec:
-        return TurnSpec(config, items, self._context.limit, self._context.chat, self._context.chats, restored)
+        context, conversation = self._context, "" if beside else self._conversation.id
+        return TurnSpec(config, items, context.limit, context.chat, context.chats, restored, conversation)
 
     def _response_events(
         self, id: str, config: SessionConfig, beside: bool, metadata: dict[str, str] | None

@@ -103,6 +103,7 @@ class AnswerAccumulator:
             prompt_text=counted.get("prompt_tokens", 0) - image - sound,
             prompt_image=image,
             prompt_audio=sound,
+            cached=counted.get("cached_tokens", 0),
             text=counted.get("completion_tokens", 0),
             audio=self._samples * 50 // self.rate,
             reasoning=counted.get("reasoning_tokens", 0),

@@ -107,6 +107,10 @@ class CountedInvocation(NamedTuple):
     parts: tuple[ModelPart, ...]
 
 
+#: An invocation that is counted nowhere.
+_OPTIONAL = CountedInvocation((), ())
+
+
 class LoadReporter:
     """The counters of one gateway. A graph that several models run counts for each of them, its parts by type."""
 
@@ -133,6 +137,12 @@ class LoadReporter:
         self.inflight += 1
         self._start_timer()
         return counted
+
+    def count_optional(self) -> CountedInvocation:
+        """One more invocation that nobody asked for: it counts as in flight alone, and brings no executors."""
+        self.inflight += 1
+        self._start_timer()
+        return _OPTIONAL
 
     def count_waiting(self, counted: CountedInvocation, change: int) -> None:
         """One more (1), or one less (-1), of those that came waits for room."""
@@ -184,7 +194,7 @@ class LoadReporter:
                 slot.failed += 1
                 if error is not None:  # else its client left
                     slot.count_miss()
-        if isinstance(error, OmnibusError) and error.stage and not isinstance(error, Overloaded):
+        if counted.parts and isinstance(error, OmnibusError) and error.stage and not isinstance(error, Overloaded):
             _count_stage_failure(counted, error)
 
     def count_limit_refusal(self, model: str) -> None:

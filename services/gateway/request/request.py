@@ -66,6 +66,8 @@ class ClientRequest:
         self._number = number
         self._seed = seed
         self.early = False  # sent before its client wants it: only into spare room, and not billed until then
+        self.cache_key = ""  # of its conversation: it goes where what was computed of that is kept
+        self.is_demand = True  # counted among what the planner provides for
         self.pinned = pinned  # the path that it must take, empty for any
         self.called: list[str] = []  # requests that its model called for
         self.caller = ""  # the request whose model called for this one
@@ -203,7 +205,7 @@ class ClientRequest:
         """
         assignment = assignment or self._runs.router.assign(segment.nodes, self.model)
         self._assigned = segment, assignment
-        ticket = self._runs.router.issue_ticket(assignment.model, assignment.kind)
+        ticket = self._runs.router.issue_ticket(assignment.model, assignment.kind, cache_key=self.cache_key)
         self._id = ticket.id
         return ticket
 
@@ -233,8 +235,10 @@ class ClientRequest:
             runs.tensors.end_invocation(self._invocation_id(step))
             raise
         counted = self._admission.take_arrival()
-        if counted is None:
+        if counted is None and self.is_demand:
             counted = runs.loads.count_arrival(assignment, () if self.segments else self.estimates)
+        elif counted is None:
+            counted = runs.loads.count_optional()
         try:
             running = self._dispatch_segment(segment, assignment, ticket, step)
         except BaseException as error:
@@ -251,7 +255,9 @@ class ClientRequest:
     ) -> InflightInvocation:
         runs, plan = self._runs, self._runs.router.plan
         try:
-            ticket = ticket or runs.router.issue_ticket(assignment.model, assignment.kind, self._invocation_id(step))
+            ticket = ticket or runs.router.issue_ticket(
+                assignment.model, assignment.kind, self._invocation_id(step), self.cache_key
+            )
             again = partial(runs.router.route, assignment, ticket, pins=segment.pins, work=segment.work)
             route = again(pinned=self.pinned)  # a header asks for where to begin, not for failing there
             self._admission.check_queue_time(self, route)

@@ -108,5 +108,49 @@ class EncoderAffinity:
             self._sent.popitem(last=False)
 
 
+class ConversationAffinity:
+    """Remembers where the last prompt of each conversation was computed: there the next turn finds what is kept of it.
+
+    It goes elsewhere where that executor has more to do than the least busy one and this prompt together.
+    """
+
+    def __init__(self, remembered: int = MAX_TRACKED_ITEMS) -> None:
+        self._remembered = remembered
+        self._sent: OrderedDict[str, str] = OrderedDict()
+
+    def choose_executor(
+        self, loads: Mapping[str, float], conversation: str, work: float, preferred: Collection[str] = ()
+    ) -> str:
+        """One of those with ``loads`` in tokens (at least one) for a prompt of ``work`` tokens; a new conversation
+        goes to one with the least, of the ``preferred`` if they have no more."""
+        known, least = self._sent.get(conversation, ""), min(loads.values())
+        if known not in loads or loads[known] > least + work:
+            idle = [id for id, load in loads.items() if load <= least]
+            idle = [id for id in idle if id in preferred] or idle
+            known = max(idle, key=lambda id: _rendezvous_weight(conversation, id))  # gateways agree
+        self._sent[conversation] = known
+        self._sent.move_to_end(conversation)
+        if len(self._sent) > self._remembered:
+            self._sent.popitem(last=False)
+        return known
+
+
+class ConversationPoints:
+    """Remembers which share of a model's requests each conversation belongs to: its first turn is counted out among
+    all requests, and the others take the same paths, where what was computed of it is kept."""
+
+    def __init__(self, remembered: int = MAX_TRACKED_ITEMS) -> None:
+        self._remembered = remembered
+        self._points: OrderedDict[tuple[str, str], float] = OrderedDict()
+
+    def find_point(self, model: str, conversation: str, point: float) -> float:
+        """The point in [0, 1) of ``conversation``, which is ``point`` if it is new."""
+        found = self._points.setdefault((model, conversation), point)
+        self._points.move_to_end((model, conversation))
+        if len(self._points) > self._remembered:
+            self._points.popitem(last=False)
+        return found
+
+
 def _rendezvous_weight(key: str, executor: str) -> bytes:
     return blake2b(f"{key}/{executor}".encode(), digest_size=8).digest()

@@ -5,9 +5,18 @@ from collections.abc import Mapping, Sequence
 
 from omnibus.graph import GraphNode
 from omnibus.plan import Plan
-from services.gateway.routing.affinity import AffinityItem, ChosenReplica, EncoderAffinity, affinity_item
+from services.gateway.routing.affinity import (
+    AffinityItem,
+    ChosenReplica,
+    ConversationAffinity,
+    EncoderAffinity,
+    affinity_item,
+)
 from services.gateway.routing.executors import ExecutorEntry, ExecutorTable
 from services.gateway.routing.nearness import Nearness, are_apart
+
+#: Components that compute prompts.
+PREFILL_COMPONENTS = frozenset({"thinker", "prefill"})
 
 
 class ReplicaChooser:
@@ -17,7 +26,9 @@ class ReplicaChooser:
         self._members = members
         self._nearness = nearness
         self._encode: frozenset[tuple[str, str]] = frozenset()
+        self._prefill: frozenset[tuple[str, str]] = frozenset()
         self._spread = EncoderAffinity()
+        self._conversations = ConversationAffinity()
         self._turn = zlib.crc32(gateway.encode())  # gateways begin with different replicas
 
     def use_plan(self, plan: Plan | None) -> None:
@@ -28,6 +39,12 @@ class ReplicaChooser:
             for name, model in models.items()
             for option, spec in model.options.items()
             if set(spec.components) <= set(model.encoders.values())
+        )
+        self._prefill = frozenset(
+            (name, option)
+            for name, model in models.items()
+            for option, spec in model.options.items()
+            if not PREFILL_COMPONENTS.isdisjoint(spec.components)
         )
 
     def is_only(self, model: str, option: str, serving: Sequence[ExecutorEntry]) -> bool:
@@ -45,17 +62,21 @@ class ReplicaChooser:
         work: Sequence[int],
         serving: Sequence[ExecutorEntry],
         chosen: Sequence[ChosenReplica],
+        cache_key: str = "",
     ) -> list[ChosenReplica]:
         """Choose one of ``serving`` for each node of ``nodes`` that ``option`` of ``model`` runs, those ``found``.
 
         ``work`` is in tokens per node, and ``chosen`` are the executors of the nodes before them.
+        ``cache_key`` names a conversation, whose prompts are kept where they were computed.
         """
         encode = (model, option) in self._encode
         if len(serving) == 1 and not encode:  # nothing to compare: measured, 4 us less per option
             only = serving[0].status.id
             return [ChosenReplica(only, work[node] if work else 1) for node in found]
         items = [affinity_item(nodes[node], work[node] if work else 1) for node in found]
-        return self._choose_executors(serving, items, encode, self._count_sources(nodes, found, chosen, serving))
+        conversation = f"{model}/{option} {cache_key}" if cache_key and (model, option) in self._prefill else ""
+        sources = self._count_sources(nodes, found, chosen, serving)
+        return self._choose_executors(serving, items, encode, sources, conversation)
 
     def _choose_executors(
         self,
@@ -63,9 +84,10 @@ class ReplicaChooser:
         items: Sequence[AffinityItem],
         encode: bool,
         sources: Mapping[str, int] | None,
+        conversation: str = "",
     ) -> list[ChosenReplica]:
         """Choose one of ``serving`` (at least one) for each of ``items``; ``sources`` counts inputs by node, if that
-        matters.
+        matters, and ``conversation`` has been where it goes again, if it may.
         """
         if encode:
             serving = [member for member in serving if member.available_credit > 0] or serving
@@ -73,6 +95,9 @@ class ReplicaChooser:
         near: Sequence[str] = ()
         if self._nearness is not None and sources is not None:
             near = self._nearness.near_executors(serving, loads, sources)
+        if conversation:
+            executor = self._conversations.choose_executor(loads, conversation, sum(item.work for item in items), near)
+            return [ChosenReplica(executor, item.work) for item in items]
         if not encode:
             executor = min(near or loads, key=loads.__getitem__)
             return [ChosenReplica(executor, item.work) for item in items]

@@ -2,8 +2,9 @@
 
 Static in the request (Cornserve section 5.3): nothing is asked of anybody. The path follows from the
 invocation's number and the plan; the replica from what this gateway itself has sent and not seen finish,
-from what executors say of the others' work, for an encoder from what this gateway sent to it lately, and with several
-nodes from where its inputs lie (``services.gateway.routing.nearness``).
+from what executors say of the others' work, for an encoder from what this gateway sent to it lately, for a turn of a
+conversation from where its last one went, and with several nodes from where its inputs lie
+(``services.gateway.routing.nearness``).
 
     assignment = router.assign(recording.nodes, model="qwen")     # or without a model: whoever binds the tasks
     ticket = router.ticket(assignment.model, assignment.kind)
@@ -23,7 +24,7 @@ from omnibus.graph import GraphNode
 from omnibus.plan import ModelPlan, Path, Plan
 from omnibus.store import AdapterRecord
 from services.gateway.routing import pins as pinning
-from services.gateway.routing.affinity import ChosenReplica
+from services.gateway.routing.affinity import ChosenReplica, ConversationPoints
 from services.gateway.routing.assignment import MAX_CACHED_SHAPES, Assignment, ModelPart, PlanScope
 from services.gateway.routing.cells import CellChooser
 from services.gateway.routing.executors import ExecutorEntry, ExecutorTable
@@ -37,11 +38,13 @@ NOBODY: frozenset[str] = frozenset()
 
 
 class InvocationTicket(NamedTuple):
-    """An invocation's identity: its id says which gateway and which kind of request. Its number is for its route."""
+    """An invocation's identity: its id says which gateway and which kind of request. Its number is for its route, and
+    its ``cache_key`` names the conversation that it is a turn of, if it is one."""
 
     id: str
     kind: str
     number: int
+    cache_key: str = ""
 
 
 class Router:
@@ -69,6 +72,7 @@ class Router:
         self._kinds: dict[str, tuple[int, count[int]]] = {}
         self._replicas = ReplicaChooser(gateway, members, nearness)
         self._cells = CellChooser(members)
+        self._points = ConversationPoints()
 
     @property
     def plan(self) -> Plan | None:
@@ -157,7 +161,7 @@ class Router:
             self.get_model(model)
         return self._require_scope().assign(nodes, model)
 
-    def issue_ticket(self, model: str, kind: str, id: str = "") -> InvocationTicket:
+    def issue_ticket(self, model: str, kind: str, id: str = "", cache_key: str = "") -> InvocationTicket:
         """The next number among requests of ``kind`` to ``model`` (an assignment's, one or several).
 
         ``id`` is for who had to name the invocation before its kind was known; else the id is new.
@@ -167,7 +171,7 @@ class Router:
             self._kinds[key] = (len(self._kinds), count())
         index, numbers = self._kinds[key]
         number = next(numbers)
-        return InvocationTicket(id or self.new_id(f"{index:x}"), kind, number)
+        return InvocationTicket(id or self.new_id(f"{index:x}"), kind, number, cache_key)
 
     def new_id(self, of: str) -> str:
         """An id of this gateway; ``of`` tells apart what it is for. It does not count up, for that would tell each
@@ -179,7 +183,8 @@ class Router:
         return plans.choose_path(self.find_paths(part), self._choice_point(part, ticket))
 
     def _choice_point(self, part: ModelPart, ticket: InvocationTicket) -> float:
-        return plans.request_point(self.gateway, part.salt, ticket.number, self._require_scope().plan.seed)
+        point = plans.request_point(self.gateway, part.salt, ticket.number, self._require_scope().plan.seed)
+        return self._points.find_point(part.model, ticket.cache_key, point) if ticket.cache_key else point
 
     def find_paths(self, part: ModelPart) -> tuple[Path, ...]:
         """All paths that serve ``part``; a candidate's in the shadow serves nobody, not even where others have no
@@ -258,7 +263,7 @@ class Router:
                 free = free and self._replicas.is_only(part.model, option, serving[option])
                 only += serving[option]
                 given = self._replicas.place_nodes(
-                    part.model, option, assignment.nodes, found, work, serving[option], chosen
+                    part.model, option, assignment.nodes, found, work, serving[option], chosen, ticket.cache_key
                 )
                 for node, one in zip(found, given, strict=True):
                     options[node], chosen[node] = name, one

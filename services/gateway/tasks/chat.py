@@ -78,6 +78,11 @@ class Chat:
         self._tasks = TaskCache(runs.router, create_chat_task)
         self._kinds = ChatKinds(runs, runs.settings.verify_every)
 
+    @property
+    def runs(self) -> RequestFactory:
+        """Opens requests, and has what they share."""
+        return self._runs
+
     def get_task(self, name: str) -> CompositeTask:
         """The composite task of model ``name``, or of the model that it adapts, made once per plan epoch."""
         return self._tasks.get_task(self._router.base_model(name))
@@ -109,7 +114,7 @@ class Chat:
 
         Raises ``Rejected`` for what cannot be served, ``Overloaded``, and ``StageUnavailable`` without executors.
         """
-        run.estimates = asked.estimates
+        run.estimates, run.cache_key = asked.estimates, asked.cache_key
         self._choose_adapter(run, asked)
         task = self._tasks.get_task(run.model)
         if not inspect.iscoroutinefunction(task.invoke):
@@ -124,7 +129,7 @@ class Chat:
 
         Raises as ``begin_answer``, and ``BadRequest`` for a model whose graph follows from results.
         """
-        run.estimates = asked.estimates
+        run.estimates, run.cache_key = asked.estimates, asked.cache_key
         self._choose_adapter(run, asked)
         task = self._tasks.get_task(run.model)
         if inspect.iscoroutinefunction(task.invoke):
@@ -202,7 +207,7 @@ class Chat:
 
     def begin_plain(self, run: ClientRequest, chat: PlainChat) -> ChatOutput:
         """Send ``chat`` on its way where nobody waits for admission; returns the streams of the answer."""
-        run.estimates = chat.asked.estimates
+        run.estimates, run.cache_key = chat.asked.estimates, chat.asked.cache_key
         self._choose_adapter(run, chat.asked)
         ticket = run.take_ticket(chat.kind.segment, self._kinds.known_assignment(chat.kind))
         graph = self._kinds.build_graph(chat.kind, run, chat.task, chat.asked.input)

@@ -1,5 +1,6 @@
 """A chat request as a composite task takes it."""
 
+from hashlib import sha256
 from operator import attrgetter
 from typing import Any
 
@@ -14,6 +15,7 @@ from services.gateway.media.inspect import InspectedMedia
 from services.gateway.openai.chat_request import ChatRequest
 from services.gateway.pricing.quantities import Estimates
 from services.gateway.tasks.params import sampling_params
+from services.gateway.tenancy.tenant import current_tenant
 
 #: Bytes of messages above which they travel by handle.
 MAX_INLINE_BYTES = 16 * 1024
@@ -57,7 +59,11 @@ class PreparedChat:
         self.body = _encode(messages)
         self.items = items
         speech = _speech_params(request)
+        #: The conversation, as executors know it; empty for none.
+        self.cache_key = hash_cache_key(request.prompt_cache_key) if request.prompt_cache_key else ""
         params = sampling_params(request) | ({"say": say} if say else {})
+        if self.cache_key:
+            params["cache_key"] = self.cache_key
         self.params = _encode(params)
         #: Parameters of each answer, where there are several.
         self.choices = () if request.n is None or request.n == 1 else _choice_params(request, params)
@@ -107,6 +113,11 @@ class PreparedChat:
         """True if something has to be placed in the arena."""
         long = len(self.body) > MAX_INLINE_BYTES or len(self.params) > MAX_INLINE_BYTES
         return long or bool(self.items) or (bool(self.choices) and len(max(self.choices, key=len)) > MAX_INLINE_BYTES)
+
+
+def hash_cache_key(key: str) -> str:
+    """``key`` of the current tenant: what one has called something is nobody else's."""
+    return sha256(f"{current_tenant().name}\n{key}".encode()).hexdigest()[:24]
 
 
 def _choice_params(request: ChatRequest, params: dict[str, Any]) -> tuple[bytes, ...]:

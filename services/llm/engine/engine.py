@@ -143,7 +143,7 @@ class BatchingEngine(Generic[S]):
         """
         self.raise_if_failed()
         member = sequence.member
-        length = 1 if member is not None and member.filled is not None else sequence.length
+        length = 1 if member is not None and member.filled is not None else sequence.length - sequence.done
         self.schedule.add_prompt(sequence, length, time.monotonic(), sequence.spans if length > 1 else ())
         if member is not None:
             member.sequence = sequence

@@ -6,6 +6,7 @@ from collections.abc import Sequence as Rows
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ from services.llm.engine.adapter_slots import NO_ADAPTERS, AdapterLimits, Adapte
 from services.llm.engine.decoder import HostedDecoder
 from services.llm.engine.engine import EngineLimits
 from services.llm.engine.grammar import Grammars, GrammarState
+from services.llm.engine.kept_prompts import KeptPrompts
 from services.llm.engine.params import TextGenerationParams, max_answer_tokens, unknown_adapter_error
 from services.llm.engine.prompt_group import PromptGroups
 from services.llm.engine.thinker_feed import ThinkFeed, Thinking
@@ -40,6 +42,7 @@ class ThinkSettings:
     0 is the model's own. ``share``: most prompt tokens between two decode steps. ``threads``: of torch
     in the compute thread. ``goals``: what takes the place of ``share``. ``beside``: an encoder shares the loop.
     ``decodes``: whether answers are decoded here; if not, no memory is taken for slots. ``graphs``: see ``Steps``.
+    ``kept_bytes``: of conversations' prompts that are kept for their next turns; 0: none.
     ``adapters``: directories of LoRA adapters by their names. ``loadable``: others that requests may bring.
     """
 
@@ -51,6 +54,7 @@ class ThinkSettings:
     beside: bool = False
     decodes: bool = True
     graphs: bool = True
+    kept_bytes: int = 0
     adapters: Mapping[str, Path] = field(default_factory=dict)
     loadable: AdapterLimits = NO_ADAPTERS
 
@@ -84,6 +88,7 @@ class ThinkerCore(HostedDecoder[Thinker, Thinking]):
         self._grammars: Grammars | None = None
         #: Calls that begin with the same prompt.
         self.prompts = PromptGroups()
+        self._kept = KeptPrompts(settings.kept_bytes)
 
     async def load(self) -> None:
         self._users += 1
@@ -116,7 +121,9 @@ class ThinkerCore(HostedDecoder[Thinker, Thinking]):
 
     def stats(self) -> dict[str, Any]:
         loaded = {"loaded_adapters": len(self._adapter_slots)} if self._loadable.root else {}
-        return {**super().stats(), "budget": self.schedule.describe_budget(), **loaded}
+        kept = {"kept_prompts": len(self._kept), "kept_bytes": self._kept.nbytes}
+        reused = {"reused_tokens": self._kept.reused_tokens}
+        return {**super().stats(), "budget": self.schedule.describe_budget(), **loaded, **kept, **reused}
 
     @property
     def thinker(self) -> Thinker:
@@ -195,6 +202,15 @@ class ThinkerCore(HostedDecoder[Thinker, Thinking]):
         media = [Encoded(embeds, item.data) for embeds, item in zip(rows, items, strict=True)]
         prefill = self.thinker.assemble_prefill(prompt, media)
         return prefill, prefill.layout.cpu().numpy()
+
+    async def use_kept_prompt(self, sequence: Thinking, cache_key: str) -> int:
+        """Let ``sequence`` begin behind what is kept of its conversation, and keep its prompt; returns the tokens that
+        need not be computed."""
+        if not cache_key:
+            return 0
+        sequence.cache_key = cache_key
+        sequence.on_prefilled = partial(self._kept.keep, sequence)
+        return await self._compute(self._kept.reuse, sequence) if cache_key in self._kept else 0
 
     async def resume_after(self, sequence: Thinking, tokens: Rows[int]) -> None:
         """Let ``sequence`` begin behind ``tokens`` of its answer, which are prefilled at once.

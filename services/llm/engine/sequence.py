@@ -1,7 +1,7 @@
 """One request inside the engine, and the box in which its tokens wait for the request's own coroutine."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Rows
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -101,6 +101,8 @@ class DecoderSequence:
         self.step: asyncio.Future[None] | None = None  # what its owner waits for besides tokens
         self.owner = 0  # changes when it is handed over
         self.member: PromptMember | None = None  # of those that begin with the same prompt
+        #: Called in the compute thread once all of the prompt is in the cache, and gives numbers.
+        self.on_prefilled: Callable[[], None] | None = None
 
     @property
     def is_prefilled(self) -> bool:
@@ -141,6 +143,7 @@ class DecoderSequence:
         self.inputs = self.positions = _EMPTY_TENSOR
         self.attention = None
         self.cache = DynamicCache()
+        self.on_prefilled = None
 
     def fail(self, error: Exception) -> None:
         """Raise ``error`` wherever the owner waits."""

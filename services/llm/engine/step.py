@@ -187,6 +187,8 @@ class Steps(Generic[S]):
     def _first_step(self, sequence: S, hidden: Tensor) -> TokenStep:
         logits = self._decoder.logits(hidden)
         _check_logits(logits)
+        if sequence.on_prefilled is not None:
+            sequence.on_prefilled()
         side = self._feed.first_side(sequence)
         [token] = choose_tokens(logits, [sequence.picker])
         [side] = self._feed.token_sides([sequence], hidden, [token], [side])

@@ -19,6 +19,7 @@ class Thinking(DecoderSequence):
         super().__init__(prefill, picker, picker.settings.max_tokens, ends)
         self.prefill: PrefillInputs | None = prefill
         self.voice = voice
+        self.cache_key = ""  # of its conversation, whose prompt is kept; empty: of none
         self.hidden: list[Tensor] = []
 
     def release_prefill(self) -> None:

@@ -36,6 +36,7 @@ class DecodeStart(msgspec.Struct, frozen=True):
     image_tokens: int = 0
     audio_tokens: int = 0
     video_tokens: int = 0
+    cached_tokens: int = 0
     finish: str | None = None
     here: int | None = None
     resumed: int = 0
@@ -52,6 +53,7 @@ class DecodeStart(msgspec.Struct, frozen=True):
             "image_tokens": self.image_tokens,
             "audio_tokens": self.audio_tokens,
             "video_tokens": self.video_tokens,
+            **({"cached_tokens": self.cached_tokens} if self.cached_tokens else {}),
         }
 
 

@@ -53,6 +53,9 @@ async def open_request(core: ThinkerCore, job: Job) -> AsyncIterator[ThinkReques
                 sequence.member = member
             elif member is not None:
                 member.leave_group()
+            cached = 0 if params.count_only else await core.use_kept_prompt(sequence, params.conversation_key)
+            if cached:
+                asked.counts["cached_tokens"] = cached
             yield asked
 
 

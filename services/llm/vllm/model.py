@@ -207,15 +207,19 @@ class VllmCore:
         """The tokens that end an answer."""
         return frozenset() if params.ignore_eos else self.reader.eos
 
-    def token_reader(self, stream: Any, voice: TalkerRows | None, known: Sequence[int] = ()) -> Take:
+    def token_reader(
+        self, stream: Any, voice: TalkerRows | None, known: Sequence[int] = (), counts: dict[str, int] | None = None
+    ) -> Take:
         """Return a function that waits for the next tokens of ``stream``, and for a talker's input with them.
 
-        The first ones come behind the ``known``.
+        The first ones come behind the ``known``. What the engine had of the prompt is added to its ``counts``.
         """
         before = list(known)
 
         async def next_steps() -> Sequence[TokenStep]:
             tokens: Tokens = await anext(stream)
+            if tokens.cached and counts is not None:
+                counts["cached_tokens"] = tokens.cached
             ids = [*before, *tokens.ids]
             before.clear()
             sides = [None] * len(ids) if voice is None else await self.hands(voice.next_sides, ids)

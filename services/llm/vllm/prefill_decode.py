@@ -50,7 +50,7 @@ class VllmPrefillRunner(VllmPart):
     async def _prefill_in_place(self, job: Job, asked: PreparedVllmRequest, held: AsyncExitStack) -> None:
         core, voice = self._core, asked.order.voice
         stream = await held.enter_async_context(aclosing(core.engine.generate(core.build_generation(asked, job.seed))))
-        take = core.token_reader(stream, voice, asked.known)
+        take = core.token_reader(stream, voice, asked.known, asked.counts)
         steps = await self._first_steps(job, asked, take)
         made, later = steps[: len(asked.known) + 1], steps[len(asked.known) + 1 :]
         if made[-1].finish is not None:
@@ -67,7 +67,8 @@ class VllmPrefillRunner(VllmPart):
         sampling = core.build_sampling(asked.params, 1, job.seed)
         generation = core.build_generation(asked, job.seed, sampling=sampling, gives=memory.place)
         async with aclosing(core.engine.generate(generation)) as stream:
-            steps = await self._first_steps(job, asked, core.token_reader(stream, asked.order.voice, asked.known))
+            take = core.token_reader(stream, asked.order.voice, asked.known, asked.counts)
+            steps = await self._first_steps(job, asked, take)
         asked.order.close()
         finish = "length" if asked.limit == len(steps) else None
         if steps[-1].token in core.end_tokens(asked.params):

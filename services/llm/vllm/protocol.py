@@ -130,11 +130,13 @@ class Generation:
 
 
 class Tokens(NamedTuple):
-    """The next tokens. ``finish`` is ``stop`` or ``length`` with the last ones; ``logprobs`` of each, if asked for."""
+    """The next tokens. ``finish`` is ``stop`` or ``length`` with the last ones; ``logprobs`` of each, if asked for.
+    ``cached`` are the tokens of the prompt that the engine had from earlier ones."""
 
     ids: Sequence[int]
     finish: str | None
     logprobs: Sequence[TokenLogprobs] = ()
+    cached: int = 0
 
 
 class VllmEngine(Protocol):

@@ -52,5 +52,6 @@ class VllmRunner(VllmPart):
             speech = None if order.voice is None else SpeechWriter(job, asked.limit - 1, order.voice.layout)
             async with aclosing(engine.generate(core.build_generation(asked, job.seed))) as tokens:
                 with self._inside():
-                    await send_answer(job, core.token_reader(tokens, order.voice, asked.known), reply, speech)
+                    take = core.token_reader(tokens, order.voice, asked.known, asked.counts)
+                    await send_answer(job, take, reply, speech)
         job.close("text", {"finish_reason": reply.finish, "usage": reply.usage(asked.counts)})

@@ -72,6 +72,9 @@ class ExecutorSettings(Settings, frozen=True):
     #: MiB of embeddings that an encoder keeps by the content of their media; 0: none, and equal items that come
     #: together are all computed.
     cache_mib: int = 256
+    #: MiB of prompts that a language model keeps for the next turns of their conversations, beside the memory of its
+    #: slots (``services.engines:transformers``; vLLM keeps them in its own cache). 0: none.
+    prompt_cache_mib: int = 256
     #: Tokens a sequence may have here; 0: the model's own limit.
     context: int = 0
     #: Prompt tokens in one step of an LLM, where no goal says it.

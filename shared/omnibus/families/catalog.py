@@ -94,6 +94,7 @@ def find_family(name: str) -> dict[str, Any]:
             "composite": known.composite,
             "engine": known.engine,
             "video_limits": known.video_limits,
+            "audio_window_seconds": known.audio_window_seconds,
             **FAMILIES[name],
             **DEPLOYMENTS[name],
             "tasks": {**known.tasks, **SPLIT, **EMBED},
@@ -112,6 +113,12 @@ def find_video_limits(name: str) -> VideoLimits | None:
     """The limits on videos of the family ``name``; None where none are known. Raises as ``find_family``."""
     limits: VideoLimits | None = find_family(name)["video_limits"] if name != PYTHON else None
     return limits
+
+
+def find_audio_window(name: str) -> float:
+    """Seconds of the windows within which the audio encoder of the family ``name`` attends; 0 where it attends to all
+    of a sound. Raises as ``find_family``."""
+    return float(find_family(name)["audio_window_seconds"]) if name != PYTHON else 0.0
 
 
 def component_chains(components: Sequence[str], tasks: Mapping[str, str]) -> list[list[str]]:

@@ -34,7 +34,8 @@ class PluginFamily(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``tasks`` maps each component to the kind of its unit task. ``composite`` is the ``module:callable``
     that makes the chat task of a model from its name and plan, empty for the usual one; ``engine`` is the
     ``module:function`` that makes the runner of a component, empty for the usual one. ``video_limits`` are the videos
-    that its models can make, None where that shows only when one is made.
+    that its models can make, None where that shows only when one is made. ``audio_window_seconds``: see
+    ``omnibus.families.templates.FamilyDeclaration``.
     """
 
     components: tuple[str, ...]
@@ -46,6 +47,7 @@ class PluginFamily(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     composite: str = ""
     engine: str = ""
     video_limits: VideoLimits | None = None
+    audio_window_seconds: float = 0.0
 
 
 def family_names() -> tuple[str, ...]:

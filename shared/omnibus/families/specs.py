@@ -97,7 +97,11 @@ KNOWN: dict[str, FamilyDeclaration] = {
     "mllama": vision_language("Llama 3.2 Vision", "llama-3.2-vision-tiny", "image", weights=_MLLAMA),
     "qwen2": language_model("Qwen2 and Qwen2.5", "qwen2-tiny"),
     "qwen2_5_omni": omni_model(
-        "Qwen2.5-Omni", "qwen2.5-omni-tiny", ["Chelsie", "Ethan"], weights=_qwen_omni_weights("token2wav.")
+        "Qwen2.5-Omni",
+        "qwen2.5-omni-tiny",
+        ["Chelsie", "Ethan"],
+        weights=_qwen_omni_weights("token2wav."),
+        audio_window_seconds=2.0,
     ),
     "qwen2_5_vl": vision_language("Qwen2.5-VL", "qwen2.5-vl-tiny", "image", "video", weights=_QWEN_VL),
     "qwen2_vl": vision_language("Qwen2-VL", "qwen2-vl-tiny", "image", "video", weights=_QWEN_VL),

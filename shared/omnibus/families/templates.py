@@ -17,7 +17,8 @@ class FamilyDeclaration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     ``tasks`` the kind of the unit task of each component. ``options`` and ``paths`` are the usual deployment,
     ``more`` are options that can be declared as well. ``tiny`` is the name of the tiny model; ``weights`` says how
     the names of a component's tensors begin, the longest that fits counts; components that share tensors name it both.
-    ``video_limits`` are of families that make videos.
+    ``video_limits`` are of families that make videos. ``audio_window_seconds`` are of families whose audio encoder
+    attends within windows of that length, and can be given a sound piece by piece; 0: it attends to all of it.
     """
 
     title: str
@@ -33,6 +34,7 @@ class FamilyDeclaration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     composite: str = ""
     engine: str = ""
     video_limits: VideoLimits | None = None
+    audio_window_seconds: float = 0.0
 
 
 def language_model(title: str, tiny: str, **more: Any) -> FamilyDeclaration:

@@ -107,7 +107,8 @@ class _Gateway:
         "omnibus_realtime_interruptions_total", "Interrupted responses.", ["model", "reason"], registry=REGISTRY
     )
     #: Responses that were begun before their turn had ended: ``used``, ``dropped`` (the user went on speaking, or the
-    #: client changed the conversation), ``refused`` (executors had others' work).
+    #: client changed the conversation), ``refused`` (executors had others' work). ``encoded``: audio of a turn that was
+    #: encoded while its user spoke, a window after the other.
     realtime_early = Counter(
         "omnibus_realtime_early_total",
         "Responses begun before their turn ended.",

@@ -11,7 +11,7 @@ from omnibus.reference.comments import field_comments
 
 #: Units of numbers whose name does not say it: a part of the name, and the unit.
 UNITS = {
-    **dict.fromkeys(("arena_mib", "cache_mib", "kv_mib"), "MiB"),
+    **dict.fromkeys(("arena_mib", "cache_mib", "kv_mib", "prompt_cache_mib"), "MiB"),
     **dict.fromkeys(("video_frame", "video_pixels"), "pixels"),
     **dict.fromkeys(("tenant_share", "memory", "margin", "incoming"), "share"),
     **dict.fromkeys(("file_largest", "max_body", "bodies", "app_body", "max_payload", "inline"), "bytes"),

@@ -125,8 +125,9 @@ class ResponseRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     access_programs: Any = None
     context_management: Any = None
 
-    # Accepted and ignored: they change cost, storage or speed elsewhere, never the answer.
+    #: As in chats.
     prompt_cache_key: str | None = None
+    # Accepted and ignored: they change cost, storage or speed elsewhere, never the answer.
     prompt_cache_options: Any = None
     prompt_cache_retention: str | None = None
     safety_identifier: str | None = None

@@ -145,6 +145,7 @@ def _to_request(wanted: ResponseRequest, messages: list[Message]) -> ChatRequest
         parallel_tool_calls=wanted.parallel_tool_calls,
         response_format=_to_response_format(wanted),
         reasoning_effort=wanted.reasoning.effort if wanted.reasoning is not None else None,
+        prompt_cache_key=wanted.prompt_cache_key,
     )
 
 

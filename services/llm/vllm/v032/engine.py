@@ -308,7 +308,7 @@ def _read_tokens(output: Any) -> Tokens | None:
             if answer.logprobs is None
             else [_read_logprobs(*each) for each in zip(ids, answer.logprobs, strict=True)]
         )
-        return Tokens(ids, finish, logprobs) if ids else None
+        return Tokens(ids, finish, logprobs, output.num_cached_tokens or 0) if ids else None
     raise StageFailed(f"the engine ended this request ({finish}); send it again")
 
 

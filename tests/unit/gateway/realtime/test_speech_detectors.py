@@ -1,7 +1,9 @@
 """What tells speech from other sounds: by loudness, by a network, or by a plugin."""
 
 import sys
+import threading
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -31,6 +33,21 @@ def shouts(_threshold: float, _rate: int) -> SpeechDetector:
     return Shouts()
 
 
+class SlowShouts(Shouts):
+    """The same in a thread; it remembers which threads those were."""
+
+    in_thread = True
+    threads: ClassVar[set[int]] = set()
+
+    def classify_frames(self, frames: NDArray[np.float32]) -> list[bool]:
+        self.threads.add(threading.get_ident())
+        return super().classify_frames(frames)
+
+
+def slow_shouts(_threshold: float, _rate: int) -> SpeechDetector:
+    return SlowShouts()
+
+
 def vowels(seconds: float, rate: int = RATE) -> NDArray[np.float64]:
     """A voice that says a, i, u again and again, by the formants of these vowels."""
     random, formants = np.random.default_rng(0), ((730, 1090, 2440), (270, 2290, 3010), (300, 870, 2240))
@@ -52,8 +69,10 @@ def to_pcm(samples: NDArray[np.float64]) -> bytes:
     return (samples * 32767).astype("<i2").tobytes()
 
 
-async def test_a_plugin_finds_the_turns_of_a_session(tmp_path: Path):
-    async with house(tmp_path, realtime_detector=f"{__name__}:shouts") as home:
+@pytest.mark.parametrize("name", ["shouts", "slow_shouts"])
+async def test_a_plugin_finds_the_turns_of_a_session(tmp_path: Path, name: str):
+    SlowShouts.threads.clear()
+    async with house(tmp_path, realtime_detector=f"{__name__}:{name}") as home:
         await home.all_of(OMNI)
         async with calls(home) as caller:
             await append(caller, (0.3, 1.0), (0, 1.0))  # speech by its loudness
@@ -62,6 +81,8 @@ async def test_a_plugin_finds_the_turns_of_a_session(tmp_path: Path):
 
     assert types(events) == ["input_audio_buffer.speech_started", "input_audio_buffer.speech_stopped"]
     assert events[0]["audio_start_ms"] == 2000 - 300
+    assert bool(SlowShouts.threads) == (name == "slow_shouts")
+    assert threading.get_ident() not in SlowShouts.threads  # where everybody is answered
 
 
 @pytest.mark.parametrize("name", ["loudness", "nobody.knows:this", f"{__name__}:none"])

@@ -27,7 +27,11 @@ def pcm(*parts: tuple[float, float], rate: int = RATE) -> bytes:
 
 
 def edges(detector: TurnDetector, data: bytes, size: int = 1000) -> list[SpeechEdge]:
-    return [edge for at in range(0, len(data), size) for edge in detector.push_audio(data[at : at + size])]
+    return [
+        edge
+        for at in range(0, len(data), size)
+        for edge in detector.find_edges(detector.classify_audio(data[at : at + size]))
+    ]
 
 
 def test_speech_begins_with_its_padding_and_ends_with_its_silence():

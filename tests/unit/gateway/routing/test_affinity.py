@@ -9,6 +9,7 @@ from services.gateway.routing.affinity import (
     MAX_EXCESS_ITEMS,
     AffinityItem,
     ChosenReplica,
+    ConversationAffinity,
     EncoderAffinity,
     pick_replica,
 )
@@ -131,3 +132,32 @@ def test_random_items_never_go_to_a_replica_that_is_far_behind(seed: int):
         assert loads == {**before, chosen.executor: before[chosen.executor] + chosen.work}
         for id in loads:
             loads[id] = max(0.0, loads[id] - dice.random() * 300)
+
+
+def test_a_conversation_goes_where_it_was_unless_that_executor_has_more_to_do():
+    made = ConversationAffinity()
+    first = made.choose_executor(IDLE, "talk", 100)
+
+    assert made.choose_executor({**IDLE, first: 100.0}, "talk", 100) == first
+    other = made.choose_executor({**IDLE, first: 101.0}, "talk", 100)
+    assert other != first
+    assert made.choose_executor(IDLE, "talk", 100) == other  # there is its last prompt now
+
+
+def test_new_conversations_are_spread_over_those_with_the_least_work_and_gateways_agree():
+    made, again = ConversationAffinity(), ConversationAffinity()
+    found = [made.choose_executor(IDLE, key, 100) for key in keys(400)]
+
+    assert min(Counter(found).values()) > 60
+    assert [again.choose_executor(dict.fromkeys("dcba", 0.0), key, 100) for key in keys(400)] == found
+    assert made.choose_executor({"a": 5.0, "b": 0.0, "c": 0.0}, "new", 100, preferred=("a", "c")) == "c"
+
+
+def test_conversations_that_are_over_are_forgotten():
+    made = ConversationAffinity(remembered=2)
+    first = made.choose_executor({"a": 0.0}, "one", 1)
+    for key in ("two", "three"):
+        made.choose_executor({"a": 0.0}, key, 1)
+
+    assert first == "a"
+    assert made.choose_executor({"b": 0.0, "a": 0.5}, "one", 1) == "b"

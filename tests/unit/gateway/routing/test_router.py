@@ -312,3 +312,32 @@ def test_an_id_may_be_older_than_the_number():
 
     assert [ticket.number for ticket in tickets] == [0, 1]
     assert (tickets[0].id, tickets[1].id[:5]) == ("run-7", "g1-0-")
+
+
+def turn(made: Router, conversation: str, *components: str) -> ExecutorRoute:
+    assignment = made.assign(calls(*components or STAGES), "m")
+    return made.route(assignment, made.issue_ticket("m", assignment.kind, cache_key=conversation))
+
+
+def test_the_turns_of_a_conversation_take_one_path_to_one_executor():
+    made = router("g1", ("e0", "E"), ("l0", "L"), ("l1", "L"), ("m0", "EL"), ("m1", "EL"))
+    first = {f"talk{number}": turn(made, f"talk{number}") for number in range(20)}
+    for conversation, route in first.items():
+        for _ in range(3):
+            go(made)  # others come between
+            assert turn(made, conversation)[:3] == route[:3]
+
+    shares = Counter(route.path for route in first.values())
+    assert shares["E>L"] == pytest.approx(14, abs=1)
+    assert len({route.executors for route in first.values()}) == 4
+
+
+def test_a_turn_goes_elsewhere_when_its_executor_is_gone_or_busy():
+    made = router("g1", ("e0", "E"), ("l0", "L"), ("l1", "L"))
+    _, before = turn(made, "talk").executors
+    work(made, before, 10)
+    _, busy = turn(made, "talk").executors
+    made.members.remove(busy)
+    _, gone = turn(made, "talk").executors
+
+    assert busy != before == gone

@@ -1,0 +1,111 @@
+"""Encoding of audio that is not complete yet, by itself: of what was said so far the encoder keeps the parts.
+
+It is sent where executors have spare room alone, counts as no demand, has no price, and its outputs go nowhere.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from hashlib import sha256
+from math import ceil
+from typing import Any
+
+from omnibus.errors import DeadlineExceeded, StageUnavailable
+from omnibus.families.catalog import find_audio_window
+from omnibus.plan import ModelPlan, Path
+from omnibus.task import MLLM, Segment, record
+from omnibus.task.library.media import EncodeInput
+from services.gateway.dispatch.dispatcher import MAX_ATTEMPTS
+from services.gateway.dispatch.inflight import InflightInvocation
+from services.gateway.request.arena_inputs import place_input
+from services.gateway.request.request import ClientRequest
+from services.gateway.routing.assignment import ModelPart
+from services.gateway.tasks.chat import Chat
+from services.gateway.tasks.prepared_chat import hash_cache_key
+
+#: Seconds after which an encoding is given up: more audio has come by then.
+_MAX_SECONDS = 5.0
+#: Tokens that a second of audio becomes, about.
+_TOKENS_PER_SECOND = 25
+
+
+class AheadEncoder:
+    """Encodes audio for models that ``chat`` answers for."""
+
+    def __init__(self, chat: Chat) -> None:
+        self._chat = chat
+
+    def window_seconds(self, model: str) -> float:
+        """Seconds of audio that the encoder of ``model`` takes as a part by itself; 0 where it takes all at once."""
+        router = self._chat.runs.router
+        plan = router.plan.models.get(router.base_model(model)) if router.plan is not None else None
+        return find_audio_window(plan.family) if plan is not None and "audio" in plan.encoders else 0.0
+
+    async def encode(self, model: str, wav: bytes, new_seconds: float, conversation: str) -> None:
+        """Have ``wav`` encoded, of which about ``new_seconds`` are new, and wait until that is done: on the path of its
+        ``conversation``.
+
+        Raises ``Overloaded`` where executors have others' work, and ``StageUnavailable`` where nobody keeps it.
+        """
+        run = self._chat.open_request(model)
+        run.early, run.is_demand, run.cache_key = True, False, hash_cache_key(conversation)
+        status = "cancelled"  # of what fails here nobody hears: no dead letter, for the answer is made nevertheless
+        try:
+            async with asyncio.timeout(_MAX_SECONDS):
+                await _wait_quiet(await self._send(run, wav, ceil(_TOKENS_PER_SECOND * new_seconds)))
+            status = "done"
+        except TimeoutError:
+            raise DeadlineExceeded(f"the audio was not encoded within {_MAX_SECONDS:g} s") from None
+        finally:
+            run.end(status)
+
+    async def _send(self, run: ClientRequest, wav: bytes, work: int) -> InflightInvocation:
+        runs, about = self._chat.runs, ("audio", "audio/wav", sha256(wav).hexdigest())
+        segment = self._record_graph(run.model, {"modality": "audio", "sha256": about[2]}, work)
+        [part] = runs.router.assign(segment.nodes, run.model).parts
+        await run.wait_admission(segment)
+        try:
+            ticket = run.take_ticket(segment)
+            self._check_kept(run.model, part, runs.router.choose_path(part, ticket))
+            media = await place_input(runs.tensors, None, wav, about, run.id, run.deadline, MAX_ATTEMPTS + 1, run.salt)
+            return run.send_segment(self._record_graph(run.model, media, work), ticket=ticket)
+        except BaseException:
+            runs.tensors.end_invocation(run.id)
+            run.release_admission()
+            raise
+
+    def _record_graph(self, model: str, media: Mapping[str, Any], work: int) -> Segment:
+        """The graph of one encoding, none of whose outputs is read."""
+        task = self._chat.get_task(model)
+        if not isinstance(task, MLLM):
+            raise StageUnavailable(f"{model} has no encoder that can be called by itself", stage="audio")
+        encoder = task.encoder_for("audio")
+
+        def encode(given: Mapping[str, Any]) -> None:
+            encoder.invoke(EncodeInput(media=given), work=work)
+
+        return record(encode, media)
+
+    def _check_kept(self, model: str, part: ModelPart, path: Path) -> None:
+        """Raises ``StageUnavailable`` unless a later request on ``path`` that begins alike finds what is kept."""
+        router, [component] = self._chat.runs.router, part.used
+        option = path.options[component]
+        serving = router.serving_executors(model, option)
+        keeps = bool(serving) and all(each.status.keeps for each in serving)
+        if not keeps or (len(serving) > 1 and not _is_encoder_option(router.get_model(model), option)):
+            raise StageUnavailable(f"no executor of {model} keeps what it encodes", stage=component)
+
+
+def _is_encoder_option(plan: ModelPlan, option: str) -> bool:
+    """True for executors that encode alone: what begins alike is routed to the same one."""
+    return set(plan.options[option].components) <= set(plan.encoders.values())
+
+
+async def _wait_quiet(running: InflightInvocation) -> None:
+    """Wait until all nodes have reported. Raises what it failed with."""
+    quiet = asyncio.Event()
+    running.on_quiet = quiet.set
+    if running.failure is None and not running.all_reported:
+        await quiet.wait()
+    running.on_quiet = None
+    if running.failure is not None:
+        raise running.failure

@@ -1,0 +1,57 @@
+"""A turn of a realtime session, encoded by the tiny model's own encoder while its user speaks."""
+
+from pathlib import Path
+
+from omnibus.executor.runner import Job
+from omnibus.families import catalog
+from omnibus_models.families import load_family
+from services.encoder.media_encoder import EncodeRunner, EncodeSettings
+from tests.unit.encoder.test_known_parts import speech
+from tests.unit.encoder.test_known_parts import until as until_second
+from tests.unit.gateway.realtime.test_early_answers import Counted, hearing
+from tests.unit.gateway.realtime.test_turn_detection import append
+from tests.unit.gateway.realtime_house import calls
+from tests.unit.sidecar.node import until
+
+
+class RealEars:
+    """The audio encoder of the tiny model; what toys answer is said about its rows."""
+
+    keeps = True
+
+    def __init__(self, runner: EncodeRunner) -> None:
+        self.runner = runner
+        self.begun = 0
+
+    async def __call__(self, job: Job) -> None:
+        self.begun += 1
+        await self.runner.run(job)
+
+
+async def test_the_encoder_of_a_model_encodes_each_window_of_a_turn_once(tmp_path: Path, omni: Path):
+    runner = EncodeRunner("audio", "qwen2_5_omni", omni, "cpu", "float32", EncodeSettings(cache=16 << 20))
+    await runner.load()
+    ears = RealEars(runner)
+    async with hearing(tmp_path, Counted(), ears) as home, calls(home) as caller:
+        await append(caller, (0, 0.6), (0.5, 0.5))
+        for number in range(3):
+            begun = ears.begun
+            await append(caller, (0.4 - 0.1 * number, 2.0))  # windows that differ, the loudest first
+            await until(lambda known=begun: ears.begun > known)
+            await until(lambda: home.dispatcher.inflight_count == 0)
+        await append(caller, (0, 0.8))
+        events = await caller.until("response.done")
+        await home.emptied()
+    stats = runner.stats()
+    await runner.close()
+
+    assert events[-1]["response"]["status"] == "completed"
+    assert stats["reused_parts"] == 1 + 2 + 3  # of 2.1, 4.1, 6.1 and about 7 s, in windows of 2 s
+
+
+def test_the_window_that_gateways_know_of_is_the_encoders(omni: Path):
+    encoder = load_family("qwen2_5_omni").load("audio", omni)
+    parts = encoder.split_item(encoder.prepare(memoryview(until_second(speech(), 5.0)), "audio"))
+
+    seconds = parts[0].meta["audio_len"] / 100  # frames are 10 ms
+    assert seconds == catalog.find_audio_window("qwen2_5_omni")

@@ -1,0 +1,159 @@
+"""Audio that is encoded while its user speaks: of the encoder alone, for its own use, and only where nobody waits."""
+
+import asyncio
+import base64
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from omnibus.executor.runner import Job
+from omnibus.plan import PriceList
+from omnibus.recording.dead_letters import list_dead_letters
+from services.gateway.openai.realtime.session import PcmFormat
+from services.gateway.realtime.audio_format import to_wav
+from tests.unit.gateway.house import OMNI, House, question
+from tests.unit.gateway.realtime.test_early_answers import Counted, Ears, hearing, outcomes, since
+from tests.unit.gateway.realtime.test_turn_detection import append, pcm
+from tests.unit.gateway.realtime_house import Caller, calls
+from tests.unit.gateway.wires import PATIENCE
+from tests.unit.sidecar.node import until
+
+HEADER = 44
+PUSH_TO_TALK = {"input": {"turn_detection": None}}
+
+
+class Keeping(Ears):
+    """An encoder that keeps what it encoded, as far as others know; it waits while it is held."""
+
+    keeps = True
+
+    def __init__(self, *, held: bool = False) -> None:
+        super().__init__()
+        self.begun = self.stopped = 0
+        self.free = asyncio.Event()
+        if not held:
+            self.free.set()
+
+    async def __call__(self, job: Job) -> None:
+        self.begun += 1
+        try:
+            await self.free.wait()
+            await super().__call__(job)
+        except BaseException:
+            self.stopped += 1
+            raise
+
+    @property
+    def seconds(self) -> list[float]:
+        """The length of each sound that was heard."""
+        return [round((len(sound) - HEADER) / 48_000, 1) for sound in self.heard]
+
+
+async def speak(caller: Caller, ears: Keeping, seconds: int) -> None:
+    """Speak, no faster than what was said is encoded."""
+    await append(caller, (0, 0.6), (0.3, 0.5))
+    for second in range(seconds):
+        heard = len(ears.heard)
+        await append(caller, (0.3, 1.0))
+        if second % 2:
+            await until(lambda known=heard: len(ears.heard) > known)
+
+
+async def test_what_is_said_is_encoded_window_by_window_and_is_how_the_turn_begins(tmp_path: Path):
+    ears, before = Keeping(), outcomes()
+    async with hearing(tmp_path, Counted(), ears) as home, calls(home) as caller:
+        await speak(caller, ears, 6)
+        assert ears.seconds == [2.1, 4.1, 6.1]
+        await until(lambda: home.dispatcher.inflight_count == 0)
+        assert home.loads.inflight == 0
+        assert not any(slot.came for slot in home.loads._slots.values())  # nobody asked for it
+        await append(caller, (0, 0.8))
+        events = await caller.until("response.done")
+        await home.emptied()
+
+    *ahead, turn = ears.heard
+    assert events[-1]["response"]["status"] == "completed"
+    assert all(turn[HEADER:].startswith(each[HEADER:]) for each in ahead)
+    assert since(before) == {"used": 1}
+
+
+async def test_a_client_that_finds_turns_itself_has_what_it_sends_encoded(tmp_path: Path):
+    ears = Keeping()
+    async with hearing(tmp_path, Counted(), ears) as home, calls(home) as caller:
+        await caller.update(audio=PUSH_TO_TALK)
+        await append(caller, (0.3, 2.2))
+        await until(lambda: len(ears.heard) == 1)
+        await append(caller, (0.3, 2.2))
+        await until(lambda: len(ears.heard) == 2)
+        await caller.send("input_audio_buffer.commit")
+        await caller.until("conversation.item.done")
+        await caller.respond()
+        await home.emptied()
+
+    assert ears.seconds == [2.1, 4.1, 4.4]
+
+
+async def test_what_is_encoded_ahead_has_a_record_without_a_price_and_no_dead_letter(tmp_path: Path):
+    ears = Keeping(held=True)
+    async with hearing(tmp_path, Counted(), ears) as home, calls(home) as caller:
+        await append(caller, (0, 0.6), (0.3, 3.0))
+        await until(lambda: ears.begun == 1)
+        [running] = home.dispatcher._running.values()
+        assert home.router.plan is not None
+        home.router.plan = msgspec.structs.replace(home.router.plan, prices=PriceList("EUR", {"cpu": 3.6}))
+        await append(caller, (0, 0.4))  # its user has stopped
+        await until(lambda: ears.stopped == 1)
+        ears.free.set()
+        record = await home.ended(running.id)
+        letters = await list_dead_letters(home.bus, 1)
+        await append(caller, (0, 0.5))
+        await caller.until("response.done")
+        await home.emptied()
+
+    assert record.status == "cancelled"
+    assert record.usage is not None
+    assert record.usage.money is msgspec.UNSET
+    assert letters == []
+
+
+async def test_a_session_that_ends_leaves_no_encoding_behind(tmp_path: Path):
+    ears = Keeping(held=True)
+    async with hearing(tmp_path, Counted(), ears) as home:
+        async with calls(home) as caller:
+            await append(caller, (0, 0.6), (0.3, 3.0))
+            await until(lambda: ears.begun == 1)
+        await until(lambda: ears.stopped == 1)
+        await home.emptied()
+
+
+async def answer_of(home: House, caller: Caller) -> dict[str, Any]:
+    await append(caller, (0, 0.6), (0.3, 4.5), (0, 0.8))
+    response: dict[str, Any] = (await caller.until("response.done"))[-1]["response"]
+    await home.emptied()
+    return response
+
+
+@pytest.mark.parametrize("why", ["off", "keeps nothing"])
+async def test_nothing_is_encoded_ahead_that_nobody_would_find_again(tmp_path: Path, why: str):
+    ears = Ears() if why == "keeps nothing" else Keeping()
+    async with hearing(tmp_path, Counted(), ears, realtime_early=why != "off") as home, calls(home) as caller:
+        response = await answer_of(home, caller)
+
+    assert (response["status"], len(ears.heard)) == ("completed", 1)
+
+
+async def test_nothing_is_encoded_ahead_where_the_encoder_has_others_work(tmp_path: Path):
+    ears = Keeping(held=True)
+    async with hearing(tmp_path, Counted(), ears, credits=2) as home, calls(home) as caller:
+        file = base64.b64encode(to_wav(pcm((0.3, 1.0)), PcmFormat())).decode()
+        sound = {"type": "input_audio", "input_audio": {"data": file, "format": "wav"}}
+        other = asyncio.create_task(home.http.post("/v1/chat/completions", json=question(OMNI, [sound])))
+        await until(lambda: ears.begun == 1)
+        await append(caller, (0, 0.6), (0.3, 3.0))
+        await caller.update(seed=1)  # answered, so what came before it is done
+        assert ears.begun == 1
+        ears.free.set()
+        assert (await asyncio.wait_for(other, PATIENCE)).status_code == 200
+        await home.emptied()
