@@ -29,7 +29,8 @@ class TextGenerationParams(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     ``allowed_tools``. ``structured_outputs`` is ``{"json": schema}`` or ``{"json_object": true}``. ``template`` are
     variables of the chat template. With ``count_only`` nothing is computed: the prompt's tokens are counted.
     ``logprobs`` is how many alternatives of each token are reported, None: nothing. ``adapter`` is the name of the
-    LoRA adapter that answers; empty: the model as it is. With an ``adapter_source`` it is loaded from there.
+    LoRA adapter that answers; empty: the model as it is. With an ``adapter_source`` it is loaded from there. What an
+    engine keeps of the prompt is used only for requests with the same ``cache_salt``.
     """
 
     max_tokens: Count | None = None
@@ -55,6 +56,7 @@ class TextGenerationParams(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     count_only: bool = False
     adapter: Annotated[str, msgspec.Meta(max_length=256)] = ""
     adapter_source: AdapterSource | None = None
+    cache_salt: Annotated[str, msgspec.Meta(max_length=256)] = ""
 
     @property
     def changes_logits(self) -> bool:

@@ -48,7 +48,8 @@ class TextParams(TypedDict, total=False):
     are as OpenAI's API has them; ``tool_choice`` ``required`` makes the answer calls of them, ``allowed_tools`` names
     the only ones. ``structured_outputs`` is ``{"json": schema}`` or ``{"json_object": true}``. ``template`` are
     variables of the chat template. ``adapter`` is the name of a LoRA adapter that is declared with the model.
-    ``adapter_source`` is where one lies that was loaded while the system serves: ``path`` and ``sha256``.
+    ``adapter_source`` is where one lies that was loaded while the system serves: ``path`` and ``sha256``. What an
+    engine keeps of a prompt is used only for calls with the same ``cache_salt``.
     """
 
     max_tokens: int | None
@@ -74,6 +75,7 @@ class TextParams(TypedDict, total=False):
     count_only: bool
     adapter: str
     adapter_source: Mapping[str, str]
+    cache_salt: str
 
 
 #: Chat messages as OpenAI's API has them, or the handle of their JSON when they are long. The engine checks them.
