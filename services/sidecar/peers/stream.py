@@ -23,8 +23,8 @@ from omnibus.tensors.peer_protocol import (
 
 #: Most bytes that one call of ``sendfile`` or one write takes.
 SLICE_BYTES = 1 << 20
-#: Bytes for which a reader of more is woken: each wakeup costs a turn of the loop and several calls of the kernel. Every
-#: ``WAKE_SECONDS`` it is woken for whatever is there, so that a slow link is not taken for a silent one.
+#: Bytes for which a reader of more is woken: each wakeup costs a turn of the loop and several calls of the kernel.
+#: Every ``WAKE_SECONDS`` it is woken for whatever is there, so that a slow link is not taken for a silent one.
 WAKE_BYTES, WAKE_SECONDS = 1 << 20, 0.25
 _LINGER_NOT = struct.pack("ii", 1, 0)
 #: Seconds after which the kernel asks whether an idle peer lives, between questions, and how many stay unanswered.
