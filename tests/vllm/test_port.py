@@ -16,6 +16,7 @@ from omnibus_models.contract import TokenSamplingParams
 from omnibus_models.tiny import _chat_tokenizer, _qwen, _weights
 from services.llm.vllm.protocol import Generation, Launch
 from services.llm.vllm.v032.engine import VllmEngineProcess, _engine_arguments
+from services.llm.vllm.v032.inputs import engine_input
 from tests.vllm.conftest import IN_PROCESS
 
 torchvision_cpu.install_operators()
@@ -51,6 +52,13 @@ def test_the_prefix_cache_is_left_out_where_it_is_not_wanted(tmp_path: Path) -> 
     assert _engine_arguments(launch(tmp_path)).enable_prefix_caching is None
     without = dataclasses.replace(launch(tmp_path), prefix_cache=False)
     assert _engine_arguments(without).enable_prefix_caching is False
+
+
+def test_blocks_of_a_prompt_are_shared_only_under_the_same_salt() -> None:
+    plain = asked([5, 6, 7])
+
+    assert engine_input(plain).get("cache_salt") is None
+    assert engine_input(dataclasses.replace(plain, cache_salt="apart"))["cache_salt"] == "apart"
 
 
 async def answer(core: VllmEngineProcess, generation: Generation) -> list[int]:

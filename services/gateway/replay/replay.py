@@ -41,6 +41,8 @@ from services.gateway.tasks.chat import APP
 
 #: 16-bit steps by which a replayed sample may differ: float sums depend on the batch they ran in.
 MAX_SAMPLE_DIFFERENCE = 1
+#: How the names of unit tasks begin that read a prompt: engines keep what they have computed of it.
+_PROMPT_TASKS = ("think-", "prefill-")
 
 
 class Replayer:
@@ -133,7 +135,7 @@ class Replayer:
 
     async def run_mirrored(self, recorded: Invocation, wished: ReplayOptions, salt: str) -> MirroredRun:
         """Run ``recorded`` again for comparison alone: it is not recorded, it does not move to another executor, and it
-        takes nothing from what was computed of its media under another ``salt``.
+        takes nothing from what was computed of its media and prompt under another ``salt``.
 
         Raises what keeps it from being sent.
         """
@@ -271,8 +273,12 @@ def _open_accumulator(running: InflightInvocation) -> AnswerAccumulator:
 
 
 def _salt_node(node: GraphNode, salt: str) -> GraphNode:
-    """``node`` with media of which nothing was computed yet under ``salt``."""
-    return graph.with_inputs(node, {name: _salt_value(value, salt) for name, value in node.inputs.items()})
+    """``node`` with media and a prompt of which nothing was computed yet under ``salt``."""
+    inputs = {name: _salt_value(value, salt) for name, value in node.inputs.items()}
+    params = inputs.get("params")
+    if node.task.startswith(_PROMPT_TASKS) and isinstance(params, dict) and HANDLE not in params:
+        inputs["params"] = {**params, "cache_salt": salt}
+    return graph.with_inputs(node, inputs)
 
 
 def _salt_value(value: Any, salt: str) -> Any:

@@ -112,6 +112,7 @@ class Router:
         """Give cells these parts of what the plan gives them, by ``model/cell``; others get all of it."""
         self._cells.use_shares(shares)
         self._paths = {}
+        self._only_routes.clear()
 
     def _update_adapters(self) -> None:
         models = self._plan.models if self._plan is not None else {}

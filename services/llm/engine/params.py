@@ -30,7 +30,8 @@ class TextGenerationParams(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     variables of the chat template. With ``count_only`` nothing is computed: the prompt's tokens are counted.
     ``logprobs`` is how many alternatives of each token are reported, None: nothing. ``adapter`` is the name of the
     LoRA adapter that answers; empty: the model as it is. With an ``adapter_source`` it is loaded from there.
-    ``cache_key`` is equal for the turns of a conversation, whose prompts are kept for the next one.
+    ``cache_key`` is equal for the turns of a conversation, whose prompts are kept for the next one. What an engine keeps
+    of a prompt is used only for requests with the same ``cache_salt``.
     """
 
     max_tokens: Count | None = None
@@ -57,11 +58,12 @@ class TextGenerationParams(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     adapter: Annotated[str, msgspec.Meta(max_length=256)] = ""
     adapter_source: AdapterSource | None = None
     cache_key: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    cache_salt: Annotated[str, msgspec.Meta(max_length=256)] = ""
 
     @property
     def conversation_key(self) -> str:
-        """The conversation and the adapter that computes it; empty without a ``cache_key``."""
-        return f"{self.cache_key}/{self.adapter_key}" if self.cache_key else ""
+        """The conversation, the adapter that computes it, and the salt; empty without a ``cache_key``."""
+        return f"{self.cache_key}/{self.adapter_key}/{self.cache_salt}" if self.cache_key else ""
 
     @property
     def changes_logits(self) -> bool:

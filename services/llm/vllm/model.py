@@ -190,6 +190,7 @@ class VllmCore:
             priority=priority,
             adapter=params.adapter,
             adapter_source=params.adapter_source,
+            cache_salt=params.cache_salt,
             **fields,
         )
 

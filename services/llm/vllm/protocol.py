@@ -110,7 +110,8 @@ class Generation:
     one after the other. ``gives`` is where the cache of the prompt goes. ``draws`` is how many tokens of the answer
     were chosen elsewhere, the last of ``ids``: so many random numbers were used. Of requests that wait, the one with
     the least ``priority`` is first. ``adapter`` is the name of its LoRA adapter; empty: the model as it is.
-    With an ``adapter_source`` that is where it is loaded from.
+    With an ``adapter_source`` that is where it is loaded from. Blocks of the prompt are shared with requests that have
+    the same ``cache_salt``.
     """
 
     id: str
@@ -127,6 +128,7 @@ class Generation:
     priority: int = 0
     adapter: str = ""
     adapter_source: AdapterSource | None = None
+    cache_salt: str = ""
 
 
 class Tokens(NamedTuple):

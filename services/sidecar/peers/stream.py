@@ -23,6 +23,9 @@ from omnibus.tensors.peer_protocol import (
 
 #: Most bytes that one call of ``sendfile`` or one write takes.
 SLICE_BYTES = 1 << 20
+#: Bytes for which a reader of more is woken: each wakeup costs a turn of the loop and several calls of the kernel.
+#: Every ``WAKE_SECONDS`` it is woken for whatever is there, so that a slow link is not taken for a silent one.
+WAKE_BYTES, WAKE_SECONDS = 1 << 20, 0.25
 _LINGER_NOT = struct.pack("ii", 1, 0)
 #: Seconds after which the kernel asks whether an idle peer lives, between questions, and how many stay unanswered.
 _KEEPALIVE_IDLE, _KEEPALIVE_INTERVAL, _KEEPALIVE_COUNT = 1, 1, 2
@@ -63,15 +66,24 @@ class PlainStream:
         self._arena = arena
         self._loop = asyncio.get_running_loop()
         self._closed = False
+        self._wake_bytes = 1
 
     async def read_into(self, target: memoryview, progress: Progress) -> None:
-        at = 0
-        while at < len(target):
-            count = await self._loop.sock_recv_into(self._socket, target[at:])
-            if not count:
-                raise ConnectionResetError("the other sidecar closed the connection")
-            at += count
-            progress()
+        at, nbytes = 0, len(target)
+        timer = self._wake_regularly() if nbytes > WAKE_BYTES else None
+        try:
+            while at < nbytes:
+                if timer is not None:
+                    self._wake_for(min(WAKE_BYTES, nbytes - at))
+                count = await self._loop.sock_recv_into(self._socket, target[at:])
+                if not count:
+                    raise ConnectionResetError("the other sidecar closed the connection")
+                at += count
+                progress()
+        finally:
+            if timer is not None:
+                timer.cancel()
+                self._wake_for(1)
 
     async def write(self, data: bytes) -> None:
         await self._loop.sock_sendall(self._socket, data)
@@ -89,6 +101,15 @@ class PlainStream:
             offset, nbytes = offset + sent, nbytes - sent
             progress()
 
+    def _wake_for(self, nbytes: int) -> None:
+        """Have the kernel call the socket readable once so many bytes are there, or its end."""
+        if nbytes != self._wake_bytes and not self._closed:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
+            self._wake_bytes = nbytes
+
+    def _wake_regularly(self) -> "_Ticker":
+        return _Ticker(self._loop, WAKE_SECONDS, lambda: self._wake_for(1))
+
     def abort(self) -> None:
         if not self._closed:
             self._closed = True
@@ -102,6 +123,21 @@ class PlainStream:
             await ready
         finally:
             self._loop.remove_writer(number)
+
+
+class _Ticker:
+    """Calls ``function`` every ``seconds`` until it is cancelled."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float, function: Callable[[], None]) -> None:
+        self._loop, self._seconds, self._function = loop, seconds, function
+        self._timer = loop.call_later(seconds, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = self._loop.call_later(self._seconds, self._tick)
+        self._function()
+
+    def cancel(self) -> None:
+        self._timer.cancel()
 
 
 class TlsStream:

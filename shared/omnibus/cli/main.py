@@ -122,7 +122,13 @@ def _build_parser() -> argparse.ArgumentParser:
 
 def _add_up(commands: Any) -> None:
     up = commands.add_parser("up", help="run the whole system on this machine, without containers")
-    up.add_argument("--name", default="", help="of this run, for `omnibus ps` and --run (default: its port)")
+    up.add_argument(
+        "--name",
+        "--run",
+        metavar="NAME",
+        default="",
+        help="of this run, for `omnibus ps` and other commands' --run (default: its port)",
+    )
     up.add_argument(
         "-d",
         "--detach",

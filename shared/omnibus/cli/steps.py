@@ -47,6 +47,8 @@ async def show_steps(options: argparse.Namespace) -> int:
             _save_contents(gateway, options.id, step, Path(options.save))
         if waits and number < len(steps) and (await asyncio.to_thread(input, "— Enter: next, q: end ")).strip() == "q":
             break
+    if any(_is_missing(value) for step in steps for value in (*step.inputs, *step.outputs)):
+        print("what stages give each other is kept with OMNIBUS_GATEWAY_RECORD=stages", file=sys.stderr)
     return 0
 
 
@@ -62,6 +64,10 @@ def step_lines(step: Step) -> Iterator[str]:
         yield f"  a fork may begin here: omnibus fork ID {step.node} INPUT=VALUE"
 
 
+def _is_missing(value: StepValue) -> bool:
+    return not (value.source or value.text or value.mime)
+
+
 def _value_text(value: StepValue) -> str:
     if value.source:
         return f"{value.name}: from {value.source}"
@@ -70,7 +76,7 @@ def _value_text(value: StepValue) -> str:
     digest = (value.digest or value.sha256)[:_DIGEST_CHARS]
     size = f"{size_text(value.nbytes)} " if value.nbytes else ""
     kind = value.mime if value.mime not in ("", "*/*") else ""
-    kept = "" if value.mime else "not kept"
+    kept = "not kept" if _is_missing(value) else ""
     return f"{value.name}: {' '.join(filter(None, [size.strip(), kind, f'sha256 {digest}…' if digest else '', kept]))}"
 
 

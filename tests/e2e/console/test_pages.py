@@ -1,15 +1,20 @@
 """Pages for operators in a real browser, on a real system."""
 
+import io
 import re
 
+import numpy as np
 import pytest
+from PIL import Image
 from playwright.sync_api import Page, expect
 
+from omnibus_models.world import audio_oracle, image_oracle
 from tests.e2e.console.conftest import TOKEN
 from tests.e2e.system import OMNI, System
 
 pytestmark = [pytest.mark.browser, pytest.mark.e2e, pytest.mark.slow]
 
+WAV_HEADER_BYTES = 44
 #: A chat that is begun and left alone, of which nothing is read.
 BEGIN = """([url, model]) => {
     const messages = [{ role: "user", content: "go on and on" }];
@@ -192,3 +197,32 @@ def test_the_chart_of_failures_counts_in_whole_numbers(page: Page, system: Syste
     found = labels.all_inner_texts()
     assert len(set(found)) == len(found)
     assert all(label.isdigit() for label in found)
+
+
+def test_an_example_brings_its_question_picture_and_sound(asking: Page):
+    examples = asking.get_by_role("group", name="Examples")
+    expect(examples.get_by_role("button")).to_have_count(4)
+
+    examples.get_by_role("button", name="What do you see and hear?").click()
+
+    expect(asking.get_by_role("textbox", name="Prompt")).to_have_value("What do you see and hear?")
+    expect(asking.get_by_role("img", name="example.png")).to_be_visible()
+    expect(asking.get_by_label("example.wav", exact=True)).to_be_visible()
+    asking.get_by_role("button", name="Send").click()
+    expect(asking.get_by_role("article", name=f"Answer of {OMNI}")).to_contain_text("total")
+
+
+def test_examples_are_what_the_small_world_knows(asking: Page):
+    picture, sound = asking.evaluate(
+        """async () => {
+            const { picture, tones } = await import("/console/examples.js");
+            const blobs = [await picture(), tones(["low", "high"])];
+            return Promise.all(blobs.map(async (each) => [...new Uint8Array(await each.arrayBuffer())]));
+        }"""
+    )
+
+    scene = image_oracle.recognize_scene(np.asarray(Image.open(io.BytesIO(bytes(picture))).convert("RGB")))
+    assert scene is not None
+    assert scene.caption == "two red circles on blue"
+    samples = np.frombuffer(bytes(sound[WAV_HEADER_BYTES:]), "<i2") / 32767
+    assert audio_oracle.recognize_tones(samples) == ["low", "high"]

@@ -196,7 +196,9 @@ async def test_steps_are_printed_and_two_invocations_compared(
     await keep(bus, "step-2", INVOCATION, {**ENDED, "answer": {"text": "bye"}})
 
     assert await run("step", "step-1", "--at", "thinker", "--nats", nats_url) == 0
-    assert capsys.readouterr().out.splitlines() == [
+    printed_one = capsys.readouterr()
+    assert printed_one.err == ""
+    assert printed_one.out.splitlines() == [
         "[2] thinker on l-1 (L): done in 950 ms",
         "  ← items: from 1.embedding, 0.embedding",
         '  ← messages: [{"role": "user"}]',
@@ -204,6 +206,10 @@ async def test_steps_are_printed_and_two_invocations_compared(
         "  ← top: 3",
         "  → text: hello",
     ]
+    assert await run("step", "step-1", "--nats", nats_url) == 0
+    printed_all = capsys.readouterr()
+    assert "not kept" in printed_all.out
+    assert printed_all.err == "what stages give each other is kept with OMNIBUS_GATEWAY_RECORD=stages\n"
     assert await run("compare", "step-1", "step-1", "--nats", nats_url) == 0
     assert await run("compare", "step-1", "step-2", "--json", "--nats", nats_url) == 1
     printed = json.loads(capsys.readouterr().out.splitlines()[-1])

@@ -14,10 +14,15 @@ export function equal(one, other) {
   return (one.text ?? "") === (other.text ?? "") && (one.sha256 ?? "") === (other.sha256 ?? "");
 }
 
+/** Whether nothing is known of a value but its name: two of them are neither equal nor different. */
+export function unknown({ text, digest, sha256 }) {
+  return !text && !digest && !sha256;
+}
+
 /** A value that has no source, as elements. `path` is where its content is, `keep` gets the addresses that are to be given back. */
 export function content(value, path, keep, signal) {
   if (value.text) return words(value.name, value.text);
-  if (!value.mime) return h("p", { class: "faint" }, badge("not kept", "warn"), described(value));
+  if (!value.mime) return h("p", { class: "faint" }, badge("not kept", "warn"), described(value) || " OMNIBUS_GATEWAY_RECORD=stages keeps what stages give each other");
   const body = h("div", { class: "room" });
   const read = () => show(body, value, path, keep, signal);
   if ((value.nbytes ?? 0) <= AT_ONCE_BYTES) void read();

@@ -4,6 +4,7 @@
 import { get } from "./api.js";
 import { answer } from "./answer.js";
 import { fill, h, say, trouble } from "./dom.js";
+import { exampleButtons } from "./examples.js";
 import { bytes } from "./format.js";
 import { asWav, listen } from "./sound.js";
 import { follow, state } from "./state.js";
@@ -18,6 +19,7 @@ export function playground(room) {
   const voice = h("select", { id: "voice" });
   const prompt = h("textarea", { id: "prompt", rows: 3, placeholder: "Ask something. Drop or paste a picture, a sound or a film.", spellcheck: "false" });
   const file = h("input", { type: "file", id: "file", accept: "image/*,audio/*,video/*", multiple: true, class: "unseen", tabindex: -1, "aria-hidden": "true" });
+  const examples = h("div", { class: "row examples", role: "group", "aria-label": "Examples" });
   const pinned = h("ul", { class: "pinned", "aria-label": "Attached" });
   const said = h("div", { role: "status" });
   const talk = h("section", { class: "talk", "aria-label": "Answers", "aria-live": "polite" });
@@ -37,7 +39,7 @@ export function playground(room) {
   const talkButton = h("button", { type: "button", class: "quiet", onclick: talkOrEnd }, "Talk");
   const form = h("form", { class: "card ask", onsubmit: submit },
     h("div", { class: "row" }, h("label", "Model", model), h("label", "Answer", output), h("label", { id: "voices" }, "Voice", voice)),
-    h("label", h("span", { class: "unseen" }, "Prompt"), prompt), pinned,
+    h("label", h("span", { class: "unseen" }, "Prompt"), prompt), examples, pinned,
     h("div", { class: "row" }, send, h("button", { type: "button", class: "quiet", onclick: () => file.click() }, "Attach"), file, mic, talkButton,
       h("button", { type: "button", class: "quiet", onclick: () => { turns.length = 0; fill(talk); } }, "Clear"), said),
     h("details", h("summary", "Settings"), h("div", { class: "row settings" }, Object.values(more).map((each) => each.label),
@@ -78,6 +80,7 @@ export function playground(room) {
     const found = ends ? choices(ends) : Object.keys(OUTPUTS);
     fill(output, found.map((each) => h("option", { value: each }, OUTPUTS[each])));
     output.value = found.includes(before) ? before : found.includes("speech") ? "speech" : found[0] ?? "";
+    fill(examples, ends ? exampleButtons(ends, useExample) : []);
     fill(voice, (ends?.voices.length ? ends.voices : ["default"]).map((each) => h("option", { value: each }, each)));
     sessionStorage.setItem("omnibus.model", model.value);
     shape();
@@ -131,6 +134,16 @@ export function playground(room) {
     } catch (error) {
       fill(said, trouble(error instanceof DOMException ? new Error(`${name} cannot be read.`) : error));
     }
+  }
+
+  async function useExample(text, files, gives) {
+    prompt.value = text;
+    attached = [];
+    showAttached();
+    if (gives !== "text") output.value = gives;
+    shape();
+    for (const each of files) await attach(each);
+    send.focus();
   }
 
   function showAttached() {

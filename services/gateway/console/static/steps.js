@@ -3,7 +3,7 @@
 import { get } from "./api.js";
 import { pairs } from "./compare.js";
 import { about, badge, card, facts, fill, h, trouble } from "./dom.js";
-import { content, equal } from "./edges.js";
+import { content, equal, unknown } from "./edges.js";
 import { forkForm } from "./fork.js";
 import { seconds } from "./format.js";
 
@@ -126,7 +126,9 @@ function played(step) {
 
 function mark(which, sides, [one, two]) {
   if (one.source && two.source) return null;
-  return (which === "outputs" && sides.some(({ step }) => played(step))) || equal(one, two) ? badge("same", "good") : badge("differs", "bad");
+  const again = which === "outputs" && sides.some(({ step }) => played(step));
+  if (!again && unknown(one) && unknown(two)) return null;
+  return again || equal(one, two) ? badge("same", "good") : badge("differs", "bad");
 }
 
 /** Whether a node got the same literals and gave the same in both. */

@@ -25,8 +25,9 @@ def engine_input(asked: Generation) -> EngineInput:
     if asked.takes is not None:
         # Its ids are not the true ones, so nobody else may find its blocks by them.
         return tokens_input(list(asked.ids), cache_salt=uuid4().hex)
+    salt = asked.cache_salt or None
     if not asked.media:
-        return tokens_input(list(asked.ids))
+        return tokens_input(list(asked.ids), cache_salt=salt)
     items: dict[str, list[MultiModalKwargsItem]] = defaultdict(list)
     keys: dict[str, list[str]] = defaultdict(list)
     places: dict[str, list[PlaceholderRange]] = defaultdict(list)
@@ -34,7 +35,7 @@ def engine_input(asked: Generation) -> EngineInput:
         items[medium.modality].append(_kwargs_item(None if index else asked.positions))
         keys[medium.modality].append(medium.key)
         places[medium.modality].append(PlaceholderRange(offset=medium.start, length=medium.shape[0]))
-    return mm_input(list(asked.ids), MultiModalKwargsItems(items), keys, places)
+    return mm_input(list(asked.ids), MultiModalKwargsItems(items), keys, places, cache_salt=salt)
 
 
 def _kwargs_item(positions: Positions | None) -> MultiModalKwargsItem:

@@ -49,7 +49,8 @@ class TextParams(TypedDict, total=False):
     the only ones. ``structured_outputs`` is ``{"json": schema}`` or ``{"json_object": true}``. ``template`` are
     variables of the chat template. ``adapter`` is the name of a LoRA adapter that is declared with the model.
     ``adapter_source`` is where one lies that was loaded while the system serves: ``path`` and ``sha256``.
-    ``cache_key`` is equal for the turns of a conversation: engines keep what they have computed of it.
+    ``cache_key`` is equal for the turns of a conversation: engines keep what they have computed of it. What an engine
+    keeps of a prompt is used only for calls with the same ``cache_salt``.
     """
 
     max_tokens: int | None
@@ -76,6 +77,7 @@ class TextParams(TypedDict, total=False):
     adapter: str
     adapter_source: Mapping[str, str]
     cache_key: str
+    cache_salt: str
 
 
 #: Chat messages as OpenAI's API has them, or the handle of their JSON when they are long. The engine checks them.

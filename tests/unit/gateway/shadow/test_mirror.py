@@ -112,6 +112,28 @@ async def test_a_candidate_that_is_equal_is_found_so_and_nobody_notices_it(stage
     assert b"replay_of" not in b"".join(each.data for each in recorded).replace(b'"replay_of":""', b"")
 
 
+async def test_no_run_takes_what_an_engine_kept_of_the_prompt_for_another(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+):
+    """The one that serves has read the prompt before, so that it would look faster than the candidate."""
+    salts: list[str] = []
+
+    async def think(job: Job) -> None:
+        salts.append((job.inputs["params"] or {}).get("cache_salt", ""))
+        await usual(job)
+
+    usual = TOYS["thinker"]
+    monkeypatch.setitem(TOYS, "thinker", think)
+    await stage.open(TOYS["vision"])
+
+    await stage.ask()
+    await stage.counts(1)
+
+    user, *compared = salts
+    assert user == ""
+    assert len({*compared} - {""}) == 2
+
+
 async def test_outputs_that_were_retained_of_the_recorded_run_are_compared(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ):
