@@ -140,8 +140,8 @@ MUTATIONS = [
     ),
     Mutation(
         f"{_OMNIBUS}/bus/nats/connection.py",
-        'if " " in name or not name.isprintable():',
-        'if " " in name:',
+        'if " " in both or not both.isprintable():',
+        'if " " in both:',
         "tests/unit/bus",
     ),
     # Engines
@@ -159,8 +159,8 @@ MUTATIONS = [
     ),
     Mutation(
         "services/encoder/embedding_cache.py",
-        "result.embeds.setflags(write=False)",
-        "pass",
+        "            result.embeds.setflags(write=False)\n            self.store",
+        "            self.store",
         "tests/unit/encoder",
     ),
     Mutation(
@@ -209,7 +209,8 @@ def nearest_tests(tree: Path, mutation: Mutation) -> list[str]:
 
 def _fails(tree: Path, tests: Sequence[str]) -> bool:
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", _MARKS]
-    command += [f"--timeout={_SECONDS_PER_TEST}", *tests]
+    # What waits for ever may do so when it is to be cancelled, too: this ends the process.
+    command += [f"--timeout={_SECONDS_PER_TEST}", "--timeout-method=thread", *tests]
     try:
         return subprocess.run(command, cwd=tree, capture_output=True, timeout=_SECONDS, check=False).returncode == 1
     except subprocess.TimeoutExpired:  # a fault that makes something wait for ever is noticed too

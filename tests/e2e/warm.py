@@ -1,12 +1,14 @@
 """One fork server for all systems of a session of tests: theirs are born by it, instead of importing the libraries.
 
-The import takes most of the processor time of a start. ``python -m tests.e2e.warm SOCKET BORN up ...`` is
-``omnibus up ...`` with that one difference: its fork server is a child of the one at SOCKET, and bears executors as any
-other. So are its gateways, its sidecars and its planner, if BORN is ``services``: each of them imports for one to two
-seconds. The command itself imports as long, and is forked as well: see ``omnibus_command``.
+The import takes most of the processor time of a start. ``python -m tests.e2e.warm SOCKET EXECUTORS BORN up ...`` is
+``omnibus up ...`` with that one difference: its fork server is a child of the one at EXECUTORS, and bears executors as any
+other; where vLLM is installed that one is another, and bears those of vLLM as well. Its gateways, its sidecars and its
+planner are children of the one at SOCKET, if BORN is ``services``: each of them imports for one to two seconds. The
+command itself imports as long, and is forked as well: see ``omnibus_command``.
 """
 
 import atexit
+import importlib.util
 import os
 import shutil
 import socket
@@ -23,10 +25,13 @@ from typing import TYPE_CHECKING, Any
 
 from omnibus.cli import main as run_command
 from omnibus.cli import up
+from omnibus.executor.settings import ExecutorSettings
 from omnibus.process import run_module
 from omnibus.process.parent_death import die_with_parent
 from omnibus.process.spec import ProcessSpec, python_command
-from omnibus.up import fork_client, stack
+from omnibus.settings import read_settings
+from omnibus.up import executor_specs, fork_client, stack
+from omnibus.up.fork_server import can_fork
 from omnibus.up.motion import find_forked_pid
 from omnibus.up.stack import FORK_SERVER_MODULES, Stack
 
@@ -47,6 +52,12 @@ _SERVICE_MODULES = {
 }
 #: What the command imports to run a system.
 _COMMAND_MODULES = ("omnibus.cli.up",)
+#: What executors of vLLM import until they start their engine, in an environment that has it. The first one makes the
+#: operators that the others look for.
+_VLLM_MODULES = ("services.llm.vllm.v032.engine", "vllm.v1.engine.async_llm", "vllm.v1.engine.core")
+#: As ``services.llm.vllm.v032.engine`` sets it before it imports vLLM on a CPU.
+_VLLM_ENVIRONMENT = {"VLLM_LOGGING_LEVEL": "WARNING", "TORCHDYNAMO_DISABLE": "1"}
+_VLLM_ENGINE = "services.engines:vllm"
 #: What is born beside executors.
 SERVICES, EXECUTORS_ALONE = "services", "executors"
 
@@ -56,9 +67,12 @@ def may_start_warm(settings: Mapping[str, str]) -> bool:
     return all(name.startswith(_READ_LATE) for name in settings)
 
 
-@lru_cache(1)
-def fork_server_socket() -> str:
-    """The socket of the session's fork server, which is started by the first call and ends with this process."""
+@lru_cache(2)
+def fork_server_socket(for_vllm: bool = False) -> str:
+    """The socket of the session's fork server, which is started by the first call and ends with this process.
+
+    The one ``for_vllm`` bears executors alone, and knows what those of vLLM import.
+    """
     directory = tempfile.mkdtemp(prefix="omnibus-warm-")
     path = str(Path(directory) / "fork-server.sock")
     # As `omnibus up` sets them for its own.
@@ -71,10 +85,11 @@ def fork_server_socket() -> str:
         "OPENBLAS_NUM_THREADS": "1",
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
         "PYTHONWARNINGS": "ignore::RuntimeWarning:runpy",  # of modules that are run where others have imported them
+        **(_VLLM_ENVIRONMENT if for_vllm else {}),
     }
-    command = python_command(
-        "omnibus.up.fork_server", path, *FORK_SERVER_MODULES, *_SERVICE_MODULES.values(), *_COMMAND_MODULES
-    )
+    others = (*_SERVICE_MODULES.values(), *_COMMAND_MODULES)
+    modules = (*_VLLM_MODULES, *FORK_SERVER_MODULES) if for_vllm else (*FORK_SERVER_MODULES, *others)
+    command = python_command("omnibus.up.fork_server", path, *modules)
     process = subprocess.Popen(command, env=env, cwd=_ROOT, preexec_fn=die_with_parent())
 
     def end() -> None:
@@ -91,10 +106,22 @@ def fork_server_socket() -> str:
     return path
 
 
+def has_vllm() -> bool:
+    """Return whether this environment has vLLM."""
+    return importlib.util.find_spec("vllm") is not None
+
+
+def can_fork_vllm(environ: Mapping[str, str]) -> bool:
+    """Return whether executors with this environment are forked in tests: as elsewhere, and those of vLLM."""
+    own = {**environ, "OMNIBUS_EXECUTOR_ENGINE": ExecutorSettings().engine}
+    is_vllm = read_settings(ExecutorSettings, environ).engine == _VLLM_ENGINE
+    return can_fork(own if is_vllm else environ)
+
+
 def omnibus_command(*arguments: str, born: str = SERVICES) -> tuple[str, ...]:
     """The command line of ``omnibus arguments`` that imports nothing itself, and whose systems are as ``born`` says."""
-    fork_server = fork_server_socket()
-    return fork_client.fork_server_command(fork_server, "tests.e2e.warm", fork_server, born, *arguments)
+    fork_server, of_executors = fork_server_socket(), fork_server_socket(has_vllm())
+    return fork_client.fork_server_command(fork_server, "tests.e2e.warm", fork_server, of_executors, born, *arguments)
 
 
 def wait_for_fork(command: "subprocess.Popen[str]") -> int:
@@ -132,30 +159,39 @@ def listener_process_id(path: str) -> int | None:
 class _WarmStack(Stack):
     """A stack whose fork server is born by another one; so are its services where it ``bears_services``."""
 
-    parent_socket = ""
+    parent_socket = executors_socket = ""
     bears_services = False
 
     def _fork_server_spec(self) -> ProcessSpec:
         spec = super()._fork_server_spec()
         _, _, _, module, *arguments = spec.argv
-        return replace(spec, argv=fork_client.fork_server_command(self.parent_socket, module, *arguments))
+        return replace(spec, argv=fork_client.fork_server_command(self.executors_socket, module, *arguments))
 
     def _service_spec(self, service: str, **more: Any) -> ProcessSpec:
         spec = super()._service_spec(service, **more)
         if not self.bears_services or service not in _SERVICE_MODULES:
             return spec
-        return replace(spec, argv=fork_client.fork_server_command(self.parent_socket, f"services.{service}"))
+        argv = fork_client.fork_server_command(self.parent_socket, f"services.{service}")
+        # Its endpoint is that of the forked process, which the watchdog does not know: it would never hear an answer, and
+        # kill a sidecar that nobody uses for half a minute.
+        return replace(spec, argv=argv, alive=None)
 
 
-def warm_stack_class(parent_socket: str, born: str = EXECUTORS_ALONE) -> type[Stack]:
-    """The class of stacks whose fork servers are born by the one at ``parent_socket``, and services if ``born`` says so."""
+def warm_stack_class(parent_socket: str, born: str = EXECUTORS_ALONE, executors_socket: str = "") -> type[Stack]:
+    """The class of stacks whose fork servers are born by the one at ``executors_socket``, or ``parent_socket``.
+
+    So are services by the one at ``parent_socket`` if ``born`` says so.
+    """
     _WarmStack.parent_socket, _WarmStack.bears_services = parent_socket, born == SERVICES
+    _WarmStack.executors_socket = executors_socket or parent_socket
     return _WarmStack
 
 
-def main(parent_socket: str, born: str, *arguments: str) -> int:
+def main(parent_socket: str, executors_socket: str, born: str, *arguments: str) -> int:
     """Run ``omnibus`` with ``arguments``."""
-    stack.Stack = up.Stack = warm_stack_class(parent_socket, born)  # type: ignore[misc]
+    if has_vllm():
+        executor_specs.can_fork = can_fork_vllm
+    stack.Stack = up.Stack = warm_stack_class(parent_socket, born, executors_socket)  # type: ignore[misc]
     tempfile.tempdir = None  # that of whoever started this
     return run_command(arguments)
 
