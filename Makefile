@@ -37,7 +37,7 @@ export IMAGE AUDIO VIDEO PROMPT MODEL VLLM_VENV S3_VENV CLIENTS_VENV OPENAI2_VEN
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo paths test test-nightly test-nodes test-kernels install-browser install-ucx install-s3 install-clients test-clients install-vllm test-vllm lint lint-style lint-types lint-imports docs pages fmt cells bench lab fuzz chaos chart-lint chart-template hashes release up down clean
+.PHONY: help install demo paths test test-nightly test-nodes test-kernels install-browser install-ucx install-s3 install-clients test-clients install-vllm install-vllm-libraries test-vllm lint lint-style lint-types lint-imports docs pages fmt cells bench lab fuzz chaos chart-lint chart-template hashes release up down clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -83,6 +83,9 @@ test-clients: $(VENV)/.dev install-clients ## Run the examples and conversations
 	$(BIN)/python -m pytest tests/clients -m clients $(ARGS)
 
 install-vllm: $(VLLM_VENV)/.installed ## Create .venv-vllm with vLLM for a CPU
+
+# What is there beside this package, which only one environment can build at a time.
+install-vllm-libraries: $(VLLM_VENV)/.libraries
 
 test-vllm: $(VLLM_VENV)/.installed ## Run the tests that need vLLM (ARGS="-k words")
 	$(VLLM_VENV)/bin/python -m pytest tests/vllm -m "$(VLLM_MARKS)" $(subst -n $(WORKERS),-n 2,$(PARALLEL)) $(ARGS)
@@ -201,10 +204,13 @@ $(CLIENTS_VENV)/node/.installed: tests/clients/package.json $(CLIENTS_VENV)/.ins
 	@touch $@
 
 # Everything is pinned, so nothing is to be resolved: dependencies that vLLM names and nobody needs stay out.
-$(VLLM_VENV)/.installed: pyproject.toml requirements-vllm.txt
+$(VLLM_VENV)/.libraries: requirements-vllm.txt
 	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_VENV)/bin/python -m pip install --quiet --upgrade pip
 	$(VLLM_VENV)/bin/python -m pip install --quiet --no-deps -r requirements-vllm.txt \
 	  $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
+	@touch $@
+
+$(VLLM_VENV)/.installed: $(VLLM_VENV)/.libraries pyproject.toml
 	$(VLLM_VENV)/bin/python -m pip install --quiet --no-deps -e .
 	@touch $@

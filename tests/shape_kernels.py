@@ -1,26 +1,53 @@
 """A pytest plugin: matrix products whose rounding depends on the number of rows, on any processor.
 
 Kernels of some processors (AVX-512, AMX) sum in another order in another batch; those of others do not, so that a test
-which takes bits for granted passes there by luck. With ``-p tests.shape_kernels`` float32 products of an odd number of
-rows are rounded once, from float64, and others after every sum. Equal shapes still give equal bits.
+which takes bits for granted passes there by luck. With ``-p tests.shape_kernels`` the files that hold tests marked
+``numeric`` run with float32 products of which those of an odd number of rows are rounded once, from float64, and others
+after every sum. Equal shapes still give equal bits. All other files run with the processor's own kernels.
 """
 
 import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
-_OVERRIDES = torch.library.Library("aten", "IMPL")
+_NUMERIC_FILES = pytest.StashKey[set[Path]]()
+_replaced: list[torch.library.Library] = []
 
 
-def pytest_configure() -> None:
-    """Replace the products of matrices on the CPU in this process."""
+@pytest.hookimpl(tryfirst=True)  # before any test is left out
+def pytest_collection_modifyitems(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
+    """Keep which files hold numeric tests."""
+    config.stash[_NUMERIC_FILES] = {item.path for item in items if item.get_closest_marker("numeric") is not None}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Choose kernels by the test's file: what its tests share is made with the same ones."""
+    use_shape_kernels(item.path in item.config.stash[_NUMERIC_FILES])
+    return (yield)
+
+
+def use_shape_kernels(is_numeric: bool) -> None:
+    """From now on products of matrices in this process are those of this module if ``is_numeric``, else torch's own."""
+    if is_numeric and not _replaced:
+        _replaced.append(_replace_products())
+    elif not is_numeric and _replaced:
+        _replaced.pop()._destroy()
+
+
+def _replace_products() -> torch.library.Library:
+    library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that operators are overridden is the purpose
-        _OVERRIDES.impl("mm", multiply_matrices, "CPU")
-        _OVERRIDES.impl("bmm", multiply_matrices, "CPU")
-        _OVERRIDES.impl("addmm", _add_product, "CPU")
+        library.impl("mm", multiply_matrices, "CPU")
+        library.impl("bmm", multiply_matrices, "CPU")
+        library.impl("addmm", _add_product, "CPU")
+    return library
 
 
 def multiply_matrices(left: Tensor, right: Tensor) -> Tensor:

@@ -1,11 +1,14 @@
 """One fork server for all systems of a session of tests: theirs are born by it, instead of importing the libraries.
 
-The import takes most of the processor time of a start. ``python -m tests.e2e.warm SOCKET up ...`` is ``omnibus up ...``
-with that one difference: its fork servers are children of the one at SOCKET, and bear executors and services as any
-other. The command itself imports as long, and is forked as well: see ``omnibus_command``.
+The import takes most of the processor time of a start. ``python -m tests.e2e.warm SOCKET EXECUTORS up ...`` is
+``omnibus up ...`` with that one difference: its fork servers are children of those at SOCKET and EXECUTORS, and bear
+services and executors as any other. Both are one where vLLM is not installed; where it is, the one at EXECUTORS has
+imported it too, and bears executors of vLLM as well. The command itself imports as long, and is forked as well: see
+``omnibus_command``.
 """
 
 import atexit
+import importlib.util
 import os
 import shutil
 import socket
@@ -22,11 +25,14 @@ from typing import TYPE_CHECKING
 
 from omnibus.cli import main as run_command
 from omnibus.cli import up
+from omnibus.executor.settings import ExecutorSettings
 from omnibus.process import run_module
 from omnibus.process.parent_death import die_with_parent
 from omnibus.process.spec import ProcessSpec, python_command
-from omnibus.up import fork_client, stack
-from omnibus.up.fork_servers import EXECUTOR_MODULES, SERVICE_MODULES
+from omnibus.settings import read_settings
+from omnibus.up import executor_specs, fork_client, stack
+from omnibus.up.fork_server import can_fork_executors
+from omnibus.up.fork_servers import EXECUTOR_MODULES, EXECUTORS, SERVICE_MODULES
 from omnibus.up.motion import find_forked_pid
 from omnibus.up.stack import Stack
 
@@ -41,6 +47,12 @@ _IMPORT_SECONDS = 240.0  # on a busy machine
 _READ_LATE = ("OMNIBUS_", "OTEL_", "UCX_")
 #: What the command imports to run a system.
 _COMMAND_MODULES = ("omnibus.cli.up",)
+#: What executors of vLLM import until they start their engine, in an environment that has it. The first one makes the
+#: operators that the others look for.
+_VLLM_MODULES = ("services.llm.vllm.v032.engine", "vllm.v1.engine.async_llm", "vllm.v1.engine.core")
+#: As ``services.llm.vllm.v032.engine`` sets it before it imports vLLM on a CPU.
+_VLLM_ENVIRONMENT = {"VLLM_LOGGING_LEVEL": "WARNING", "TORCHDYNAMO_DISABLE": "1"}
+_VLLM_ENGINE = "services.engines:vllm"
 
 
 def may_start_warm(settings: Mapping[str, str]) -> bool:
@@ -48,9 +60,12 @@ def may_start_warm(settings: Mapping[str, str]) -> bool:
     return all(name.startswith(_READ_LATE) for name in settings)
 
 
-@lru_cache(1)
-def fork_server_socket() -> str:
-    """The socket of the session's fork server, which is started by the first call and ends with this process."""
+@lru_cache(2)
+def fork_server_socket(for_vllm: bool = False) -> str:
+    """The socket of the session's fork server, which is started by the first call and ends with this process.
+
+    The one ``for_vllm`` bears executors alone, and knows what those of vLLM import.
+    """
     directory = tempfile.mkdtemp(prefix="omnibus-warm-")
     path = str(Path(directory) / "fork-server.sock")
     # As `omnibus up` sets them for its own.
@@ -63,8 +78,11 @@ def fork_server_socket() -> str:
         "OPENBLAS_NUM_THREADS": "1",
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
         "PYTHONWARNINGS": "ignore::RuntimeWarning:runpy",  # of modules that are run where others have imported them
+        **(_VLLM_ENVIRONMENT if for_vllm else {}),
     }
-    command = python_command("omnibus.up.fork_server", path, *EXECUTOR_MODULES, *SERVICE_MODULES, *_COMMAND_MODULES)
+    others = (*_VLLM_MODULES,) if for_vllm else (*SERVICE_MODULES, *_COMMAND_MODULES)
+    modules = (*others, *EXECUTOR_MODULES) if for_vllm else (*EXECUTOR_MODULES, *others)
+    command = python_command("omnibus.up.fork_server", path, *modules)
     process = subprocess.Popen(command, env=env, cwd=_ROOT, preexec_fn=die_with_parent())
 
     def end() -> None:
@@ -81,10 +99,22 @@ def fork_server_socket() -> str:
     return path
 
 
+def has_vllm() -> bool:
+    """Return whether this environment has vLLM."""
+    return importlib.util.find_spec("vllm") is not None
+
+
+def can_fork_vllm(environ: Mapping[str, str]) -> bool:
+    """Return whether executors with this environment are forked in tests: as elsewhere, and those of vLLM."""
+    own = {**environ, "OMNIBUS_EXECUTOR_ENGINE": ExecutorSettings().engine}
+    is_vllm = read_settings(ExecutorSettings, environ).engine == _VLLM_ENGINE
+    return can_fork_executors(own if is_vllm else environ)
+
+
 def omnibus_command(*arguments: str) -> tuple[str, ...]:
     """The command line of ``omnibus arguments`` that imports nothing itself, nor do its systems."""
-    fork_server = fork_server_socket()
-    return fork_client.fork_server_command(fork_server, "tests.e2e.warm", fork_server, *arguments)
+    fork_server, of_executors = fork_server_socket(), fork_server_socket(has_vllm())
+    return fork_client.fork_server_command(fork_server, "tests.e2e.warm", fork_server, of_executors, *arguments)
 
 
 def wait_for_fork(command: "subprocess.Popen[str]") -> int:
@@ -122,23 +152,27 @@ def listener_process_id(path: str) -> int | None:
 class _WarmStack(Stack):
     """A stack whose fork servers are born by another one."""
 
-    parent_socket = ""
+    services_socket = executors_socket = ""
 
     def _fork_server_spec(self, name: str, socket: str, modules: Sequence[str]) -> ProcessSpec:
         spec = super()._fork_server_spec(name, socket, modules)
         _, _, _, module, *arguments = spec.argv
-        return replace(spec, argv=fork_client.fork_server_command(self.parent_socket, module, *arguments))
+        parent = self.executors_socket if name == EXECUTORS else self.services_socket
+        return replace(spec, argv=fork_client.fork_server_command(parent, module, *arguments))
 
 
-def warm_stack_class(parent_socket: str) -> type[Stack]:
-    """The class of stacks whose fork servers are born by the one at ``parent_socket``."""
-    _WarmStack.parent_socket = parent_socket
+def warm_stack_class(services_socket: str, executors_socket: str = "") -> type[Stack]:
+    """The class of stacks whose fork servers are born by those at these sockets; by default both by the first one."""
+    _WarmStack.services_socket = services_socket
+    _WarmStack.executors_socket = executors_socket or services_socket
     return _WarmStack
 
 
-def main(parent_socket: str, *arguments: str) -> int:
+def main(services_socket: str, executors_socket: str, *arguments: str) -> int:
     """Run ``omnibus`` with ``arguments``."""
-    stack.Stack = up.Stack = warm_stack_class(parent_socket)  # type: ignore[misc]
+    if has_vllm():
+        executor_specs.can_fork_executors = can_fork_vllm
+    stack.Stack = up.Stack = warm_stack_class(services_socket, executors_socket)  # type: ignore[misc]
     tempfile.tempdir = None  # that of whoever started this
     return run_command(arguments)
 

@@ -11,7 +11,7 @@ import torch
 
 from tests import kernels
 from tests.close import BOUND, assert_close, choose_clearly
-from tests.shape_kernels import multiply_matrices
+from tests.shape_kernels import multiply_matrices, use_shape_kernels
 
 _PRODUCT = (
     "import torch; g = torch.Generator().manual_seed(1); a, b = (torch.rand(96, 96, generator=g) for _ in '12'); "
@@ -48,6 +48,22 @@ def test_products_round_by_the_number_of_their_rows():
     assert not torch.equal(even[:255], odd)
     assert torch.equal(odd, multiply_matrices(left[:255], right))
     assert_close(even[:255], odd)
+
+
+def test_files_of_other_tests_have_the_kernels_of_the_processor():
+    generator = torch.Generator().manual_seed(1)
+    left, right = (torch.randn(255, 256, generator=generator) for _ in range(2))
+    own = left @ right.T
+
+    use_shape_kernels(True)
+    try:
+        by_shape = left @ right.T
+    finally:
+        use_shape_kernels(False)
+
+    assert torch.equal(by_shape, multiply_matrices(left, right.T))
+    assert not torch.equal(by_shape, own)
+    assert torch.equal(left @ right.T, own)
 
 
 @pytest.mark.parametrize("wrong", ["row", "weight"])

@@ -34,7 +34,8 @@ OPTIONS = {
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory, vl: Path) -> Iterator[System]:
     declared = declaration("qwen2_5_vl", vl, options=OPTIONS, paths=[{"options": ["E", "L"], "share": 1}])
-    with running(tmp_path_factory.mktemp("served"), {VL: declared}, OMNIBUS_VLLM_KV_MIB="32") as system:
+    settings = {"OMNIBUS_VLLM_KV_MIB": "32", "OMNIBUS_UP_FORK_SERVER": "0"}  # its executors start as in production
+    with running(tmp_path_factory.mktemp("served"), {VL: declared}, **settings) as system:
         yield system
 
 

@@ -1,8 +1,11 @@
 """The page's own files. All of them are read once, and only what was read is served: a path opens no file."""
 
+import functools
 import gzip
+from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from fastapi import FastAPI
@@ -60,15 +63,16 @@ class ConsoleFile(NamedTuple):
     tag: str
 
 
-def read_files(directory: Path = STATIC) -> dict[str, ConsoleFile]:
-    """The files by name."""
+@functools.cache
+def read_files(directory: Path = STATIC) -> Mapping[str, ConsoleFile]:
+    """The files by name, read and packed once in a process."""
     found = {}
     for path in sorted(directory.iterdir()):
         if path.suffix in _TYPES:
             body = path.read_bytes()
             packed = gzip.compress(body, mtime=0)
             found[path.name] = ConsoleFile(body, packed, _TYPES[path.suffix], f'"{sha256(body).hexdigest()[:16]}"')
-    return found
+    return MappingProxyType(found)
 
 
 class ConsolePages:

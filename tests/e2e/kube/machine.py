@@ -22,8 +22,9 @@ from typing import Any
 
 from omnibus.process.parent_death import die_with_parent
 from omnibus.service import until_cancelled
-from omnibus.up import binaries
+from omnibus.up import binaries, fork_client
 from omnibus.up.ports import free_ports
+from tests.e2e import warm
 from tests.e2e.system import ROOT
 from tests.kube.api import Api, Object
 
@@ -94,6 +95,8 @@ class Pod:
         command = container.get("command") or ["python", "-m", f"services.{container['name']}"]
         argv = [self._here(each) for each in command]
         argv[0] = self._machine.programs.get(argv[0], argv[0])
+        if argv[:2] == [sys.executable, "-m"] and argv[2].startswith("services."):  # imports nothing, see ``warm``
+            argv = [*fork_client.fork_server_command(self._machine.fork_server, *argv[2:])]
         with (self._root / "log").open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 *argv, env={**self._machine.env, **env}, cwd=ROOT, stdout=log, stderr=log, preexec_fn=die_with_parent()
@@ -186,6 +189,7 @@ class Machine:
         self.places: dict[str, str] = {}
         self.pods: dict[str, Pod] = {}
         self.programs = {"python": sys.executable, "nats-server": str(binaries.find_binary(binaries.NATS))}
+        self.fork_server = warm.fork_server_socket()  # here, for the kernel ends it with the thread that has started it
         self._edits = dict(edits)
         bin = directory / "bin"
         bin.mkdir(parents=True)

@@ -60,8 +60,9 @@ async def test_the_second_time_nothing_is_read_or_computed() -> None:
     assert (work.count("hits"), work.count("misses"), work.count("bytes")) == (1, 1, ROWS + ENTRY_OVERHEAD_BYTES)
 
 
-async def test_what_is_shared_cannot_be_changed() -> None:
-    found = await Work().get("a")
+@pytest.mark.parametrize("limit", [1 << 20, 1])  # kept, and too large to be kept: others may have waited for it, too
+async def test_what_is_shared_cannot_be_changed(limit: int) -> None:
+    found = await Work(limit).get("a")
 
     with pytest.raises(ValueError, match="read-only"):
         found.embeds[0] = 1

@@ -100,7 +100,7 @@ async def test_time_in_which_the_supervisor_itself_did_not_run_is_nobodys_silenc
         before = supervisor.pids
         await asyncio.sleep(1.5)  # it has answered
 
-        time.sleep(3 * SILENT)  # noqa: ASYNC251 as a machine that was suspended
+        time.sleep(1.5 * SILENT)  # noqa: ASYNC251 as a machine that was suspended
         await asyncio.sleep(1.5)
 
         assert supervisor.pids == before

@@ -366,7 +366,13 @@ async def test_without_a_directory_there_are_no_urls(tmp_path: Path):
 async def test_outcomes_are_counted_by_the_models_name(studio: House):
     await draw(studio)
     await draw(studio, model="nobody")
-    metrics = (await studio.http.get("/metrics")).text
 
-    await until(lambda: f'omnibus_requests_total{{code="ok",model="{PAINTER}"}}' in metrics)
+    metrics = ""
+
+    async def is_counted() -> bool:  # it is once its answer was sent
+        nonlocal metrics
+        metrics = (await studio.http.get("/metrics")).text
+        return f'omnibus_requests_total{{code="ok",model="{PAINTER}"}}' in metrics
+
+    await until(is_counted)
     assert "nobody" not in metrics
