@@ -30,8 +30,8 @@ class TextGenerationParams(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     variables of the chat template. With ``count_only`` nothing is computed: the prompt's tokens are counted.
     ``logprobs`` is how many alternatives of each token are reported, None: nothing. ``adapter`` is the name of the
     LoRA adapter that answers; empty: the model as it is. With an ``adapter_source`` it is loaded from there.
-    ``cache_key`` is equal for the turns of a conversation, whose prompts are kept for the next one. What an engine keeps
-    of a prompt is used only for requests with the same ``cache_salt``.
+    ``cache_key`` is equal for the turns of a conversation, whose prompts are kept for the next one. What an engine
+    keeps of a prompt is used only for requests with the same ``cache_salt``.
     """
 
     max_tokens: Count | None = None
