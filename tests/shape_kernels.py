@@ -1,12 +1,14 @@
 """A pytest plugin: matrix products whose rounding depends on the number of rows, on any processor.
 
 Kernels of some processors (AVX-512, AMX) sum in another order in another batch; those of others do not, so that a test
-which takes bits for granted passes there by luck. With ``-p tests.shape_kernels`` the files that hold tests marked
-``numeric`` run with float32 products of which those of an odd number of rows are rounded once, from float64, and others
-after every sum. Equal shapes still give equal bits. All other files run with the processor's own kernels.
+which takes bits for granted passes there by luck. With ``-p tests.shape_kernels`` tests marked ``numeric`` run with
+float32 products of which those of an odd number of rows are rounded once, from float64, and others after every sum. Equal
+shapes still give equal bits. The rest of their files does as well, unless they are few there: these products are slow. All
+other tests run with the processor's own kernels.
 """
 
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -15,21 +17,29 @@ import pytest
 import torch
 from torch import Tensor
 
+#: The part of a file's tests that are numeric from which on all of it has these products.
+_NUMERIC_PART = 1 / 8
 _NUMERIC_FILES = pytest.StashKey[set[Path]]()
 _replaced: list[torch.library.Library] = []
 
 
 @pytest.hookimpl(tryfirst=True)  # before any test is left out
 def pytest_collection_modifyitems(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
-    """Keep which files hold numeric tests."""
-    config.stash[_NUMERIC_FILES] = {item.path for item in items if item.get_closest_marker("numeric") is not None}
+    """Keep which files hold many numeric tests."""
+    tests = Counter(item.path for item in items)
+    numeric = Counter(item.path for item in items if _is_numeric(item))
+    config.stash[_NUMERIC_FILES] = {path for path, count in numeric.items() if count >= _NUMERIC_PART * tests[path]}
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Choose kernels by the test's file: what its tests share is made with the same ones."""
-    use_shape_kernels(item.path in item.config.stash[_NUMERIC_FILES])
+    """Choose kernels by the test's file, whose tests share what is made with the same ones, or by the test."""
+    use_shape_kernels(_is_numeric(item) or item.path in item.config.stash[_NUMERIC_FILES])
     return (yield)
+
+
+def _is_numeric(item: pytest.Item) -> bool:
+    return item.get_closest_marker("numeric") is not None
 
 
 def use_shape_kernels(is_numeric: bool) -> None:

@@ -64,7 +64,7 @@ async def connect_address(address: str, port: int, tls: ssl.SSLContext | None, n
 
 @functools.cache
 def _trusting_context() -> ssl.SSLContext:
-    """What trusts the system's certificates: reading them takes 40 ms, so all fetchers of a process share one."""
+    """TLS that trusts the system's certificates. Reading them takes 40 ms, so all fetchers of a process share it."""
     return ssl.create_default_context()
 
 
