@@ -26,6 +26,7 @@ from services.planner.optimize import ModelLoad
 from services.planner.optimize.promise import PromiseChecker
 from services.planner.optimize.result import PlanningResult
 from services.planner.simulate.arrivals import TypeRate, even_arrivals, poisson_arrivals
+from services.planner.simulate.calibrate import forget_calibrations
 from services.planner.simulate.cluster import SimulatedModel
 from services.planner.simulate.devices import ModelDevices
 from services.planner.simulate.outcome import SimulationOutcome
@@ -96,6 +97,7 @@ def measure_learning(profile: ModelProfile, checker: PromiseChecker) -> float:
     checker.apply_learned(learned)
     _ = checker.devices
     taken = time.process_time() - began
+    forget_calibrations()  # a planner that starts knows none
     began = time.process_time()
     fresh = PromiseChecker(planner(profile))
     fresh.apply_learned(learned)

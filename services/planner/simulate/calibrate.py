@@ -48,6 +48,11 @@ def calibrate_devices(
     return devices
 
 
+def forget_calibrations() -> None:
+    """Calibrate anew whatever is asked for next."""
+    _kept.clear()
+
+
 def _calibrate(
     profile: ModelProfile,
     components: tuple[str, ...],
