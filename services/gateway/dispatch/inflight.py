@@ -200,7 +200,7 @@ class InflightInvocation:
 
     @property
     def may_hold_tensors(self) -> bool:
-        """Whether something of it may lie in the arena: of its inputs, of a node, or of an earlier attempt.
+        """True if something of it may lie in the arena: of its inputs, of a node, or of an earlier attempt.
 
         A single node with only small inputs puts nothing there. What all others have put there they report.
         """

@@ -10,7 +10,7 @@ import numpy as np
 from omnibus.encoding.audio import SoundFormat, to_pcm16
 from omnibus.store import StreamRecord
 from omnibus.task import ChatOutput
-from omnibus.tensors.item import Item
+from omnibus.tensors.item import Item, JoinedText
 from services.gateway.dispatch.streams import ItemStream, merge_streams
 from services.gateway.media.audio_encoder import AudioFileStream, encode_audio_file
 from services.gateway.media.files import new_secret_id
@@ -281,7 +281,7 @@ def _accumulate_text(got: AnswerAccumulator, name: str, item: Item) -> Sequence[
     """Add ``item`` to what was ``got``; returns its pieces of text, which may be none."""
     got.add_item(name, item.data, item.array)
     text = item.data.get("text", "") if name == "text" else ""
-    if not item.cuts:
+    if type(item) is not JoinedText:
         return (text,) if text else ()
     ends = accumulate(item.cuts)
     return [piece for end, size in zip(ends, item.cuts, strict=True) if (piece := text[end - size : end])]

@@ -42,6 +42,7 @@ class Outbox:
         self._waiting: dict[str, list[bytes]] = {}
         self._soon = False
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_due = 0.0
         self._held: list[HeldPiece] = []
         self._flushed_at = -inf  # the event loop's time
 
@@ -61,7 +62,7 @@ class Outbox:
             self._soon = True
             loop.call_soon(self.flush)
         elif self._timer is None:
-            self._timer = loop.call_later(LAZY_FLUSH_SECONDS, self.flush)
+            self._start_timer(loop, loop.time() + LAZY_FLUSH_SECONDS)
 
     def hold(self, piece: HeldPiece) -> None:
         """Have ``piece`` send itself by the end of this turn, or ``PIECE_FLUSH_SECONDS`` after anything has left."""
@@ -73,10 +74,15 @@ class Outbox:
         if loop.time() >= due:
             self._soon = True
             loop.call_soon(self.flush)
-        elif self._timer is None or self._timer.when() > due:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = loop.call_at(due, self.flush)
+        elif self._timer is None or self._timer_due > due:
+            self._start_timer(loop, due)
+
+    def _start_timer(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
+        """Flush at ``due``, the event loop's time, and not before."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = loop.call_at(due, self.flush)
+        self._timer_due = due  # uvloop's handle does not know it where it is near
 
     def flush(self) -> None:
         """Publish everything that waits."""
@@ -84,7 +90,10 @@ class Outbox:
             self._soon = True  # no other flush need follow
             held, self._held = self._held, []
             for piece in held:
-                piece.flush_held()
+                try:
+                    piece.flush_held()
+                except OmnibusError as error:  # the deadlines of who waits for it cover what is lost here
+                    log.error("a piece was not sent: %s", error)
         self._soon = False
         if self._timer is not None:
             self._timer.cancel()

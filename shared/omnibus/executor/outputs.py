@@ -20,6 +20,8 @@ from omnibus.tensors.client import Block
 from omnibus.tensors.handle import Handle
 from omnibus.tensors.inline import pack_tensor
 
+#: Characters and pieces of text that become one chunk at most.
+MAX_JOINED_CHARS, MAX_JOINED_PIECES = 2048, 64
 #: Takes an encoded chunk for the gateway, without haste.
 Record = Callable[[Invocation, bytes], None]
 
@@ -132,18 +134,19 @@ class NodeOutput:
 
     def send_text(self, data: dict[str, Any]) -> None:
         """Send the next piece of text. The first one leaves at once, and none waits longer than the outbox holds it."""
-        if not (self._joins and self._seq):
+        text = data.get("text", "")
+        if not (self._joins and self._seq) or len(text) > MAX_JOINED_CHARS:
             self.send_chunk(Item(data), None, last=False)
             return
         held = self._held
-        if held is not None and held.keys() == data.keys():
+        if held is not None and len(self._cuts) < MAX_JOINED_PIECES and held.keys() == data.keys():
             joined = {key: held[key] + value for key, value in data.items() if type(value) in (str, list)}
-            if len(joined) == len(data):
+            if len(joined) == len(data) and len(joined.get("text", "")) <= MAX_JOINED_CHARS:
                 self._held = joined
-                self._cuts.append(len(data.get("text", "")))
+                self._cuts.append(len(text))
                 return
         self.flush_held()
-        self._held, self._cuts = data, [len(data.get("text", ""))]
+        self._held, self._cuts = data, [len(text)]
         self._source.outbox.hold(self)
 
     def flush_held(self) -> None:

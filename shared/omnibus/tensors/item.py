@@ -18,22 +18,13 @@ class Item(NamedTuple):
     data: dict[str, Any]
     array: np.ndarray | None = None
 
-    @property
-    def cuts(self) -> tuple[int, ...]:
-        """Characters of each piece that ``data["text"]`` was joined of on its way; empty for a single one."""
-        return ()
-
 
 class JoinedText(Item):
-    """A chunk of text that was joined of pieces."""
+    """A chunk of text that was joined on its way of pieces with ``cuts`` characters each."""
+
+    cuts: tuple[int, ...]
 
     def __new__(cls, data: dict[str, Any], cuts: tuple[int, ...]) -> "JoinedText":
         made = super().__new__(cls, data)
-        made._cuts = cuts
+        made.cuts = cuts
         return made
-
-    _cuts: tuple[int, ...]
-
-    @property
-    def cuts(self) -> tuple[int, ...]:
-        return self._cuts

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+import uvloop
 
 from omnibus.bus import Delivery, coalescer
 from omnibus.bus.coalescer import Outbox
@@ -170,3 +171,17 @@ async def test_a_message_that_cannot_wait_takes_held_pieces_along(wire: Wire, mo
     await wire.more()
 
     assert wire.frames == [("to.a", [0]), ("to.b", [9]), ("to.a", [1])]
+
+
+def test_pieces_are_held_on_uvloop_too_whose_timers_may_be_none():
+    async def hold_for_less_than_a_millisecond() -> list[tuple[str, list[int]]]:
+        wire = Wire()
+        await wire.bus.subscribe("to.>", wire.take)
+        wire.outbox._flushed_at = asyncio.get_running_loop().time() + 0.0002 - coalescer.PIECE_FLUSH_SECONDS
+        pieces = [Growing(wire), Growing(wire)]
+        for number, piece in enumerate(pieces):
+            piece.add(number)
+        await wire.more()
+        return wire.frames
+
+    assert uvloop.run(hold_for_less_than_a_millisecond()) == [("to.a", [0, 1])]

@@ -77,3 +77,22 @@ async def test_held_text_leaves_though_nothing_follows(here: Place, monkeypatch:
     arrived.set()
 
     await here.office.done(given)
+
+
+async def test_no_chunk_grows_beyond_what_a_message_may_have(here: Place):
+    async def hurry(job: Job) -> None:
+        for _ in range(400):
+            await job.send_text("text", {"text": "x" * 500, "ids": [1]})
+        await job.send_text("text", {"text": "y" * 5000, "ids": [2]})
+        for _ in range(200):
+            await job.send_text("text", {"text": "z", "ids": [3]})
+        job.close("text")
+
+    await here.executor("a", {"hurry": hurry})
+    given = here.office.send(invocation([call("hurry")], ["a"], [(0, "text")]))
+
+    chunks = await here.office.done(given)
+
+    assert "".join(chunk.data.get("text", "") for chunk in chunks) == "x" * 200_000 + "y" * 5000 + "z" * 200
+    assert max(len(chunk.data.get("text", "")) for chunk in chunks) == 5000
+    assert max(len(chunk.cuts) for chunk in chunks) == 64

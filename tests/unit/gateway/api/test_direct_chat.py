@@ -9,8 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from omnibus.bus import coalescer
+from omnibus.bus.messages import Chunk
 from omnibus.executor.runner import Job
 from services.gateway.api.direct_chat import DirectChat
+from services.gateway.dispatch.streams import ResultStream
 from services.gateway.openai.chat_request import ChatRequest
 from services.gateway.openai.plain_chat import PLAIN_FIELDS
 from tests.unit.gateway.house import OMNI, TEXT, VL, House, house, image, question, text
@@ -270,6 +273,40 @@ async def test_a_slow_reader_holds_back_its_own_stream_alone(home: House, direct
 
     assert whole.count(b"long ") == 40 * words
     assert whole.rstrip().endswith(b"[DONE]\n\n\r\n0".rstrip())
+    await home.emptied()
+
+
+@pytest.mark.parametrize("plain", [True, False], ids=["directly", "in a task"])
+async def test_pieces_that_travel_as_one_chunk_are_an_event_each(
+    home: House, direct: list[str], monkeypatch: pytest.MonkeyPatch, plain: bool
+):
+    monkeypatch.setattr(coalescer, "PIECE_FLUSH_SECONDS", 3600.0)
+
+    async def hasty(job: Job) -> None:
+        for number in range(4):
+            await job.send_text("text", {"text": f" {number}", "ids": [number]})
+        job.close("text", {"finish_reason": "stop", "usage": {"prompt_tokens": 1, "completion_tokens": 4}})
+
+    home.serve(TEXT)
+    await home.executor(TEXT, "L", "thinker", thinker=hasty)
+    chunks: list[tuple[int, ...]] = []
+    feed = ResultStream.feed_chunk
+
+    def noting(self: ResultStream, chunk: Chunk) -> None:
+        chunks.append(chunk.cuts)
+        feed(self, chunk)
+
+    monkeypatch.setattr(ResultStream, "feed_chunk", noting)
+    more = {} if plain else {"service_tier": "auto"}
+    async with doorway(home) as door:
+        wire = await door.wire()
+        await wire.send(request(question(TEXT, "hello", stream=True, **more)))
+        whole = await asyncio.wait_for(read_stream(wire), 60)
+
+    events = [json.loads(line[6:]) for line in whole.decode().splitlines() if line.startswith("data: {")]
+    said = [text for event in events for each in event["choices"] if (text := each["delta"].get("content"))]
+    assert (said, chunks) == ([" 0", " 1", " 2", " 3"], [(), (2, 2, 2), ()])
+    assert direct == [TEXT] * plain
     await home.emptied()
 
 

@@ -223,6 +223,25 @@ async def test_a_failed_node_fails_the_answer_with_stage_and_executor(there: Wor
     assert running.invocation.attempt == 0
 
 
+@pytest.mark.parametrize("nbytes", [0, 8], ids=["without tensors", "with a tensor"])
+async def test_the_sidecar_is_told_of_an_end_only_where_tensors_were(
+    there: World, monkeypatch: pytest.MonkeyPatch, nbytes: int
+):
+    vision, thinker = await there.puppets_of(e="E", l="L")
+    running = there.submit()
+    await there.sent(thinker, 1)
+    ended: list[str] = []
+    monkeypatch.setattr(there.tensors, "end_invocation", ended.append)
+    vision.reply(msgspec.structs.replace(vision.hop(0), nbytes=nbytes))
+    thinker.reply(thinker.hop(1))
+    await there.turn()
+
+    there.dispatcher.complete(running, lambda: None)
+
+    assert running.over
+    assert ended == [running.id] * bool(nbytes)
+
+
 @pytest.mark.parametrize("code", ["stale_handle", "protocol_error", "sequence_gap"])
 async def test_what_another_try_may_mend_is_tried_again_but_not_for_ever(there: World, code: str):
     _, thinker = await there.puppets_of(e="E", l="L")
