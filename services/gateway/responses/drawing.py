@@ -85,8 +85,8 @@ class ImageDrawer:
 
     def limit_images(self, allowed: ImageAllowance) -> None:
         """Draw no more images than are ``allowed``, along its path."""
-        self._most = min(self._most, allowed.count)
-        self.allowed = allowed._replace(count=self._most)
+        self._most = min(self._most, allowed.most)
+        self.allowed = allowed._replace(most=self._most)
 
     def forget_calls(self) -> None:
         """Begin anew, as the answer does."""
