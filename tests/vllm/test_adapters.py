@@ -167,3 +167,24 @@ async def test_an_adapter_that_does_not_fit_is_refused_and_the_engine_lives(
     await run(loading, one)
     assert one.ids == expected(merged, "poet", 3)
     assert loading.stats()["restarts"] == 0
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen2_5_omni"])
+async def test_a_model_that_sees_has_adapters_of_its_language_model(
+    build: Callable[[str], Path], tmp_path: Path, family: str
+) -> None:
+    checkpoint = build(family)
+    adapter = write_adapter(checkpoint, tmp_path / "pirate", 1, rank=4)
+    merged = merge_adapter(checkpoint, adapter, tmp_path / "merged")
+
+    async def answers(path: Path, *names: str, **more: str) -> list[list[int]]:
+        async with vllm(family, path, batch=4, **more) as runner:
+            asked = [job(text(5), max_tokens=TOKENS, ignore_eos=False, adapter=name) for name in names]
+            for one in asked:
+                await run(runner, one)
+        return [one.ids for one in asked]
+
+    found = await answers(checkpoint, "pirate", "", adapters=setting({"pirate": adapter}))
+
+    assert found == [*await answers(merged, ""), *await answers(checkpoint, "")]
+    assert found[0] != found[1]

@@ -78,12 +78,14 @@ class Quote(msgspec.Struct, frozen=True):
 
     def with_image(self, image: "Quote") -> "Quote":
         """This quote with the price of ``image`` on top."""
-        priced = self.money is not UNSET and image.money is not UNSET
+        money: float | UnsetType = UNSET
+        if self.money is not UNSET and image.money is not UNSET:
+            money = round(self.money + image.money, 12)
         return msgspec.structs.replace(
             self,
             gpu_seconds=round(self.gpu_seconds + image.gpu_seconds, 7),
-            money=round(self.money + image.money, 12) if priced else UNSET,
-            currency=self.currency if priced else UNSET,
+            money=money,
+            currency=UNSET if money is UNSET else self.currency,
             image=image,
         )
 
@@ -189,7 +191,7 @@ class Quotes:
 class ImageAllowance(NamedTuple):
     """Images that a limit of cost leaves room for beside the answer that calls for them, and the path of each."""
 
-    count: int
+    most: int
     path: str
 
 

@@ -76,8 +76,8 @@ class ImageDrawer:
             return run.pinned
         if self.alone:
             with rename_params(_ALONE_PARAMS):
-                return await self._painters.choose_path(run, self._wish(run.seed, _join_words(request)), prices)
-        image = await self._painters.quote_wish(self._model, self._wish(run.seed, ""))
+                return await self._painters.choose_path(run, self._image_fields(run.seed, _join_words(request)), prices)
+        image = await self._painters.quote_image(self._model, self._image_fields(run.seed, ""))
         path = await chat.choose_path(run, request, prices, image)
         if run.price is not None and run.price.images is not None:
             self.limit_images(run.price.images)
@@ -85,8 +85,8 @@ class ImageDrawer:
 
     def limit_images(self, allowed: ImageAllowance) -> None:
         """Draw no more images than are ``allowed``, along its path."""
-        self._most = min(self._most, allowed.count)
-        self.allowed = allowed._replace(count=self._most)
+        self._most = min(self._most, allowed.most)
+        self.allowed = allowed._replace(most=self._most)
 
     def forget_calls(self) -> None:
         """Begin anew, as the answer does."""
@@ -143,7 +143,7 @@ class ImageDrawer:
     async def _draw(self, run: ClientRequest, prompt: str, events: AnswerEvents) -> AsyncGenerator[list[Event], None]:
         task = self._painters.get_task(self._model)
         wanted = self._tool.to_image_request(self._model, prompt)
-        wish = self._wish(run.seed, prompt)
+        wish = self._image_fields(run.seed, prompt)
         wish["previews"] = preview_interval(step_count(task, wish), self._tool.partial_images or 0)
         wish |= {"progress": True} if "progress" in request_class(task).model_fields else {}
         output = await self._painters.generate_images(run, wish)
@@ -165,7 +165,7 @@ class ImageDrawer:
             ImageGenerationCall(result=result, revised_prompt=prompt, **_about(wanted, made.size))
         )
 
-    def _wish(self, seed: int, prompt: str) -> dict[str, Any]:
+    def _image_fields(self, seed: int, prompt: str) -> dict[str, Any]:
         """The fields of the image task's request but for its previews."""
         fields = self._tool.to_image_request(self._model, prompt).task_fields() | {"seed": seed & MAX_SEED}
         return self._painters.add_defaults(self._model, fields) | {"count": True}

@@ -137,7 +137,7 @@ class ProductionSpecs:
             conversation=wanted.conversation_id,
             background=background,
             logged=background or bool(wanted.stream),
-            **({} if allowed is None else {"images": allowed.count, "image_path": allowed.path}),
+            **({} if allowed is None else {"images": allowed.most, "image_path": allowed.path}),
         )
 
     async def _stored_spec(self, spec: ProductionSpec, record: ResponseRecord) -> ProductionSpec:

@@ -82,7 +82,7 @@ class ImageTasks:
             said = {name: value for name, value in said.items() if name not in ("width", "height")}
         return {**said, **wish}
 
-    def record_wish(self, run: ClientRequest, wish: Mapping[str, Any]) -> Segment:
+    def record_graph(self, run: ClientRequest, wish: Mapping[str, Any]) -> Segment:
         """The graph of ``wish``, for its price. Raises as ``generate_images`` for a wish that cannot be met."""
         task = self.get_task(run.model)
         check_image_count(run.model, task, 0)
@@ -97,12 +97,12 @@ class ImageTasks:
         check = self._runs.quotes.open_check(prices, self.get_task(run.model))
         if check is None:
             return run.pinned
-        return await check.choose_path(run.model, self.record_wish(run, wish), run.pinned)
+        return await check.choose_path(run.model, self.record_graph(run, wish), run.pinned)
 
-    async def quote_wish(self, model: str, wish: Mapping[str, Any]) -> Quote:
+    async def quote_image(self, model: str, wish: Mapping[str, Any]) -> Quote:
         """The price of ``wish`` to ``model``. Raises ``BadRequest`` for a task whose graph follows from results."""
         require_static(self.get_task(model))
-        segment = self.record_wish(self._runs.open_request(APP, model), wish)
+        segment = self.record_graph(self._runs.open_request(APP, model), wish)
         return await self._runs.quotes.quote(model, segment, ExpectedSizes())
 
     async def _place_image(self, run: ClientRequest, image: InspectedMedia) -> dict[str, Any]:

@@ -239,7 +239,7 @@ class Ltx2Denoiser(LoadedComponent):
             audio_hidden_states=torch.stack([each.latents.sound for each in films]).to(self._dtype),
             encoder_hidden_states=texts[..., : self._widths.film],
             audio_encoder_hidden_states=texts[..., self._widths.film :],
-            timestep=self._film_times(films, times),
+            timestep=self._video_times(films, times),
             audio_timestep=times,
             sigma=times,
             encoder_attention_mask=mask,
@@ -258,7 +258,7 @@ class Ltx2Denoiser(LoadedComponent):
         )
         return [Pair(*pair) for pair in zip(*(out.float() for out in found), strict=True)]
 
-    def _film_times(self, films: Sequence[Ltx2Denoising], times: Tensor) -> Tensor:
+    def _video_times(self, films: Sequence[Ltx2Denoising], times: Tensor) -> Tensor:
         """Timesteps of films, [films], or [films, tokens] where some of the tokens have no noise."""
         if not any(each.given for each in films):
             return times
