@@ -226,3 +226,20 @@ def test_examples_are_what_the_small_world_knows(asking: Page):
     assert scene.caption == "two red circles on blue"
     samples = np.frombuffer(bytes(sound[WAV_HEADER_BYTES:]), "<i2") / 32767
     assert audio_oracle.recognize_tones(samples) == ["low", "high"]
+
+
+def test_values_of_which_nothing_was_kept_are_neither_the_same_nor_different(page: Page, system: System):
+    body = {"model": OMNI, "max_tokens": 4, "messages": [{"role": "user", "content": "hello"}]}
+    body |= {"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": "wav"}}
+    ids = []
+    for seed in (1, 2):
+        answer = page.request.post(f"{system.url}/v1/chat/completions", data={**body, "seed": seed})
+        assert answer.ok
+        ids.append(answer.headers["x-request-id"])
+
+    page.evaluate("([id, other]) => { location.hash = `#/invocations/${id}?with=${other}` }", ids)
+
+    outputs = page.get_by_role("tabpanel", name="thinker").get_by_role("region", name="Outputs")
+    expect(outputs.get_by_text("not kept").first).to_be_visible()
+    expect(outputs.get_by_role("heading", name="rows")).to_have_text(re.compile(r"^rows\s*$"))
+    expect(outputs.get_by_role("heading", name="text")).to_have_text(re.compile(r"^text\s*(same|differs)$"))
