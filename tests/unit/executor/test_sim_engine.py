@@ -52,6 +52,18 @@ def test_components_of_one_executor_share_a_device_and_executors_do_not(path: st
     assert other._machine is not vision._machine
 
 
+def test_an_executor_of_a_cell_takes_as_long_as_one_without(tmp_path):
+    file = tmp_path / "options.json"
+    file.write_text(json.dumps({"options": {"EL": {"components": {"vision": {**ENCODER, "kind": ""}}}}}))
+    engine = named("services.engines:sim")
+
+    celled = engine("vision", settings(profile=str(file), option="EL@c1", cell="c1"))
+
+    assert type(celled).__name__ == "SimulatedEncoder"
+    with pytest.raises(BadRequest, match="no component 'vision'"):
+        engine("vision", settings(profile=str(file), option="EL@c1"))
+
+
 @pytest.mark.parametrize(
     ("component", "given", "fault"),
     [
