@@ -96,7 +96,8 @@ def load_model(
 
 def _plain_config(cls: type[M], checkpoint: Path, options: dict[str, Any]) -> dict[str, Any]:
     """The option ``config`` without what it says of quantised weights; empty where it says nothing."""
-    config = options.get("config") or cls.config_class.from_pretrained(checkpoint, local_files_only=True)
+    kind: Any = cls.config_class
+    config = options.get("config") or kind.from_pretrained(checkpoint, local_files_only=True)
     if not hasattr(config, "quantization_config"):
         return {}
     plain = copy.deepcopy(config)

@@ -137,7 +137,8 @@ class ProductionSpecs:
             conversation=wanted.conversation_id,
             background=background,
             logged=background or bool(wanted.stream),
-            **({} if allowed is None else {"images": allowed.most, "image_path": allowed.path}),
+            images=-1 if allowed is None else allowed.most,
+            image_path="" if allowed is None else allowed.path,
         )
 
     async def _stored_spec(self, spec: ProductionSpec, record: ResponseRecord) -> ProductionSpec:

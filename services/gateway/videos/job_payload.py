@@ -36,7 +36,8 @@ class VideoJobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     @property
     def image(self) -> dict[str, Any] | None:
         """The image that it begins with: its modality, type, SHA-256 and number of bytes."""
-        return self.wish.get("image")
+        found: dict[str, Any] | None = self.wish.get("image")
+        return found
 
 
 def build_job_spec(model: str, wish: dict[str, Any], path: str, tenant: str, weight: float) -> VideoJobSpec:

@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from omnibus.bus import Delivery, subjects
 from omnibus.bus.nats import NatsBus
@@ -102,9 +103,9 @@ def invocation_lines(invocation: Invocation, ended: EndRecord | None) -> list[st
     lines += [f"result  {name}  sha256 {digest[:16]}…" for name, digest in ended.outputs.items() if digest]
     if ended.segments:
         lines.append(f"then    {', '.join(ended.segments)}  (it went on with these results: show them by their ids)")
-    if ended.called:
+    if ended.called is not UNSET:
         lines.append(f"called  {', '.join(ended.called)}  (images that its model called for)")
-    if ended.caller:
+    if ended.caller is not UNSET:
         lines.append(f"for     {ended.caller}  (its model called for this image)")
     if ended.problem is not None:
         lines.append(f"problem {ended.problem.code}: {ended.problem.message}")

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from omnibus.bus.messages import Hop
 from omnibus.errors import ProblemDetails
@@ -217,8 +218,8 @@ def build_waterfall(invocation: Invocation, ended: EndRecord | None) -> Waterfal
         outcome=_build_outcome(ended) if ended is not None else None,
         problem=ended.problem if ended is not None else None,
         usage=ended.usage if ended is not None else None,
-        called=(ended.called or ()) if ended is not None else (),
-        caller=(ended.caller or "") if ended is not None else "",
+        called=ended.called if ended is not None and ended.called is not UNSET else (),
+        caller=ended.caller if ended is not None and ended.caller is not UNSET else "",
         record="digest" if any(_is_digest(node) for node in invocation.nodes) else "full",
     )
 

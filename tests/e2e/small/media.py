@@ -22,6 +22,7 @@ COMPONENTS: dict[str, Any] = {
         "batch": _BATCH,
         "outputs": {"embeds": {"shape": [1, 4, 8]}, "mask": {"shape": [1, 4]}, "tokens": {"data": {"value": 4}}},
     },
+    "vae_encoder": {"batch": _BATCH, "inputs": ["media"], "outputs": {"latents": {"shape": [1, 1, 4, 4]}}},
     "dit": {"step": {"base": 0.02}, "steps": 4, "inputs": ["embeds", "mask"], "outputs": _DENOISED},
     "vae": {
         "batch": _BATCH,

@@ -65,8 +65,9 @@ def test_the_filmer_has_each_component_in_its_place():
 
     assert isinstance(task, VideoGeneration)
     assert task.sound is not None
-    parts = (task.text_encoder, task.denoiser, task.decoder, task.sound)
-    assert [part.component for part in parts] == ["text_encoder", "dit", "vae", "audio_vae"]
+    assert task.frame_encoder is not None
+    parts = (task.text_encoder, task.frame_encoder, task.denoiser, task.decoder, task.sound)
+    assert [part.component for part in parts] == ["text_encoder", "vae_encoder", "dit", "vae", "audio_vae"]
     assert request_class(task) is VideoInput
 
 

@@ -359,7 +359,7 @@ FASTER = msgspec.structs.replace(
 def test_an_option_is_deployed_with_the_settings_that_it_was_measured_with():
     made = planner(profile({"E": E, "L": L, "L-fp8": FASTER})).plan().models["q"]
 
-    assert set(replicas(made)) == {"E", "L-fp8"}
+    assert replicas(made)["L-fp8"] > 0
     deployed = made.options["L-fp8"]
     assert (deployed.checkpoint, deployed.dtype, deployed.vllm) == ("/q-fp8", "bfloat16", FP8)
     assert made.options["E"].vllm is UNSET
@@ -372,7 +372,7 @@ def test_an_option_is_deployed_with_the_settings_that_it_was_measured_with():
 def test_options_are_only_put_together_of_what_has_the_same_settings(changes: dict[str, str], estimated: Any):
     measured = profile({"E": E, "L": msgspec.structs.replace(FASTER, **changes)})
 
-    ready = planner(measured, options="all").ready["q"]
+    ready = planner(measured, options="all").inputs["q"]
 
     together = [each for each in ready.options.values() if len(each.components) == 2]
     assert [each.vllm for each in together] == ([] if estimated is None else [estimated])
