@@ -49,7 +49,7 @@ def test_runs_in_the_background_are_listed_looked_at_and_ended(shell: Shell):
     assert "several runs are up: one (http" in shell.run("status", code=1)
     status = json.loads(shell.run("status", "--run", "two", "--json"))
     assert (status["url"], status["missing"]) == (found[1]["url"], "")
-    assert set(status["pids"]) == {"nats", "valkey", "service-fork-server", "planner", "sidecar", "gateway"}
+    assert set(status["pids"]) == {"nats", "valkey", "planner", "sidecar", "gateway"}
     logged = shell.run("logs", "gateway", OMNIBUS_RUN="one").splitlines()
     assert all(line.startswith("gateway |") for line in logged)
     assert any(found[0]["url"] in line for line in logged)
