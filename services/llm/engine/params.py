@@ -62,8 +62,11 @@ class TextGenerationParams(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
 
     @property
     def conversation_key(self) -> str:
-        """The conversation, the adapter that computes it, and the salt; empty without a ``cache_key``."""
-        return f"{self.cache_key}/{self.adapter_key}/{self.cache_salt}" if self.cache_key else ""
+        """The conversation and the adapter that computes it; empty without a ``cache_key``.
+
+        Empty with a ``cache_salt`` too: what is computed for a comparison would take the place of its conversation's.
+        """
+        return f"{self.cache_key}/{self.adapter_key}" if self.cache_key and not self.cache_salt else ""
 
     @property
     def changes_logits(self) -> bool:
