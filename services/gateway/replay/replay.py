@@ -146,9 +146,9 @@ class Replayer:
         now = time.time()
         deadline = now + max(1.0, recorded.deadline - recorded.created)
         try:
-            nodes = tuple(
-                [_salt_node(await self._restore_inputs(node, ticket.id, deadline), salt) for node in recorded.nodes]
-            )
+            restored = [await self._restore_inputs(node, ticket.id, deadline) for node in recorded.nodes]
+            all_take = self._router.members.all_take("cache_salt")
+            nodes = tuple(_salt_node(node, salt, salts_prompt=all_take) for node in restored)
             route = options.make_route_finder(self._router, recorded, nodes, wished, ticket, "")(frozenset())
         except BaseException:
             self._tensors.end_invocation(ticket.id)
@@ -272,11 +272,11 @@ def _open_accumulator(running: InflightInvocation) -> AnswerAccumulator:
     return ChoicesAccumulator(now.model, now.created, texts) if texts > 1 else AnswerAccumulator(now.model, now.created)
 
 
-def _salt_node(node: GraphNode, salt: str) -> GraphNode:
-    """``node`` with media and a prompt of which nothing was computed yet under ``salt``."""
+def _salt_node(node: GraphNode, salt: str, *, salts_prompt: bool) -> GraphNode:
+    """``node`` with media, and a prompt if that ``salts_prompt``, of which nothing was computed yet under ``salt``."""
     inputs = {name: _salt_value(value, salt) for name, value in node.inputs.items()}
     params = inputs.get("params")
-    if node.task.startswith(_PROMPT_TASKS) and isinstance(params, dict) and HANDLE not in params:
+    if salts_prompt and node.task.startswith(_PROMPT_TASKS) and isinstance(params, dict) and HANDLE not in params:
         inputs["params"] = {**params, "cache_salt": salt}
     return graph.with_inputs(node, inputs)
 

@@ -145,6 +145,10 @@ class ExecutorTable:
         if not member.pool.members:
             del self._pools[member.status.model, member.status.option]
 
+    def all_take(self, parameter: str) -> bool:
+        """Return whether no executor is of a build that refuses calls with ``parameter``."""
+        return all(parameter in member.status.takes for member in self._members.values())
+
     def get(self, executor: str) -> ExecutorEntry | None:
         return self._members.get(executor)
 

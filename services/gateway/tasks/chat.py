@@ -13,6 +13,8 @@ from functools import partial
 from hashlib import sha256
 from typing import Any, NamedTuple
 
+import msgspec
+
 from omnibus.errors import BadRequest, TooLarge
 from omnibus.plan import ModelPlan
 from omnibus.task import MLLM, ChatInput, ChatOutput, CompositeTask, record, replay, use
@@ -173,7 +175,7 @@ class Chat:
         self, request: ChatRequest, model: ModelPlan | None, task: CompositeTask | None = None
     ) -> PreparedChat:
         """Check ``request``, for ``model`` and its ``task`` if it is one's, and fetch its media."""
-        voice = _requested_voice(request, model)
+        request, voice = self._without_unknown(request), _requested_voice(request, model)
         if request.response_format is not None or request.tool_choice is not None:
             await self.schemas.check_request(request)
         messages, refs = convert_messages(await self._resolve_spoken(request))
@@ -191,13 +193,19 @@ class Chat:
         task = self._tasks.get_task(model)
         voice = _requested_voice(request, self._router.get_model(model))
         messages, refs = convert_messages(request)
-        asked = PreparedChat(request, messages, [], voice)
+        asked = PreparedChat(self._without_unknown(request), messages, [], voice)
         if refs or asked.needs_arena:
             return None
         kind = self._kinds.find_kind(model, task, asked.input)
         if kind is None or (self._router.growing and self._must_wait(kind)):
             return None
         return PlainChat(request, task, asked, kind)
+
+    def _without_unknown(self, request: ChatRequest) -> ChatRequest:
+        """``request`` without what executors of an earlier build would refuse."""
+        if request.prompt_cache_key is None or self._router.members.all_take("cache_key"):
+            return request
+        return msgspec.structs.replace(request, prompt_cache_key=None)
 
     def _must_wait(self, kind: ChatKind) -> bool:
         """Return whether a chat of ``kind`` would wait for room."""

@@ -167,6 +167,8 @@ class ExecutorStatus(msgspec.Struct, frozen=True):
     batches: tuple[BatchCounts, ...] = ()
     #: Cell that it belongs to, of a model in cells; empty: none.
     cell: str = ""
+    #: Parameters of calls that it takes, of those that executors of some earlier build refuse.
+    takes: tuple[str, ...] = ()
 
 
 class GatewayStatus(msgspec.Struct, frozen=True):

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from omnibus.bus.messages import BatchCounts, ExecutorStatus
 from omnibus.process.memory import resident_bytes
 
+#: See ``ExecutorStatus.takes``.
+TAKES = ("cache_key", "cache_salt")
+
 
 @dataclass(frozen=True)
 class ExecutorIdentity:
@@ -58,4 +61,5 @@ class ExecutorIdentity:
             memory_bytes=resident_bytes(),
             gpu_bytes=gpu_bytes,
             batches=batches,
+            takes=TAKES,
         )

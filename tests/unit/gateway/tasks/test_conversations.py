@@ -1,0 +1,30 @@
+"""The key of a conversation goes to executors that know it, and to no others."""
+
+import pytest
+
+from omnibus.executor import identity
+from omnibus.executor.runner import Job
+from tests.unit.gateway.house import TEXT, TOYS, House, answered
+
+
+@pytest.mark.parametrize(("takes", "sent"), [(identity.TAKES, True), ((), False)])
+async def test_the_key_of_a_conversation_is_sent_where_all_executors_take_it(
+    home: House, monkeypatch: pytest.MonkeyPatch, takes: tuple[str, ...], sent: bool
+):
+    keys: list[str] = []
+
+    async def think(job: Job) -> None:
+        keys.append(job.inputs["params"].get("cache_key", ""))
+        await usual(job)
+
+    usual = TOYS["thinker"]
+    monkeypatch.setitem(TOYS, "thinker", think)
+    monkeypatch.setattr(identity, "TAKES", takes)
+    await home.all_of(TEXT)
+
+    for _ in range(2):
+        answered(await home.ask(TEXT, "hello", prompt_cache_key="talk"))
+
+    assert len(keys) == 2
+    assert len({*keys}) == 1
+    assert bool(keys[0]) is sent
