@@ -160,14 +160,13 @@ class EdgeRecorder:
         return found
 
     def mean_rows(self) -> dict[tuple[str, str], tuple[float, float]]:
-        """Rows of tensors that grow, or codes, per request, and of its largest message, by component and reader."""
+        """Rows of tensors that grow, or codes, per request, and of the largest message, by component and reader."""
         found: dict[tuple[str, str], list[list[int]]] = defaultdict(list)
         for (invocation, source, target), bunches in self._bunches.items():
             if invocation in self._done:
                 found[source, target].append(bunches)
         return {
-            edge: (sum(map(sum, each)) / len(self._done), sum(map(max, each)) / len(each))
-            for edge, each in found.items()
+            edge: (sum(map(sum, each)) / len(self._done), float(max(map(max, each)))) for edge, each in found.items()
         }
 
     def mean_latency(self, executor: str) -> float:
