@@ -219,8 +219,8 @@ class PromiseChecker:
         for name, plan in result.models.items():
             for stop in _plan_stops(inputs[name], plan, demands[name], result.capacity[name]):
                 key = _executors_of(plan, name, stop.option)
-                option = result.models[key[0]].options[key[1]]
-                work[key] = work.get(key, 0.0) + stop.work / (option.replicas - option.spare_count)
+                running = result.models[key[0]].options[key[1]]
+                work[key] = work.get(key, 0.0) + stop.work / (running.replicas - running.spare_count)
                 roles.setdefault(key, []).append(stop)
         for key, summed in work.items():
             found = simulated.get(key, 0.0)

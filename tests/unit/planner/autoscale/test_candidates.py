@@ -15,7 +15,7 @@ from services.planner.optimize.result import PlanningResult
 from tests.bench.burst import measured_profile
 from tests.e2e.planned import cell
 
-MANY = {
+MANY: dict[str, float] = {
     "prompt_tokens": 10 * cell.IMAGE + cell.WORDS,
     "image_tokens": 10 * cell.IMAGE,
     "completion_tokens": cell.ANSWER,
