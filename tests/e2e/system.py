@@ -97,7 +97,7 @@ def running(
 ) -> Iterator["System"]:
     """Run ``models`` until the block ends; ``flags`` are those of ``omnibus up``, ``settings`` environment variables.
 
-    ``more`` is declared beside the models. Fails when a process, a port or shared memory is left afterwards.
+    Models of one checkpoint have executors of their own each, unless they say ``share_equal``. ``more`` is declared beside the models. Fails when a process, a port or shared memory is left afterwards.
     Libraries of executors and services are those of the session's fork server, see ``tests.e2e.warm``.
     """
     if NODES > 1 and "--nodes" not in flags:
@@ -130,6 +130,7 @@ class System:
         self._flags = flags
         self._nodes = int(flags[flags.index("--nodes") + 1]) if "--nodes" in flags else 1
         self._is_warm = is_warm
+        models = {name: {"share_equal": False, **model} for name, model in models.items()}
         declared = directory / "models.json"
         declared.write_text(json.dumps({**(more or {}), "models": models}))
         self._models = ["--models", str(declared)] if models else ["--no-models"]

@@ -16,18 +16,26 @@ APART, TOGETHER, PATH = "apart", "together", "path:"
 def find_named_paths(paths: Sequence[Path], part: ModelPart, pinned: str, several: bool) -> list[Path]:
     """The path that the client named: ``E>L``, or ``model=E>L,other=L`` when several models run the request.
 
-    A model that it does not name is free. Raises ``BadRequest`` for a path that there is not.
+    A model that it does not name is free. An option of another model, ``other/E``, may be named without that one, as it
+    was before both models were found to have the same encoder. Raises ``BadRequest`` for a path that there is not.
     """
     if not several:
-        found = [path for path in paths if path.name == pinned]
+        named = [path for path in paths if path.name == pinned]
+        found = named or [path for path in paths if _own_name(path) == pinned]
         return found or _raise_no_path(f"no path {pinned[:80]!r} for {part.kind}", paths, "x-omnibus-path")
     wanted = [name for name in pinned.split(",") if name.startswith(f"{part.model}=")]
     if not wanted:
         return list(paths)
-    found = [path for path in paths if f"{part.model}={path.name}" in wanted]
+    named = [path for path in paths if f"{part.model}={path.name}" in wanted]
+    found = named or [path for path in paths if f"{part.model}={_own_name(path)}" in wanted]
     return found or _raise_no_path(
         f"no path {wanted[0][:80]!r} for {part.kind}", paths, "x-omnibus-path", f"{part.model}="
     )
+
+
+def _own_name(path: Path) -> str:
+    """The name of ``path`` without those of other models."""
+    return ">".join(option.rpartition("/")[2] for option in path.name.split(">"))
 
 
 def check_names(pinned: str, parts: Sequence[ModelPart]) -> None:
@@ -56,7 +64,7 @@ def filter_by_pins(paths: Sequence[Path], part: ModelPart, pins: Sequence[str], 
 
 def _satisfies_pin(path: Path, part: ModelPart, component: str, pin: str, encoders: frozenset[str]) -> bool:
     if pin.startswith(PATH):
-        return path.name == pin.removeprefix(PATH)
+        return pin.removeprefix(PATH) in (path.name, _own_name(path))
     mine = path.options[component]
     if pin == TOGETHER:
         return all(path.options[other] == mine for other in part.used)

@@ -37,9 +37,10 @@ def twins(tmp_path_factory: pytest.TempPathFactory, vl_checkpoint: Path, twin_ch
         "E": {"components": ["vision"], "service": "encoder"},
         "L": {"components": ["thinker"], "service": "llm"},
     }
+    apart = {"options": options, "paths": [{"options": ["E", "L"]}]}
     models = {
-        VL: declaration("qwen2_5_vl", vl_checkpoint),
-        TWIN: declaration("qwen2_5_vl", twin_checkpoint, options=options, paths=[{"options": ["E", "L"]}]),
+        VL: declaration("qwen2_5_vl", vl_checkpoint, share_equal=True),
+        TWIN: declaration("qwen2_5_vl", twin_checkpoint, share_equal=True, **apart),
     }
     examples = ROOT / "examples"
     flags = [flag for name in EXAMPLES for flag in ("--app", str(examples / f"{name}.py"))]

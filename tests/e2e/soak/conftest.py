@@ -17,10 +17,7 @@ TIDY = {"MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_MMAP
 def soaked(tmp_path_factory: pytest.TempPathFactory, vl_checkpoint: Path) -> Iterator[System]:
     models = {
         VL: declaration("qwen2_5_vl", vl_checkpoint),
-        HALVES: {
-            **catalog.split_declaration("qwen2_5_vl", str(vl_checkpoint), "E>P>D", "EPD"),
-            "share_equal": False,  # its encoder is to be killed without the other's
-        },
+        HALVES: catalog.split_declaration("qwen2_5_vl", str(vl_checkpoint), "E>P>D", "EPD"),
     }
     # A crowd may wait as long as a busy machine takes for it.
     patient = {"OMNIBUS_GATEWAY_QUEUE_SECONDS": "600", "OMNIBUS_GATEWAY_DEADLINE": "600"}

@@ -107,6 +107,14 @@ def test_a_borrowed_option_is_served_by_its_lender():
     assert route.executors == ("org/a-E", "b-L")
 
 
+@pytest.mark.parametrize("pinned", ["org/a/E>L", "E>L", "b=E>L"])
+def test_a_path_through_a_borrowed_option_has_its_own_name_too(pinned: str):
+    made = router()
+    several = ("see", "think-b", "spell") if "=" in pinned else ("see", "think-b")
+
+    assert "org/a/E>L" in go(made, *several, model="b", pinned=pinned).path
+
+
 def test_without_the_lender_the_borrowers_stage_is_missing():
     made = router()
     made.members.remove("org/a-E")
