@@ -15,7 +15,10 @@ def show_command_line(argv: Sequence[str]) -> None:
     The memory of the former arguments is overwritten: what does not fit there is cut off. Linux only; where the kernel
     does not say where they are, nothing changes.
     """
-    fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+    try:
+        fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:  # in a namespace of processes without a /proc of its own
+        return
     begin, end = (int(fields[number]) for number in (_ARGUMENTS_BEGIN, _ARGUMENTS_END))
     size = end - begin
     if begin == 0 or size <= 0:
