@@ -14,6 +14,7 @@ import pytest
 from omnibus.bus import messages, subjects
 from omnibus.plan import ModelPlan, Plan
 from omnibus.store import Store
+from omnibus.up.motion import find_forked_pid
 from tests.e2e.small.load import busy, sent
 from tests.e2e.small.test_reconcile import ended, executor
 from tests.e2e.system import VL, System, command_line
@@ -189,14 +190,17 @@ async def stopped(system: System, id: str) -> AsyncIterator[psutil.Process]:
         while (process := born(system, id)) is None:
             await asyncio.sleep(0.001)
     process.send_signal(signal.SIGSTOP)
+    forked = psutil.Process(find_forked_pid(process.pid))  # itself, unless it came so far
+    forked.send_signal(signal.SIGSTOP)
     try:
         yield process
     finally:
-        process.send_signal(signal.SIGCONT)
+        for each in (forked, process):
+            each.send_signal(signal.SIGCONT)
 
 
 def born(system: System, id: str) -> psutil.Process | None:
-    for process in system.processes():
+    for process in system.commands():
         with contextlib.suppress(psutil.Error):
             if process.environ().get("OMNIBUS_EXECUTOR_ID") == id:
                 return process
