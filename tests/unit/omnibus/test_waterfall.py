@@ -133,7 +133,7 @@ def test_its_json_is_what_it_was():
     whole = json.loads(msgspec.json.encode(found()))
 
     assert sorted(whole) == [
-        "allowed", "edges", "moves", "nodes", "outcome", "problem", "pulls", "record", "seed", "segments", "step",
+        "allowed", "called", "caller", "edges", "moves", "nodes", "outcome", "problem", "pulls", "record", "seed", "segments", "step",
         "summary", "usage", "v",
     ]  # fmt: skip
     assert whole["nodes"][0] == {
