@@ -167,6 +167,12 @@ class MemoryJob(Job):
         assert pipe.closed
         return pipe.items[-1].data
 
+    def end_of_answer(self, output: str) -> dict[str, Any]:
+        """The same but for what an engine had of the prompt before: another one may answer alike and have nothing."""
+        end = dict(self.end(output))
+        end["usage"] = {name: count for name, count in end["usage"].items() if name != "cached_tokens"}
+        return end
+
     def array(self, output: str) -> np.ndarray:
         """The array of an output that is one value."""
         [item] = self.outputs[output].items

@@ -89,7 +89,9 @@ def generated(runner: Any) -> int:
 
 
 def answer(job: MemoryJob) -> tuple[list[int], str, dict[str, Any]]:
-    return job.ids, job.text, job.end("text")
+    usage = job.end("text")["usage"]
+    assert usage.get("cached_tokens", 0) <= usage["prompt_tokens"]
+    return job.ids, job.text, job.end_of_answer("text")
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -53,7 +53,9 @@ async def test_halves_say_what_transformers_says(halves: Halves, vl_three: Three
     await asyncio.gather(*(run(reference, one) for one in wholes))
 
     assert [one.ids for one in answers] == [one.ids for one in wholes]
-    assert [(one.text, one.end("text")) for one in answers] == [(one.text, one.end("text")) for one in wholes]
+    assert [(one.text, one.end_of_answer("text")) for one in answers] == [
+        (one.text, one.end_of_answer("text")) for one in wholes
+    ]
     await vl_three.until_idle()
     assert descriptors() == []
 
@@ -76,7 +78,7 @@ async def test_halves_take_the_settings_of_a_thinker(
     answer = await halves.answer(job(picture(2), [embedding(1)], **{"max_tokens": 24, **params}))
 
     assert answer.ids == whole.ids
-    assert (answer.text, answer.end("text")) == (whole.text, whole.end("text"))
+    assert (answer.text, answer.end_of_answer("text")) == (whole.text, whole.end_of_answer("text"))
 
 
 @pytest.mark.cell("vllm", "qwen2_5_vl", "tokens", shape="P>D")

@@ -78,7 +78,7 @@ async def test_it_says_what_transformers_says(vl: Path, runner: VllmRunner, refe
     mine, other = await both(runner, reference, lambda: job(question.plain, items, max_tokens=24))
 
     assert mine.ids == other.ids
-    assert (mine.text, mine.end("text")) == (other.text, other.end("text"))
+    assert (mine.text, mine.end_of_answer("text")) == (other.text, other.end_of_answer("text"))
 
 
 @pytest.mark.cell("vllm", "qwen2_5_vl", "tokens", shape="L")
@@ -91,7 +91,7 @@ async def test_32_mixed_requests_at_once_equal_those_of_transformers(
     await asyncio.gather(*(run(reference, one) for one in other))
 
     assert [one.ids for one in mine] == [one.ids for one in other]
-    assert [one.end("text") for one in mine] == [one.end("text") for one in other]
+    assert [one.end_of_answer("text") for one in mine] == [one.end_of_answer("text") for one in other]
 
 
 async def test_the_end_of_turn_ends_the_answer_as_with_transformers(runner: VllmRunner, reference: ThinkRunner) -> None:
@@ -112,7 +112,7 @@ async def test_a_stop_string_ends_the_text_before_it(runner: VllmRunner, referen
     mine, other = await both(runner, reference, lambda: job(text(4), max_tokens=30, stop=[stop]))
 
     assert mine.text == other.text == free.text[: free.text.index(stop)]
-    assert mine.end("text") == other.end("text")
+    assert mine.end_of_answer("text") == other.end_of_answer("text")
     await until(lambda: runner.stats()["used"] == 0)
 
 

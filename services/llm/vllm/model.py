@@ -219,8 +219,8 @@ class VllmCore:
 
         async def next_steps() -> Sequence[TokenStep]:
             tokens: Tokens = await anext(stream)
-            if tokens.cached and counts is not None:
-                counts["cached_tokens"] = tokens.cached
+            if tokens.cached and counts is not None:  # with tokens of its own that an answer goes on behind
+                counts["cached_tokens"] = min(tokens.cached, counts["prompt_tokens"])
             ids = [*before, *tokens.ids]
             before.clear()
             sides = [None] * len(ids) if voice is None else await self.hands(voice.next_sides, ids)
