@@ -3,7 +3,7 @@
     python -m tests.bench.voice_kills --resumed 500
 
 Simulated executors, real gateways under ``omnibus up``. Every second one gateway is killed, as long as another one
-answers, until so many sessions were resumed; their clients connect again at once, to the next gateway that takes them.
+answers, until so many sessions were resumed; their clients connect again at once, at random to one that takes them.
 Each answer is compared with the same one of an undisturbed run, sample by sample. ``resume_gap_ms`` is the time between
 the end of a connection and the next text or sound that is new to its client. ``taken_ms`` is the part of it until another
 gateway has taken the session over and sent what was missed; the rest is the model on its way back to the same place.

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -55,7 +56,8 @@ class Conversation:
                     self._broken = self._broken or time.monotonic()
                     if isinstance(error, websockets.InvalidStatus) and error.response.status_code < 500:
                         raise AssertionError(error.response.body) from error
-                    gateway = (gateway + 1) % len(self.urls)
+                    # At random, as behind a load balancer: who takes the next one each time may follow who kills them so.
+                    gateway = (gateway + random.randrange(1, max(2, len(self.urls)))) % len(self.urls)
                     await asyncio.sleep(RETRY_SECONDS)
 
     def _url(self, gateway: int) -> str:
