@@ -80,8 +80,8 @@ def fork_server_socket(for_vllm: bool = False) -> str:
         "PYTHONWARNINGS": "ignore::RuntimeWarning:runpy",  # of modules that are run where others have imported them
         **(_VLLM_ENVIRONMENT if for_vllm else {}),
     }
-    others = (*_VLLM_MODULES,) if for_vllm else (*SERVICE_MODULES, *_COMMAND_MODULES)
-    modules = (*others, *EXECUTOR_MODULES) if for_vllm else (*EXECUTOR_MODULES, *others)
+    own = (*EXECUTOR_MODULES, *SERVICE_MODULES, *_COMMAND_MODULES)
+    modules = (*_VLLM_MODULES, *EXECUTOR_MODULES) if for_vllm else own
     command = python_command("omnibus.up.fork_server", path, *modules)
     process = subprocess.Popen(command, env=env, cwd=_ROOT, preexec_fn=die_with_parent())
 
