@@ -142,7 +142,7 @@ class CandidateMirror:
     async def _compare(self, invocation: Invocation) -> str:
         """Compare one request, if it can be; returns what came of it."""
         candidate = self._candidates.get(invocation.model)
-        paths = self._find_paths(invocation) if candidate is not None else None
+        paths = self._find_paths(candidate, invocation) if candidate is not None else None
         if candidate is None or paths is None:
             return "skipped"
         if not await self._wait_for_room(invocation.model, paths):
@@ -161,12 +161,12 @@ class CandidateMirror:
         await self._add_counts(candidate.id, found.counts, found.finding)
         return found.outcome
 
-    def _find_paths(self, invocation: Invocation) -> tuple[Path, Path] | None:
+    def _find_paths(self, candidate: Candidate, invocation: Invocation) -> tuple[Path, Path] | None:
         """The path that serves such a request, and the candidate's; None when the candidate has no part in it."""
         model = self._router.get_model(invocation.model)
         paths = model.paths_for(frozenset(node.component for node in invocation.nodes))
         tried = next((path for path in paths if path.is_candidate), None)
-        control = find_control(paths, tried) if tried is not None else None
+        control = find_control(paths, tried, candidate) if tried is not None else None
         return (control, tried) if control is not None and tried is not None else None
 
     async def _run_pair(

@@ -41,13 +41,14 @@ def is_candidate_option(name: str) -> bool:
     return name.endswith(CANDIDATE_MARK)
 
 
-def find_control(paths: Iterable[Path], candidate: Path) -> Path | None:
-    """The path that ``candidate`` is compared with: the same options without the mark, else the busiest other one."""
+def find_control(paths: Iterable[Path], tried: Path, candidate: Candidate) -> Path | None:
+    """The path of ``paths`` that ``tried`` of ``candidate`` is compared with: the same options without the mark. What is
+    to be another path, or has no such one, is compared with the busiest: a path that serves nobody is as late as itself.
+    """
     others = [path for path in paths if not path.is_candidate]
-    plain = {part: option.removesuffix(CANDIDATE_MARK) for part, option in candidate.options.items()}
-    return next((path for path in others if path.options == plain), None) or max(
-        others, key=lambda path: path.rate, default=None
-    )
+    plain = {part: option.removesuffix(CANDIDATE_MARK) for part, option in tried.options.items()}
+    same = next((path for path in others if path.options == plain), None) if not candidate.path else None
+    return same or max(others, key=lambda path: path.rate, default=None)
 
 
 def _promote(model: ModelPlan, changes: Iterable[OptionChange], through: tuple[str, ...]) -> ModelPlan:

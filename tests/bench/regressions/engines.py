@@ -57,6 +57,10 @@ class _LateJob(WrappedJob):
         await asyncio.sleep(LATE_STEP_SECONDS)
         await self._job.send(output, data, array)
 
+    async def send_text(self, output: str, data: dict[str, Any]) -> None:
+        await asyncio.sleep(LATE_STEP_SECONDS)
+        await self._job.send_text(output, data)
+
 
 class _LateStepsRunner(WrappedRunner):
     async def run(self, job: Job) -> None:

@@ -11,7 +11,7 @@ from omnibus.canary.gate import Bounds, GateRules, judge_canary, judge_shadow
 from omnibus.canary.overlay import find_control, overlay_model, without_candidate
 from omnibus.errors import BadRequest
 from omnibus.families import catalog
-from omnibus.plan import ModelPlan
+from omnibus.plan import ModelPlan, Path
 from services.planner.declared.declarations_file import build_static_plans
 from services.planner.declared.model import DeclaredModel
 
@@ -92,10 +92,23 @@ def test_a_candidate_in_the_shadow_has_executors_and_a_path_that_serves_nobody()
     [mine] = [path for path in model.types[BOTH] if path.is_candidate]
     assert (mine.name, mine.rate) == ("E@canary>L", 0)
     assert not any(path.is_candidate for path in model.types["thinker"])
-    control = find_control(model.types[BOTH], mine)
+    control = find_control(model.types[BOTH], mine, tried())
     assert control is not None
     assert control.name == "E>L"
     assert without_candidate(model) == plan()
+
+
+def test_a_path_is_compared_with_the_busiest_even_where_it_is_there_for_nobody():
+    serving = plan()
+    idle = [Path("EL", dict.fromkeys(("vision", "thinker"), "EL"), 0.0)]
+    serving = msgspec.structs.replace(serving, types={BOTH: (*idle, *serving.types[BOTH])})
+    another = tried(changes=(), path=("EL",))
+    model = overlay_model(serving, another)
+
+    [mine] = [path for path in model.types[BOTH] if path.is_candidate]
+    control = find_control(model.types[BOTH], mine, another)
+
+    assert (mine.name, control and control.name) == ("EL@canary", "E>L")
 
 
 def test_a_canary_gets_just_its_share():
