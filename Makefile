@@ -115,7 +115,7 @@ fmt: $(VENV)/.dev ## Format the code and apply safe fixes
 cells: $(VENV)/.dev ## Write the tables of docs/engines.md and README.md: what tests say is equal
 	$(BIN)/python -m tests.cells
 
-bench: $(VENV)/.dev ## Measure, into bench-results.json (ONLY=words picks by name, ONLY=profile shows processes)
+bench: $(VENV)/.dev ## Measure, into bench-results.json (ONLY=words picks by name, ONLY=processes shows processes)
 	$(BIN)/python -m pytest tests/bench -m bench -q -s $(if $(ONLY),-k "$(ONLY)") $(ARGS)
 
 lab: $(VENV)/.dev ## Repeat the papers' experiments that the code has changed for, and write docs/lab.md (ARGS=--all)

@@ -207,7 +207,7 @@ PROFILED = (
     "control.stream64.c16.cpu_ms",
     "tensor.32MiB.c1.cpu_ms",
 )
-PROFILE = "profile"
+PROCESSES = "processes"
 
 #: Namespaces of nodes, see ``tests/nodes``.
 _NODES = tuple(NODES) if os.geteuid() == 0 and shutil.which("ip") and shutil.which("tc") else ()
@@ -239,6 +239,6 @@ def needed(wanted: set[str]) -> list[str]:
     """The cases to run for ``wanted``, floors included, in the order of ``CASES``."""
     names = set(wanted)
     names.update(LOADED if names & set(MEMORY) else ())
-    names.update(PROFILED if names == {PROFILE} else ())
+    names.update(PROFILED if names == {PROCESSES} else ())
     names.update(CASES[name].against for name in names & set(CASES))
     return [name for name in CASES if name in names]

@@ -1,7 +1,7 @@
-"""``make bench``: every benchmark by its name (``make bench ONLY=control.text``), and ``ONLY=profile``.
+"""``make bench``: every benchmark by its name (``make bench ONLY=control.text``), and ``ONLY=processes``.
 
 All selected benchmarks are measured together, in interleaved rounds, before the first result is shown.
-``OMNIBUS_BENCH_CPROFILE=<directory> make bench ONLY=profile`` also leaves one cProfile file per Python
+``OMNIBUS_BENCH_CPROFILE=<directory> make bench ONLY=processes`` also leaves one cProfile file per Python
 process there, for ``python -m pstats``; the figures of such a run are those of a slower system.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.bench import report
-from tests.bench.cases import MAY_BE_ZERO, NAMES, PROFILE
+from tests.bench.cases import MAY_BE_ZERO, NAMES, PROCESSES
 from tests.bench.measure import Measured, Row, measure, rows
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(1200)]
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.bench, pytest.mark.timeout(1200)]
 def found(request: pytest.FixtureRequest) -> Measured:
     """Everything that was selected, measured in one go."""
     wanted = {
-        item.callspec.params["name"] if hasattr(item, "callspec") else PROFILE
+        item.callspec.params["name"] if hasattr(item, "callspec") else PROCESSES
         for item in request.session.items
         if item.path == request.path
     }
@@ -40,7 +40,7 @@ def test_benchmark(name: str, results: dict[str, Row]) -> None:
     assert results[name].value > 0 or name in MAY_BE_ZERO
 
 
-def test_profile(found: Measured) -> None:
+def test_processes(found: Measured) -> None:
     print(f"\n\n{report.profile(found)}\n")
 
     assert all(sample.total > 0 for samples in found.samples.values() for sample in samples)
