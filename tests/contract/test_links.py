@@ -7,6 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), ROOT / "examples" / "README.md"]
+NAMED = re.compile(r"`([\w/]+\.py): ([\w.]+)`")  # a name in a module
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
@@ -28,3 +29,22 @@ def test_links_of_a_page_lead_somewhere(page: Path):
             broken.append(link)
 
     assert broken == []
+
+
+def test_names_in_modules_that_pages_mention_are_there():
+    sources = [path for room in ("services", "shared", "tests") for path in (ROOT / room).rglob("*.py")]
+    missing = []
+    for page in PAGES:
+        for module, name in NAMED.findall(page.read_text()):
+            texts = [path.read_text() for path in sources if path.as_posix().endswith(f"/{module}")]
+            if not any(all(defines(text, part) for part in name.split(".")) for text in texts):
+                missing.append(f"{page.name}: {module}: {name}")
+
+    assert missing == []
+
+
+def defines(text: str, name: str) -> bool:
+    """Return whether a module with this ``text`` has a function, class or variable ``name``."""
+    return (
+        re.search(rf"^\s*((async )?def|class) {name}\b|^\s*([\w.]+\.)?{name}\b[^=\n]*=", text, re.MULTILINE) is not None
+    )
