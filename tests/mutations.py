@@ -2,12 +2,13 @@
 
     python -m tests.mutations [--only WORDS] [--list]
 
-Each fault is made in a copy of the tree, where the short run (what `make test` runs of the named tests) has to fail: first
-the files that import the changed module or are named as it, and the whole room if they pass. A fault that nobody notices
+Each fault is made in a copy of the tree, where what `make test` runs of the named tests has to fail: first the files that
+import the changed module or are named as it, and the whole room if they pass. A fault that nobody notices
 is a promise that no test holds: write that test. Takes about five minutes.
 """
 
 import argparse
+import functools
 import re
 import shutil
 import subprocess
@@ -18,7 +19,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-_MARKS = "not bench and not nightly and not vllm and not e2e and not docker and not browser"
 _SECONDS = 600.0
 #: A test that a fault makes wait for ever fails after so many seconds; none of the rooms takes as long otherwise.
 _SECONDS_PER_TEST = 100
@@ -172,6 +172,15 @@ MUTATIONS = [
 ]
 
 
+@functools.cache
+def short_marks() -> str:
+    """Return the expression of marks that ``make test`` gives to pytest. Raises ``ValueError`` where it gives none."""
+    commands = subprocess.run(["make", "-n", "test"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    if (given := re.search(r'-m pytest -m "([^"]+)"', commands)) is None:
+        raise ValueError(f"make test gives no marks to pytest:\n{commands}")
+    return given[1]
+
+
 def copy_tree(target: Path) -> None:
     """Copy what git knows of the working tree, so that no fault is ever made in it."""
     names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.split(b"\0")
@@ -208,7 +217,7 @@ def nearest_tests(tree: Path, mutation: Mutation) -> list[str]:
 
 
 def _fails(tree: Path, tests: Sequence[str]) -> bool:
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", _MARKS]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", short_marks()]
     # What waits for ever may do so when it is to be cancelled, too: this ends the process.
     command += [f"--timeout={_SECONDS_PER_TEST}", "--timeout-method=thread", *tests]
     try:

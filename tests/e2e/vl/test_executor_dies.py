@@ -94,7 +94,6 @@ def thaw(pid: int) -> None:
         os.kill(pid, signal.SIGCONT)
 
 
-@pytest.mark.slow
 async def test_an_answer_that_has_begun_goes_on_elsewhere_when_its_executor_freezes(
     vl: System, everybody: dict[str, int]
 ):
