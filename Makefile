@@ -29,6 +29,7 @@ WORKERS ?= 3
 PARALLEL := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 ONLY ?=
 SLOW ?=
+NAME ?=
 # Settings of tests/kernels.py.
 EXTRAS ?= all,local
 KERNELS ?= avx2,baseline,shapes
@@ -40,7 +41,7 @@ export IMAGE AUDIO VIDEO PROMPT MODEL VLLM_VENV S3_VENV CLIENTS_VENV OPENAI2_VEN
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo paths test test-slow test-all test-nightly test-nodes test-kernels install-browser install-ucx install-s3 install-clients test-clients install-vllm install-vllm-libraries test-vllm lint lint-style lint-types lint-imports docs pages fmt cells bench lab fuzz chaos chart-lint chart-template hashes release up down clean
+.PHONY: help install demo paths test test-slow test-all coverage test-nightly test-nodes test-kernels install-browser install-ucx install-s3 install-clients test-clients install-vllm install-vllm-libraries test-vllm lint lint-style lint-types lint-imports docs pages fmt cells bench lab fuzz chaos chart-lint chart-template hashes release up down clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,6 +66,13 @@ test-all: $(VENV)/.dev ## Run both in one
 
 test-nightly: $(VENV)/.dev ## Run what `make test-all` leaves out as repetition: more examples and shapes
 	$(BIN)/python -m pytest -m "nightly and not vllm" $(ARGS)
+
+coverage: $(VENV)/.dev ## Measure lines and branches that `make test` runs, by room (MARKS='$$(ALL_MARKS)': all tests)
+	rm -rf build/coverage
+	-$(BIN)/coverage run -m pytest -m "$(MARKS)" $(PARALLEL) $(ARGS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage json --quiet -o build/coverage/coverage.json
+	$(BIN)/python -m tests.covered build/coverage/coverage.json $(if $(NAME),--write "$(NAME)")
 
 test-nodes: $(VENV)/.dev ## Run the tests of every model family over several nodes (NODES=2)
 	OMNIBUS_TEST_NODES=$(NODES) $(BIN)/python -m pytest -m "$(ALL_MARKS) and not one_node" $(PARALLEL) $(ARGS) \

@@ -2,7 +2,7 @@
 
 import re
 
-from tests import by_night, slow
+from tests import by_night, covered, slow
 
 HEAD = """# Which tests run when
 
@@ -30,6 +30,9 @@ WAYS = """All tests of {}.
 
 | way to use a system | test |
 |---|---|"""
+COVERAGE = """Lines and branches of `services` and `shared` that run, by room, as `make coverage` measures them: in the processes of tests, and
+in those that they fork or spawn unless these are killed. A process counts by what it wrote when it ended.
+"""
 KEPT = """Of these each run tries some parameters, all come by night:
 
 | test | by day |
@@ -47,7 +50,22 @@ def page() -> str:
     ways = [f"| {way} | {_short(test)} |" for way, test in systems.paths.items()]
     ways = ["## Systems in `make test`", "", WAYS.format(", ".join(map(_place, systems.short))), *ways, ""]
     head = ["## By night only", "", "| test | why | held each time by |", "|---|---|---|"]
-    return "\n".join([HEAD, *ways, *head, *rows, "", "## Fewer values by day", "", KEPT, *kept, ""])
+    return "\n".join([HEAD, *ways, *_coverage(), *head, *rows, "", "## Fewer values by day", "", KEPT, *kept, ""])
+
+
+def _coverage() -> list[str]:
+    """The figures of coverage that were kept, a table for each run."""
+    kept = covered.kept()
+    tables = [
+        [f"{name}, {run['date']}:", "", "| room | lines | branches |", "|---|---|---|"]
+        + [
+            f"| {room if room == 'all' else _code(room)} | {covered.row(counts)} |"
+            for room, counts in run["rooms"].items()
+        ]
+        + [""]
+        for name, run in kept.items()
+    ]
+    return ["## Coverage", "", COVERAGE, *(line for table in tables for line in table)] if kept else []
 
 
 def _listed(tests: tuple[str, ...]) -> str:
