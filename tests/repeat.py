@@ -43,7 +43,7 @@ class Report:
     def __init__(self) -> None:
         self.runs: Counter[str] = Counter()
         self.failures: dict[str, Counter[str]] = defaultdict(Counter)
-        self._seconds: Counter[str] = Counter()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
 
     def add(self, cases: Sequence[Case]) -> list[Case]:
         """Count the cases of one run; return those that failed."""
