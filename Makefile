@@ -67,7 +67,7 @@ test-all: $(VENV)/.dev ## Run both in one
 test-nightly: $(VENV)/.dev ## Run what `make test-all` leaves out as repetition: more examples and shapes
 	$(BIN)/python -m pytest -m "nightly and not vllm" $(ARGS)
 
-coverage: $(VENV)/.dev ## Measure lines and branches that `make test` runs, by room (MARKS='$$(ALL_MARKS)': all tests)
+coverage: $(VENV)/.dev ## Measure lines and branches that `make test` runs, by room (MARKS='$(ALL_MARKS)': all tests)
 	rm -rf build/coverage
 	-$(BIN)/coverage run -m pytest -m "$(MARKS)" $(PARALLEL) $(ARGS)
 	$(BIN)/coverage combine --quiet
