@@ -8,9 +8,11 @@ PIP_ARGS := -c constraints.txt $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH
 # A browser, if there is one: by the names that tests/e2e/console/browser.py knows, or playwright's own.
 BROWSERS := chromium-headless-shell chromium chromium-browser google-chrome google-chrome-stable
 BROWSER := $(strip $(foreach name,$(BROWSERS),$(shell command -v $(name))) $(wildcard $(HOME)/.cache/ms-playwright/chromium*))
-# Which tests `make test` leaves out: measurements, full counts, what needs vLLM, and what needs a browser or ucxx where
-# there is none. `make test MARKS=nightly` runs the full counts.
-MARKS ?= not bench and not nightly and not vllm and not clients$(if $(BROWSER),, and not browser)$(if $(wildcard $(VENV)/.ucx),, and not ucx)
+# Which tests there are without other environments: no measurements, no full counts, nothing that needs vLLM, and nothing
+# that needs a browser or ucxx where there is none.
+ALL_MARKS ?= not bench and not nightly and not vllm and not clients$(if $(BROWSER),, and not browser)$(if $(wildcard $(VENV)/.ucx),, and not ucx)
+# Which of them `make test` runs: see tests/slow.toml. `make test MARKS=nightly` runs the full counts.
+MARKS ?= $(ALL_MARKS) and not slow
 # vLLM pins what the rest does not, so its tests have an environment of their own.
 VLLM_VENV ?= .venv-vllm
 # An S3 server pins what the rest does not.
@@ -26,6 +28,8 @@ ARGS ?=
 WORKERS ?= 3
 PARALLEL := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 ONLY ?=
+SLOW ?=
+NAME ?=
 # Settings of tests/kernels.py.
 EXTRAS ?= all,local
 KERNELS ?= avx2,baseline,shapes
@@ -37,7 +41,7 @@ export IMAGE AUDIO VIDEO PROMPT MODEL VLLM_VENV S3_VENV CLIENTS_VENV OPENAI2_VEN
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo paths test test-nightly test-nodes test-kernels install-browser install-ucx install-s3 install-clients test-clients install-vllm install-vllm-libraries test-vllm lint lint-style lint-types lint-imports docs pages fmt cells bench lab fuzz chaos chart-lint chart-template hashes release up down clean
+.PHONY: help install demo paths test test-slow test-all coverage test-nightly test-nodes test-kernels install-browser install-ucx install-s3 install-clients test-clients install-vllm install-vllm-libraries test-vllm lint lint-style lint-types lint-imports docs pages fmt cells bench lab fuzz chaos chart-lint chart-template hashes release up down clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,14 +55,27 @@ demo: $(VENV)/.run ## Run the main job end to end (IMAGE= AUDIO= VIDEO= PROMPT= 
 paths: $(VENV)/.dev ## Walk a newcomer's five first paths, timed, and write docs/first-steps.md (ARGS=--install)
 	$(BIN)/python -m tests.paths $(ARGS)
 
-test: $(VENV)/.dev ## Run all tests (ARGS="-k words", MARKS="not slow")
+test: $(VENV)/.dev ## Run the tests of every room and of the usual ways to use a system (ARGS="-k words", MARKS="numeric")
 	$(BIN)/python -m pytest -m "$(MARKS)" $(PARALLEL) $(ARGS)
 
-test-nightly: $(VENV)/.dev ## Run what `make test` leaves out as repetition: more examples and shapes
+test-slow: $(VENV)/.dev ## Run the other tests: of whole systems, and those that take seconds (SLOW=tests/nodes)
+	$(BIN)/python -m pytest -m "$(ALL_MARKS) and slow" $(PARALLEL) $(ARGS) $(or $(SLOW),$$($(BIN)/python -m tests.slow))
+
+test-all: $(VENV)/.dev ## Run both in one
+	$(BIN)/python -m pytest -m "$(ALL_MARKS)" $(PARALLEL) $(ARGS)
+
+test-nightly: $(VENV)/.dev ## Run what `make test-all` leaves out as repetition: more examples and shapes
 	$(BIN)/python -m pytest -m "nightly and not vllm" $(ARGS)
 
+coverage: $(VENV)/.dev ## Measure lines and branches that `make test` runs, by room (MARKS='$(ALL_MARKS)': all tests)
+	rm -rf build/coverage
+	-$(BIN)/coverage run -m pytest -m "$(MARKS)" $(PARALLEL) $(ARGS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage json --quiet -o build/coverage/coverage.json
+	$(BIN)/python -m tests.covered build/coverage/coverage.json $(if $(NAME),--write "$(NAME)")
+
 test-nodes: $(VENV)/.dev ## Run the tests of every model family over several nodes (NODES=2)
-	OMNIBUS_TEST_NODES=$(NODES) $(BIN)/python -m pytest -m "$(MARKS) and not one_node" $(PARALLEL) $(ARGS) \
+	OMNIBUS_TEST_NODES=$(NODES) $(BIN)/python -m pytest -m "$(ALL_MARKS) and not one_node" $(PARALLEL) $(ARGS) \
 	  $(addprefix tests/e2e/,families vl omni images encoders shapes meaning)
 
 test-kernels: $(VENV)/.dev ## Run the numeric tests with kernels of other processors (KERNELS=avx2,baseline,shapes)

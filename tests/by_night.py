@@ -1,4 +1,4 @@
-"""Which tests run by night only, why, and which test of ``make test`` holds the same behaviour: ``by_night.toml``."""
+"""Which tests run by night only, why, and which test of ``make test-all`` holds the same behaviour: ``by_night.toml``."""
 
 import functools
 import tomllib

@@ -16,7 +16,7 @@ import pytest
 from omnibus.process.parent_death import die_with_parent
 from omnibus.up import infra
 from omnibus.up.infra import InfraServer
-from tests import by_night, checkpoint_cache
+from tests import by_night, checkpoint_cache, slow
 from tests.e2e import docker_engine as docker
 
 # Threads of OpenMP spin while they wait for each other: on a machine that other tests keep busy they make a model ten times
@@ -122,10 +122,11 @@ def pytest_collection_finish() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Let tests that share a running system run in one worker, and begin with those that take longest."""
     by_night.mark(config, items)
+    slow.mark(items)
     for item in items:
         item.add_marker(pytest.mark.xdist_group(_group(item)))
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: _rank(item, item.path in slow))
+    with_slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: _rank(item, item.path in with_slow))
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:
@@ -148,8 +149,8 @@ def _group(item: pytest.Item) -> str:
     return str((directory if shared else item.path).relative_to(TESTS))
 
 
-def _rank(item: pytest.Item, slow: bool) -> int:
-    """The longest groups come first, so that no worker is left with one at the end; ``slow``: one of its file is."""
+def _rank(item: pytest.Item, has_slow: bool) -> int:
+    """The longest groups come first, so that no worker is left with one at the end; ``has_slow``: its file has slow tests."""
     marks = ("docker", "chaos", "e2e", "netns")
-    usual = len(marks) + (not slow)
+    usual = len(marks) + (not has_slow)
     return next((rank for rank, mark in enumerate(marks) if item.get_closest_marker(mark)), usual)

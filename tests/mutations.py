@@ -2,12 +2,13 @@
 
     python -m tests.mutations [--only WORDS] [--list]
 
-Each fault is made in a copy of the tree, where the short run (what `make test` runs of the named tests) has to fail: first
-the files that import the changed module or are named as it, and the whole room if they pass. A fault that nobody notices
+Each fault is made in a copy of the tree, where what `make test` runs of the named tests has to fail: first the files that
+import the changed module or are named as it, and the whole room if they pass. A fault that nobody notices
 is a promise that no test holds: write that test. Takes about five minutes.
 """
 
 import argparse
+import functools
 import re
 import shutil
 import subprocess
@@ -18,7 +19,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-_MARKS = "not bench and not nightly and not vllm and not e2e and not docker and not browser"
 _SECONDS = 600.0
 #: A test that a fault makes wait for ever fails after so many seconds; none of the rooms takes as long otherwise.
 _SECONDS_PER_TEST = 100
@@ -172,6 +172,15 @@ MUTATIONS = [
 ]
 
 
+@functools.cache
+def short_marks() -> str:
+    """Return the expression of marks that ``make test`` gives to pytest. Raises ``ValueError`` where it gives none."""
+    commands = subprocess.run(["make", "-n", "test"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    if (given := re.search(r'-m pytest -m "([^"]+)"', commands)) is None:
+        raise ValueError(f"make test gives no marks to pytest:\n{commands}")
+    return given[1]
+
+
 def copy_tree(target: Path) -> None:
     """Copy what git knows of the working tree, so that no fault is ever made in it."""
     names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.split(b"\0")
@@ -181,8 +190,8 @@ def copy_tree(target: Path) -> None:
             shutil.copy2(ROOT / name, target / name)
 
 
-def is_noticed(tree: Path, mutation: Mutation) -> bool:
-    """Whether the tests of the room fail with ``mutation`` in ``tree``, which is as before afterwards."""
+def noticed_by(tree: Path, mutation: Mutation) -> str | None:
+    """Return the test of the room that fails with ``mutation`` in ``tree``, which is as before afterwards."""
     changed = tree / mutation.path
     text = changed.read_text()
     if text.count(mutation.before) != 1:
@@ -190,7 +199,7 @@ def is_noticed(tree: Path, mutation: Mutation) -> bool:
     nearest = nearest_tests(tree, mutation)
     changed.write_text(text.replace(mutation.before, mutation.after))
     try:
-        return (bool(nearest) and _fails(tree, nearest)) or _fails(tree, [mutation.tests])
+        return (_first_failure(tree, nearest) if nearest else None) or _first_failure(tree, [mutation.tests])
     finally:
         changed.write_text(text)
 
@@ -207,14 +216,16 @@ def nearest_tests(tree: Path, mutation: Mutation) -> list[str]:
     return [str(file.relative_to(tree)) for file in files if file.name == named or imported.search(file.read_text())]
 
 
-def _fails(tree: Path, tests: Sequence[str]) -> bool:
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", _MARKS]
+def _first_failure(tree: Path, tests: Sequence[str]) -> str | None:
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "-p", "no:cacheprovider", "-m", short_marks()]
     # What waits for ever may do so when it is to be cancelled, too: this ends the process.
     command += [f"--timeout={_SECONDS_PER_TEST}", "--timeout-method=thread", *tests]
     try:
-        return subprocess.run(command, cwd=tree, capture_output=True, timeout=_SECONDS, check=False).returncode == 1
+        done = subprocess.run(command, cwd=tree, capture_output=True, text=True, timeout=_SECONDS, check=False)
     except subprocess.TimeoutExpired:  # a fault that makes something wait for ever is noticed too
-        return True
+        return "the time limit"
+    named = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    return (named[1] if named else "a test that does not end") if done.returncode == 1 else None
 
 
 def main() -> int:
@@ -229,10 +240,13 @@ def main() -> int:
         if not options.list:
             copy_tree(Path(made))
         for mutation in chosen:
-            noticed = None if options.list else is_noticed(Path(made), mutation)
-            print({None: "", True: "noticed ", False: "MISSED  "}[noticed], end="")
-            print(f"{mutation.path}: {mutation.before.strip()!r} -> {mutation.after.strip()!r}", flush=True)
-            if noticed is False:
+            fault = f"{mutation.path}: {mutation.before.strip()!r} -> {mutation.after.strip()!r}"
+            if options.list:
+                print(fault)
+            elif test := noticed_by(Path(made), mutation):
+                print(f"noticed {fault}, by {test}", flush=True)
+            else:
+                print(f"MISSED  {fault}", flush=True)
                 missed.append(mutation)
     print(f"{len(chosen) - len(missed)} of {len(chosen)} noticed" if not options.list else f"{len(chosen)} faults")
     return 1 if missed else 0

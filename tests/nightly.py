@@ -1,4 +1,4 @@
-"""Parameters of a test that `make test` leaves out: further values that reach no other code than those it tries."""
+"""Parameters of a test that `make test-all` leaves out: further values that reach no other code than those it tries."""
 
 import itertools
 from collections.abc import Iterable

@@ -17,7 +17,6 @@ _WITHIN_SECONDS = 540.0
 
 
 @pytest.mark.e2e
-@pytest.mark.slow
 @pytest.mark.chaos
 @pytest.mark.timeout(_WITHIN_SECONDS + 30)
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from omnibus.bus import Bus
 from omnibus.bus.memory import MemoryBus
 from omnibus.bus.nats import NatsBus
 from omnibus.settings import BusSettings, StoreSettings
-from omnibus.store import Store
+from omnibus.store import Store, connection
 from tests.contract.buses import LIMIT
 
 
@@ -41,3 +41,9 @@ async def store(valkey_url: str, raw: redis.Redis) -> AsyncIterator[Store]:
     made = Store(StoreSettings(url=valkey_url, prefix="test"))
     yield made
     await made.close()
+
+
+@pytest.fixture
+def announced_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readers who follow something see it by its announcement: they look again by themselves after the test only."""
+    monkeypatch.setattr(connection, "REREAD_SECONDS", 600.0)

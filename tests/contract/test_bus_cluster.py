@@ -79,7 +79,6 @@ class Recorded:
         return set()
 
 
-@pytest.mark.slow
 async def test_nothing_is_lost_whichever_server_is_killed(servers: list[Owned], tmp_path: Path):
     bus = await NatsBus.connect(settings_of(servers), "test")
     await bus.open_records(600.0, 1 << 30)  # as the gateway does

@@ -31,7 +31,6 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, str]:
     return {page: copy.read_text() for page, copy in zip(PAGES, copies, strict=True)}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_tables_are_what_the_tests_claim(page: Path, written: dict[Path, str]):
     assert page.read_text() == written[page], "run `make cells`"

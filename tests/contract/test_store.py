@@ -8,7 +8,6 @@ import pytest
 import redis.asyncio as redis
 
 from omnibus import plan as plans
-from omnibus import store as stores
 from omnibus.errors import ProtocolError, Retryable, StoreUnavailable
 from omnibus.plan import Plan
 from omnibus.settings import StoreSettings
@@ -131,6 +130,7 @@ async def test_the_current_epoch_comes_first(store: Store):
         assert await asyncio.wait_for(anext(swaps), PATIENCE) == 3
 
 
+@pytest.mark.usefixtures("announced_only")
 async def test_each_swap_is_announced_well_before_anybody_would_look(store: Store):
     async with aclosing(store.epoch_changes()) as swaps:  # type: ignore[type-var]
         assert await asyncio.wait_for(anext(swaps), PATIENCE) == 0
@@ -138,7 +138,7 @@ async def test_each_swap_is_announced_well_before_anybody_would_look(store: Stor
             coming = asyncio.ensure_future(anext(swaps))
             await asyncio.sleep(0.05)
             await store.swap_plan(plan(epoch))
-            assert await asyncio.wait_for(coming, stores.REREAD_SECONDS / 2) == epoch
+            assert await asyncio.wait_for(coming, PATIENCE) == epoch
 
 
 async def test_a_refused_swap_is_not_announced(store: Store):
@@ -153,6 +153,7 @@ async def test_a_refused_swap_is_not_announced(store: Store):
         assert await asyncio.wait_for(coming, PATIENCE) == 3
 
 
+@pytest.mark.usefixtures("announced_only")
 async def test_whoever_follows_swaps_can_be_stopped_at_any_moment(store: Store):
     async def follow() -> None:
         async for _ in store.epoch_changes():
@@ -162,7 +163,7 @@ async def test_whoever_follows_swaps_can_be_stopped_at_any_moment(store: Store):
         following = asyncio.ensure_future(follow())
         await asyncio.sleep(moment * 5e-5)
         following.cancel()
-        done, _ = await asyncio.wait({following}, timeout=stores.REREAD_SECONDS / 2)
+        done, _ = await asyncio.wait({following}, timeout=PATIENCE)
         assert done, f"still following, cancelled after {moment * 0.05:.2f} ms"
 
 
@@ -191,10 +192,10 @@ async def test_a_killed_server_loses_the_plan_and_swaps_say_so(tmp_path: Path):
 
 async def test_a_store_that_is_not_there_is_said_at_once():
     [port] = free_ports(1)
-    store = Store(StoreSettings(url=f"redis://127.0.0.1:{port}/0"))
+    store = Store(StoreSettings(url=f"redis://127.0.0.1:{port}/0", timeout=10 * PATIENCE))
 
     for call in (store.open, store.epoch, store.plan, lambda: store.swap_plan(plan(1))):
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(PATIENCE):
             with pytest.raises(StoreUnavailable, match=f"no store at redis://127.0.0.1:{port}") as caught:
                 await call()
         assert isinstance(caught.value, Retryable)

@@ -11,7 +11,6 @@ import pytest
 import redis.asyncio as redis
 
 from omnibus import app_record
-from omnibus import store as stores
 from omnibus.app_record import AppRecord, AppSource
 from omnibus.errors import Conflict, NotFound, ProtocolError, StoreUnavailable
 from omnibus.settings import StoreSettings
@@ -244,6 +243,7 @@ async def test_a_record_of_another_build_is_not_overwritten_but_can_be_dropped(s
 # Changes
 
 
+@pytest.mark.usefixtures("announced_only")
 async def test_all_apps_come_first_and_then_each_change_well_before_anybody_would_look(store: Store):
     await store.put_app(app(), 0)
 
@@ -257,9 +257,10 @@ async def test_all_apps_come_first_and_then_each_change_well_before_anybody_woul
             coming = asyncio.ensure_future(anext(changes))
             await asyncio.sleep(0.05)
             await change
-            assert await asyncio.wait_for(coming, stores.REREAD_SECONDS / 2) == wanted
+            assert await asyncio.wait_for(coming, PATIENCE) == wanted
 
 
+@pytest.mark.usefixtures("announced_only")
 async def test_whoever_follows_apps_can_be_stopped_at_any_moment(store: Store):
     async def follow() -> None:
         async for _ in store.app_changes():
@@ -269,7 +270,7 @@ async def test_whoever_follows_apps_can_be_stopped_at_any_moment(store: Store):
         following = asyncio.ensure_future(follow())
         await asyncio.sleep(moment * 1e-4)
         following.cancel()
-        done, _ = await asyncio.wait({following}, timeout=stores.REREAD_SECONDS / 2)
+        done, _ = await asyncio.wait({following}, timeout=PATIENCE)
         assert done, f"still following, cancelled after {moment * 0.1:.1f} ms"
 
 
@@ -322,7 +323,7 @@ async def test_an_app_that_was_registered_anew_is_not_overwritten_by_who_knew_th
 
 async def test_a_store_that_is_not_there_is_said_at_once():
     [port] = free_ports(1)
-    store = Store(StoreSettings(url=f"redis://127.0.0.1:{port}/0"))
+    store = Store(StoreSettings(url=f"redis://127.0.0.1:{port}/0", timeout=10 * PATIENCE))
 
     for call in (
         store.apps,
@@ -332,7 +333,7 @@ async def test_a_store_that_is_not_there_is_said_at_once():
         lambda: store.put_source(TEXT),
         lambda: store.source(DIGEST),
     ):
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(PATIENCE):
             with pytest.raises(StoreUnavailable, match=f"no store at redis://127.0.0.1:{port}"):
                 await call()
     await store.close()

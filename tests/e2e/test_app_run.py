@@ -14,7 +14,7 @@ import pytest
 from tests.e2e import warm
 from tests.e2e.system import ROOT
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = pytest.mark.e2e
 
 #: An app that brings its own unit task, so that no model is needed.
 SHOUT = """

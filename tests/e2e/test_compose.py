@@ -13,7 +13,7 @@ from tests.e2e.compose import stack as stacks
 from tests.e2e.compose.stack import FILES, HERE, PASSWORDS, TOKEN, Stack, picture, seen_and_heard, short
 from tests.e2e.docker_engine import Engine
 
-pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(2400)]
 
 BASE = yaml.safe_load((FILES / "compose.yaml").read_text())["services"]
 OURS = sorted(name for name, spec in BASE.items() if "build" in spec and name != "models")

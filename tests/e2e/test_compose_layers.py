@@ -11,7 +11,7 @@ import yaml
 from tests.e2e.compose.stack import FILES, guards
 from tests.e2e.docker_engine import Engine
 
-pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(1500)]
 
 MORE = ("compose.gpu.yaml", "compose.observability.yaml", "compose.users.yaml", "compose.ha.yaml")
 CHOICES = [chosen for count in range(5) for chosen in combinations(MORE, count)]

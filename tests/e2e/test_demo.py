@@ -15,7 +15,7 @@ from tests.e2e import warm
 from tests.e2e.system import ROOT
 from tests.unit.models import files
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = pytest.mark.e2e
 
 
 def demo(tmp_path: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":

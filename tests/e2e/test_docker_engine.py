@@ -5,7 +5,7 @@ import pytest
 from tests.e2e import docker_engine as docker
 from tests.e2e.docker_engine import BASE_IMAGE, Engine
 
-pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(1500)]
 
 
 def test_a_container_runs_python_3_11_under_both_names(docker_engine: Engine):

@@ -14,7 +14,7 @@ from tests.e2e.questions import ask, image
 from tests.e2e.system import VL, System, declaration
 from tests.e2e.watch import Watch
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture

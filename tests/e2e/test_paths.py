@@ -19,7 +19,6 @@ def test_every_command_stands_in_the_page_that_it_is_from(name: str, command: Co
 
 
 @pytest.mark.e2e
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_newcomer_gets_an_answer_an_app_and_a_replay(
     record_property: Callable[[str, object], None], capsys: pytest.CaptureFixture[str]

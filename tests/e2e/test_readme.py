@@ -19,7 +19,7 @@ from omnibus.up.stack import ROOT
 from omnibus.up.tiny_models import tiny_models
 from tests.e2e import warm
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 PLANNED = [
     ".venv/bin/omnibus up --models examples/simulated/models.json",

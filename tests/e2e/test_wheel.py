@@ -19,7 +19,7 @@ import pytest
 from tests.e2e.system import ROOT
 from tests.e2e.test_app_run import SHOUT, dedent
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = pytest.mark.e2e
 
 _PACKAGES = ("shared/omnibus", "shared/omnibus_models", "services")
 _METADATA = ("pyproject.toml", "README.md", "LICENSE")

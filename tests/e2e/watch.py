@@ -31,7 +31,7 @@ class Watch:
         self.seen.append(delivery)
         self._news.set()
 
-    async def until(self, true: Callable[[], object], within: float = 20.0) -> None:
+    async def until(self, true: Callable[[], object], within: float = 60.0) -> None:
         """Wait until ``true``, which is asked after every message."""
         async with asyncio.timeout(within):
             while not true():

@@ -16,7 +16,7 @@ from tests.nodes.namespaces import DATA, Node
 from tests.nodes.soak import FaultDrawer, Load, load_again
 from tests.nodes.system import APART, TOGETHER, ask
 
-pytestmark = [pytest.mark.netns, pytest.mark.slow]
+pytestmark = pytest.mark.netns
 
 
 @pytest.mark.parametrize("name", ["text", "audio", "image"])

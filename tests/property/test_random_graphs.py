@@ -17,7 +17,7 @@ from tests.property.estate import Estate, estate, plain
 from tests.property.oracle import Oracle
 from tests.property.programs import Program, programs
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 AT_ONCE = 5
 #: Seconds that a batch may take, on however busy a machine.

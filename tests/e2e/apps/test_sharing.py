@@ -143,7 +143,6 @@ async def own_pid(system: System, task: str) -> int:
     return pid
 
 
-@pytest.mark.slow
 async def test_apps_with_equal_unit_tasks_share_their_executor_to_the_last(land: Estate):
     land.write("shared_tasks", TASKS)
     land.write("first", USES, by="first")

@@ -13,7 +13,6 @@ pytestmark = pytest.mark.e2e
 ROUNDS = 2  # through either gateway
 
 
-@pytest.mark.slow
 async def test_an_app_that_comes_changes_and_goes_all_the_time_disturbs_nobody(land: Estate):
     async with land.app("steady", texts.SHOUT, cls="Steady"), land.busy("steady", "hi") as answers:
         for round in range(ROUNDS):

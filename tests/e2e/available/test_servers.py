@@ -16,7 +16,7 @@ import pytest
 from tests.e2e.available.servers import Servers, running_servers
 from tests.e2e.system import VL, System, declaration
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = pytest.mark.e2e
 
 DIRECTOR = "ltx2-tiny"
 _AT_ONCE = 16

@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 from tests.e2e.console.conftest import DIRECTOR, PAINTER, TOKEN
 from tests.e2e.system import OMNI, System
 
-pytestmark = [pytest.mark.browser, pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.browser, pytest.mark.e2e]
 
 LIVE = re.compile("^live$")
 #: All pages of the navigation.

@@ -12,7 +12,7 @@ from omnibus_models.world import audio_oracle, image_oracle
 from tests.e2e.console.conftest import TOKEN
 from tests.e2e.system import OMNI, System
 
-pytestmark = [pytest.mark.browser, pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.browser, pytest.mark.e2e]
 
 WAV_HEADER_BYTES = 44
 #: A chat that is begun and left alone, of which nothing is read.

@@ -113,7 +113,6 @@ async def release(tmp_path: Path) -> AsyncIterator[Release]:
                 shutil.rmtree(release.shared, ignore_errors=True)
 
 
-@pytest.mark.slow
 async def test_a_release_serves_scales_and_does_without_its_planner(release: Release):
     await release.helm.install("om", release.values())
     url = await release.until_ready()
@@ -142,7 +141,6 @@ async def test_a_release_serves_scales_and_does_without_its_planner(release: Rel
     assert left == []
 
 
-@pytest.mark.slow
 async def test_an_image_crosses_to_the_executor_of_another_machine(release: Release):
     release.machine.nodes = {"n1": "127.0.0.2", "n2": "127.0.0.3"}
     release.machine.places = {"llm": "n2"}

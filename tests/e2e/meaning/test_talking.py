@@ -12,7 +12,7 @@ from tests.e2e.meaning.asking import OMNI
 from tests.e2e.system import System
 from tests.e2e.voice.speaking import begin_talk, read_played, speaking_browser, tapped_page, write_tones
 
-pytestmark = [pytest.mark.browser, pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.browser, pytest.mark.e2e]
 
 TONES = ("low", "middle", "high")
 SYLLABLE = tone_synth.CODE_SAMPLES * tone_synth.SYLLABLE_CODES

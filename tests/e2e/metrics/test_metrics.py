@@ -11,7 +11,7 @@ from tests.e2e.metrics import tenants
 from tests.e2e.metrics.conftest import REASONS, SERVICES, Observed
 from tests.e2e.system import OMNI
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = pytest.mark.e2e
 
 #: Models that the apps of the run bring.
 APPS = {"shout", "echo", "again"}

@@ -12,7 +12,7 @@ from tests.e2e.nodes.conftest import NODES
 from tests.e2e.nodes.test_views import ask_apart, first_state
 from tests.e2e.system import System
 
-pytestmark = [pytest.mark.browser, pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.browser, pytest.mark.e2e]
 
 EVENTS = "text/event-stream"
 

@@ -14,7 +14,7 @@ from tests.e2e.planned.load import Traffic, saturating
 from tests.e2e.planned.settled import Places, capacity, followed, replicas, settled
 from tests.nightly import nightly
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = pytest.mark.e2e
 
 IMAGES, WORDS = 0.8, 0.2  # shares of requests with an image
 AT_ONCE = 96

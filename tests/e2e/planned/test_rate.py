@@ -11,7 +11,7 @@ from tests.e2e.planned.load import paced
 from tests.e2e.planned.settled import FOLLOWED, FOLLOWING, capacity, replicas, settled
 from tests.e2e.system import System, command_line
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = pytest.mark.e2e
 
 LOW, HIGH = 4.0, 20.0  # req/s
 PLANNED = "planned vl in"

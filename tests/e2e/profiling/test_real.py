@@ -15,7 +15,7 @@ from services.planner.optimize.planner import Planner
 from tests.e2e.profiling.running import finished, running
 from tests.e2e.system import ROOT, VL
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = pytest.mark.e2e
 
 
 @pytest.mark.nightly

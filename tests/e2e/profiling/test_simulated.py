@@ -10,7 +10,7 @@ from omnibus.executor.sim import ComponentLoad, TypeDemand, predict_performance,
 from omnibus.profile import ModelProfile
 from tests.e2e.profiling.running import SIM, finished, question, running, simulated, speaking
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = pytest.mark.e2e
 
 BOTH, TEXT = "vision+thinker", "thinker"
 #: Share, words of text, tokens of the answer, pictures.

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import signal
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -62,9 +63,10 @@ class Operator:
 
     async def said(self, line: str) -> None:
         """Wait until a process has said so."""
-        async with asyncio.timeout(WITHIN):
-            while line not in self.system.log:
-                await asyncio.sleep(0.05)
+        ends = time.monotonic() + WITHIN
+        while line not in self.system.log:
+            assert time.monotonic() < ends, f"nobody said {line!r}:\n{self.system.log[-4000:]}"
+            await asyncio.sleep(0.05)
 
     async def staged(self) -> Plan:
         async with asyncio.timeout(WITHIN):

@@ -103,7 +103,7 @@ async def given_work(system: System, executor: str) -> None:
     ("tokens", "attempts"),
     [
         pytest.param(0, 1, id="may_finish"),
-        pytest.param(LONG, 2, id="moves_when_it_takes_too_long", marks=pytest.mark.slow),
+        pytest.param(LONG, 2, id="moves_when_it_takes_too_long"),
     ],
 )
 async def test_a_request_on_an_executor_that_leaves(

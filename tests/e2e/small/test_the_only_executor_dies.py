@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import time
 from collections.abc import AsyncIterator
 
 import httpx
@@ -12,10 +11,11 @@ import pytest
 from tests.e2e.small.conftest import DEADLINE
 from tests.e2e.system import VL, System, command_line, not_ready
 from tests.e2e.watch import Watch, events
+from tests.own_time import own_time
 
 pytestmark = pytest.mark.e2e
 
-NOTICED = 2.0  # seconds from the death of an executor to the answer
+NOTICED = 2.0  # seconds of own time from the death of an executor to the answer
 GRACE = 10.0  # seconds that inputs outlive the deadline of a gateway that is gone
 SLOW = {
     "model": VL,
@@ -36,14 +36,14 @@ async def executor(small: System) -> AsyncIterator[int]:
 
 
 async def test_a_whole_answer_becomes_503_that_names_the_stage(small: System, executor: int):
-    async with Watch.on(small) as watch, small.http() as http:
+    async with Watch.on(small) as watch, small.http() as http, own_time() as clock:
         asking = asyncio.create_task(http.post("/v1/chat/completions", json=SLOW))
         await watch.first("omnibus.reply.")
-        killed = time.monotonic()
+        killed = clock.seconds
         os.kill(executor, signal.SIGKILL)
         down = asyncio.create_task(not_ready(small))  # it may be up again soon
         answer = await asking
-        took = time.monotonic() - killed
+        took = clock.seconds - killed
         end = await watch.end(answer.headers["x-request-id"])
     _, record = await small.record(end.inv)
 

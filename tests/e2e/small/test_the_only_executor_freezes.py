@@ -12,7 +12,7 @@ import pytest
 from tests.e2e.system import VL, System, declaration, running
 from tests.e2e.watch import Watch
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = pytest.mark.e2e
 
 DEADLINE = 60.0  # seconds
 ONLY = "qwen2_5-vl-tiny-EL-0"

@@ -14,7 +14,7 @@ from tests.e2e.soak.crowd import crowd, questions, served
 from tests.e2e.system import VL, System
 from tests.nightly import nightly
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = pytest.mark.e2e
 
 SEED = 20
 AT_ONCE, BAD = 32, 0.05

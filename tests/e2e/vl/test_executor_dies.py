@@ -5,7 +5,6 @@ import contextlib
 import json
 import os
 import signal
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,12 @@ from tests import models_oracle as oracle
 from tests.e2e.questions import ask, image
 from tests.e2e.system import VL, System, not_ready
 from tests.e2e.watch import Watch
+from tests.own_time import own_time
 
 pytestmark = pytest.mark.e2e
 
 TOKENS = 300  # a few hundred milliseconds of work
-NOTICED = 2.0  # seconds from the death of an executor to the answer
+NOTICED = 2.0  # seconds of own time from the death of an executor to the answer
 SILENT = 30.0  # the same when it says nothing any more, and nobody says that it is dead
 QUESTION = ask(image(1), "describe the image")
 E, L, EL = (f"qwen2_5-vl-tiny-{option}-0" for option in ("E", "L", "EL"))
@@ -94,20 +94,19 @@ def thaw(pid: int) -> None:
         os.kill(pid, signal.SIGCONT)
 
 
-@pytest.mark.slow
 async def test_an_answer_that_has_begun_goes_on_elsewhere_when_its_executor_freezes(
     vl: System, everybody: dict[str, int]
 ):
     long, said, froze = {"max_tokens": 1000, "ignore_eos": True}, "", 0.0
     try:
-        async with vl.http() as http:
+        async with vl.http() as http, own_time() as clock:
             async with Watch.on(vl) as watch, streaming(http, "E>L", **long) as answer:
                 async for delta in answer:
                     said += delta
                     if not froze and any(isinstance(one, Accepted) and one.executor == L for one in watch.replies()):
                         os.kill(everybody[L], signal.SIGSTOP)  # its connection stays: nobody says that it is gone
-                        froze = time.monotonic()
-            took = time.monotonic() - froze
+                        froze = clock.seconds
+            took = clock.seconds - froze
             thaw(everybody[L])
             whole = await http.post("/v1/chat/completions", json=body(**long))
     finally:
@@ -135,15 +134,15 @@ async def test_without_another_llm_the_answer_is_503_with_the_stage_and_readyz_a
     vl: System, everybody: dict[str, int]
 ):
     slow = body(max_tokens=3000, ignore_eos=True)
-    async with Watch.on(vl) as watch, vl.http() as http:
+    async with Watch.on(vl) as watch, vl.http() as http, own_time() as clock:
         asking = [asyncio.create_task(http.post("/v1/chat/completions", json=slow)) for _ in range(4)]
         await watch.first("omnibus.reply.")
-        killed = time.monotonic()
+        killed = clock.seconds
         for victim in (L, EL):
             os.kill(everybody[victim], signal.SIGKILL)
         down = asyncio.create_task(not_ready(vl))  # it may be up again soon
         answers = await asyncio.gather(*asking)
-        took = time.monotonic() - killed
+        took = clock.seconds - killed
 
     assert took < NOTICED
     for answer in answers:
@@ -155,15 +154,15 @@ async def test_without_another_llm_the_answer_is_503_with_the_stage_and_readyz_a
 
 async def test_without_any_encoder_images_fail_with_the_stage_and_text_is_served(vl: System, everybody: dict[str, int]):
     os.kill(everybody[E], signal.SIGSTOP)
-    async with Watch.on(vl) as watch, vl.http() as http:
+    async with Watch.on(vl) as watch, vl.http() as http, own_time() as clock:
         headers = {"x-omnibus-path": "E>L"}
         asking = asyncio.create_task(http.post("/v1/chat/completions", json=body(), headers=headers))
         await watch.first(f"omnibus.task.encode-qwen2_5-vl-tiny-vision.{E}")
-        killed = time.monotonic()
+        killed = clock.seconds
         for victim in (EL, E):
             os.kill(everybody[victim], signal.SIGKILL)
         answer = await asking
-        took = time.monotonic() - killed
+        took = clock.seconds - killed
         plain = await http.post("/v1/chat/completions", json=body(ask("hello")))
 
     error = answer.json()["error"]

@@ -17,7 +17,7 @@ from tests.e2e.small.streams import MODEL
 from tests.e2e.system import System
 from tests.e2e.voice.speaking import SPEAKER_RATE, begin_talk, read_played, speaking_browser, tapped_page
 
-pytestmark = [pytest.mark.browser, pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.browser, pytest.mark.e2e]
 
 #: Seconds of a sound.
 LENGTH = """each => new Promise((resolve) => {

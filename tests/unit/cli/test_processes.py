@@ -36,7 +36,6 @@ def shell(tmp_path: Path):
     made.run("down", "--all")
 
 
-@pytest.mark.slow
 def test_runs_in_the_background_are_listed_looked_at_and_ended(shell: Shell):
     up = ("up", "--detach", "--port", "0", "--no-models", "--name")
     started = shell.run(*up, "one")

@@ -277,7 +277,6 @@ def checkpoints(tmp_path_factory) -> Path:
     return directory
 
 
-@pytest.mark.slow
 async def test_a_loading_executor_imports_nothing_that_the_fork_server_could_have(checkpoints):
     families = list(catalog.TINY.values())
 
@@ -289,7 +288,6 @@ async def test_a_loading_executor_imports_nothing_that_the_fork_server_could_hav
     assert output.splitlines() == ["1", *families]
 
 
-@pytest.mark.slow
 async def test_executors_are_born_and_come_back_after_they_or_the_fork_server_are_killed(checkpoints):
     lines, model = Lines(), "qwen2.5-vl-tiny"
     models = await tiny_models([model], checkpoints)

@@ -33,7 +33,6 @@ def variables(process: int) -> dict[str, str]:
     return psutil.Process(process).environ()
 
 
-@pytest.mark.slow
 async def test_a_system_without_models_is_ready_at_every_gateway_and_leaves_nothing(tmp_path: Path):
     lines = Lines()
     async with Stack(NOTHING, gateways=2, apps_dir=tmp_path, fork_executors=False, log=log_to(lines)) as stack:
@@ -94,7 +93,6 @@ async def other_gateway(stack: Stack, but: list[psutil.Process]) -> psutil.Proce
             await asyncio.sleep(0.01)
 
 
-@pytest.mark.slow
 async def test_gateways_that_speak_tls_are_known_by_their_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OMNIBUS_GATEWAY_TLS_CERT", str(certificates.CERTIFICATE))
     monkeypatch.setenv("OMNIBUS_GATEWAY_TLS_KEY", str(certificates.KEY))

@@ -227,7 +227,6 @@ async def test_an_executor_is_asked_in_the_process_that_it_says_it_is(tmp_path):
     assert not await alive()
 
 
-@pytest.mark.slow
 async def test_a_frozen_gateway_and_a_frozen_executor_of_a_whole_system_are_replaced(tmp_path, lines):
     tiny.build("qwen2_5_vl", tmp_path / "qwen2_5_vl")  # where the declarations look for it
     models = await tiny_models(["qwen2.5-vl-tiny"], tmp_path)

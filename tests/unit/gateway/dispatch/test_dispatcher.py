@@ -180,10 +180,10 @@ async def test_an_answer_that_is_whole_is_not_run_again_when_an_executor_dies(th
 
 async def test_idle_waits_for_the_last_invocation_but_not_for_ever(there: World):
     await there.puppets_of(e="E", l="L")
-    await asyncio.wait_for(there.dispatcher.wait_idle(60), 1)
+    await asyncio.wait_for(there.dispatcher.wait_idle(600), 30)
     running = there.submit()
 
-    await asyncio.wait_for(there.dispatcher.wait_idle(0.02), 5)
+    await asyncio.wait_for(there.dispatcher.wait_idle(0.02), 30)
     assert there.dispatcher.inflight_count == 1
     waiting = asyncio.ensure_future(there.dispatcher.wait_idle(60))
     await there.turn()

@@ -41,7 +41,6 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {family: tiny.build(family, directory / family) for family in {case.family for case in CASES.values()}}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", [*_USUAL, *nightly(*(name for name in CASES if name not in _USUAL))])
 async def test_a_fifth_of_what_is_lost_is_computed_again_at_most(
     name: str, checkpoints: dict[str, Path], tmp_path: Path

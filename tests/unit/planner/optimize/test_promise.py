@@ -137,7 +137,6 @@ def test_a_role_that_is_cheaper_than_its_sum_is_so_by_itself():
     assert found.factor("b", "EL", parts) == 1.0
 
 
-@pytest.mark.slow
 def test_a_simulated_gain_is_that_of_the_plan_over_what_runs(profile: ModelProfile):
     load = mix_load(MIXES["speech-heavy"])
     assert load is not None

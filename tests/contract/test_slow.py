@@ -1,0 +1,89 @@
+"""``make test`` runs tests of every room and of each way to use a system, ``make test-slow`` all others: ``tests/slow.toml``."""
+
+import functools
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from _pytest.mark.expression import Expression
+
+from tests import mutations
+from tests.slow import SYSTEMS, is_slow, table
+
+ROOT = Path(__file__).parents[2]
+#: Marks by which tests are left out, whichever command runs; those of ``make test-vllm`` and ``make test-clients`` among them.
+LEFT_OUT = ("bench", "nightly", "vllm", "clients")
+
+
+@functools.cache
+def marks_of(target: str) -> Expression:
+    """The tests that a target of the Makefile selects, on a machine that has all that tests can use."""
+    command = ["make", "-n", target, "BROWSER=/bin/true", "VENV=/nowhere"]
+    commands = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    (given,) = re.findall(r'-m pytest -m "([^"]+)"', commands)
+    return Expression.compile(given.replace(" and not ucx", ""))
+
+
+def names_of(path: str) -> set[str]:
+    return set(re.findall(r"^(?:async )?def (test_\w+)\(", (ROOT / path).read_text(), re.MULTILINE))
+
+
+@pytest.mark.parametrize("path", sorted(table().slow))
+def test_a_file_has_the_tests_that_are_named(path: str):
+    assert set(table().slow[path]) - names_of(path) == set()
+    assert not path.startswith(SYSTEMS), "tests of systems are slow, or short by whole files"
+
+
+@pytest.mark.parametrize("test", table().paths.values(), ids=table().paths)
+def test_each_way_to_use_a_system_is_tested_by_make_test(test: str):
+    path, _, name = test.partition("::")
+
+    assert name in names_of(path)
+    assert not is_slow(test)
+
+
+@pytest.mark.parametrize("short", table().short)
+def test_no_system_is_started_for_both(short: str):
+    """Directories share a system by their ``conftest.py``; those of families name theirs in each file."""
+    place = ROOT / short
+    shared = place.parent / "conftest.py"
+
+    assert place.exists()
+    assert place.is_dir() or place.parent == ROOT / "tests/e2e" or not shared.exists(), f"name {place.parent}"
+
+
+def test_every_room_has_tests_that_make_test_runs():
+    in_short: dict[Path, bool] = {}
+    for path in (ROOT / "tests/unit").rglob("test_*.py"):
+        tests = [f"{path.relative_to(ROOT)}::{name}" for name in names_of(str(path))]
+        in_short[path.parent] = in_short.get(path.parent, False) or not all(map(is_slow, tests))
+
+    assert [room for room, runs in in_short.items() if not runs] == []
+
+
+def test_the_marker_is_set_by_the_table_alone():
+    files = [file for file in (ROOT / "tests").rglob("*.py") if ROOT / "tests/vllm" not in file.parents]
+
+    assert [file for file in files if re.search(r"pytest\.mark\.slow(?!\))", file.read_text())] == []
+
+
+@pytest.mark.parametrize("left_out", [None, *LEFT_OUT])
+@pytest.mark.parametrize("is_slow_one", [False, True])
+def test_every_test_runs_in_one_of_both_unless_both_leave_it_out(left_out: str | None, is_slow_one: bool):
+    marks = {left_out, "slow"} if is_slow_one else {left_out}
+
+    short, rest, whole = (marks_of(target).evaluate(marks.__contains__) for target in ("test", "test-slow", "test-all"))
+
+    runs = left_out is None
+    assert (short, rest, whole) == (runs and not is_slow_one, runs and is_slow_one, runs)
+
+
+def test_continuous_integration_runs_both():
+    targets = re.findall(r"\bstep \S+ make_until \d+ (\S+)$", (ROOT / ".ci/run").read_text(), re.MULTILINE)
+
+    assert {"test", "test-slow"} <= set(targets)
+
+
+def test_seeded_faults_are_looked_for_by_what_make_test_runs():
+    assert "not slow" in mutations.short_marks()

@@ -1,0 +1,71 @@
+"""Coverage by room, from the report of ``coverage json``: ``make coverage``.
+
+    python -m tests.covered build/coverage/coverage.json [--write "make test"]
+
+``--write`` keeps the figures in ``tests/covered.json``, of which docs/testing.md has a table (``make pages``).
+"""
+
+import argparse
+import datetime
+import json
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+FILE = Path(__file__).with_suffix(".json")
+#: Directories that a room lies in; the name below them is the room.
+ABOVE = ("services", "shared")
+_COUNTS = ("num_statements", "covered_lines", "num_branches", "covered_branches")
+
+
+def by_room(report: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+    """Sum the counts of a report's files by room, and ``all`` of them."""
+    rooms: dict[str, Counter[str]] = defaultdict(Counter)
+    for path, file in report["files"].items():
+        for room in (_room(path), "all"):
+            if path.startswith(ABOVE):
+                rooms[room].update({count: file["summary"][count] for count in _COUNTS})
+    return {room: dict(rooms[room]) for room in sorted(rooms, key=lambda room: (room == "all", room))}
+
+
+def _room(path: str) -> str:
+    """The two first parts of a path; files beside the rooms are one."""
+    first, second, *more = (*path.split("/"), "")
+    return f"{first}/{second}" if any(more) else first
+
+
+def share(counts: Mapping[str, int], covered: str, of: str) -> str:
+    """Return a percentage as text; a dash where nothing was there to cover."""
+    return f"{100 * counts[covered] / counts[of]:.1f} %" if counts[of] else "–"
+
+
+def row(counts: Mapping[str, int]) -> str:
+    """Return the cells of lines and branches."""
+    statements, lines, branches, taken = _COUNTS
+    covered, followed = share(counts, lines, statements), share(counts, taken, branches)
+    return f"{covered} of {counts[statements]} | {followed} of {counts[branches]}"
+
+
+def kept() -> dict[str, Any]:
+    """Return what was written: by the name of the tests, ``date`` and ``rooms``."""
+    return dict(json.loads(FILE.read_text())) if FILE.exists() else {}
+
+
+def main() -> None:
+    """Print the table, and keep it where a name is given."""
+    parser = argparse.ArgumentParser(prog="python -m tests.covered", description=__doc__.partition("\n")[0])
+    parser.add_argument("report", type=Path)
+    parser.add_argument("--write", default="", metavar="NAME", help="keep the figures by the name of what ran")
+    options = parser.parse_args()
+    rooms = by_room(json.loads(options.report.read_text()))
+    print("| room | lines | branches |\n|---|---|---|")
+    print("\n".join(f"| {room} | {row(counts)} |" for room, counts in rooms.items()))
+    if options.write:
+        today = datetime.datetime.now(datetime.UTC).date().isoformat()
+        figures = {**kept(), options.write: {"date": today, "rooms": rooms}}
+        FILE.write_text(json.dumps(figures, indent=1, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    main()
