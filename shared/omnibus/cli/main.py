@@ -21,6 +21,7 @@ from omnibus.cli import (
     size,
     whatif,
 )
+from omnibus.cli.os_errors import PIPE_CLOSED_EXIT_CODE, explain_os_error, ignore_closed_pipe
 from omnibus.cli.output import USAGE, add_output_options, print_error
 from omnibus.cli.parser import USAGE_EXIT_CODE, CommandParser, UsageError
 from omnibus.errors import OmnibusError, ProblemDetails, Rejected
@@ -78,10 +79,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.arguments = given
     runs.choose_run(options)
     try:
-        return asyncio.run(_dispatch_command(options))
-    except OmnibusError as error:
-        print_error(error, getattr(options, "json", False))
-        return EXIT_MISCONFIGURED if options.command == "up" and isinstance(error, Rejected) else 1
+        code = asyncio.run(_dispatch_command(options))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        ignore_closed_pipe()
+        return PIPE_CLOSED_EXIT_CODE
+    except (OmnibusError, OSError) as error:
+        known = error if isinstance(error, OmnibusError) else explain_os_error(error)
+        if known is None:
+            raise
+        print_error(known, getattr(options, "json", False))
+        return EXIT_MISCONFIGURED if options.command == "up" and isinstance(known, Rejected) else 1
     except KeyboardInterrupt:
         return 130
 
