@@ -164,7 +164,7 @@ ALONE = [
     ),
     _setting(
         "a place for runs that is none",
-        "/dev/null/omnibus: Not a directory: HOME, XDG_RUNTIME_DIR and TMPDIR name the places that commands write to",
+        "/dev/null/omnibus/runs: Not a directory: HOME, XDG_RUNTIME_DIR and TMPDIR name the places that commands write to",
         XDG_RUNTIME_DIR="/dev/null",
     ),
     Mistake(
