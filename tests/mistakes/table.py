@@ -93,6 +93,12 @@ ALONE = [
         files={"models.json": '{"models": {\n'},
     ),
     _up(
+        "declarations in YAML",
+        'models.yaml: it is no JSON, which declarations are: {"models": {"NAME": {"family": "...", "checkpoint": "..."}}}',
+        "--models models.yaml",
+        files={"models.yaml": "models:\n  vl: {family: qwen2_5_vl}\n"},
+    ),
+    _up(
         "a file without models",
         'models.json: it must say the models: {"models": {"NAME": {"family": "...", "checkpoint": "..."}}}',
         "--models models.json",
@@ -196,6 +202,22 @@ ALONE = [
         "omnibus plan solve problem.json",
         "omnibus: …/problem.json cannot be read: No such file or directory",
     ),
+    Mistake(
+        "a workload that is not there",
+        "omnibus profile qwen3-tiny --workload requests.json",
+        "omnibus: --workload requests.json: no such file that can be read",
+    ),
+    Mistake(
+        "a simulation of models that are not there",
+        "omnibus whatif --models models.json --rate 2x",
+        "omnibus: --models models.json: no such file that can be read",
+    ),
+    Mistake(
+        "a shell that is not known",
+        "omnibus completion fish",
+        "omnibus: there is no shell 'fish'; there is bash, zsh, tcsh (`omnibus completion --help`)",
+        USAGE,
+    ),
     Mistake("an experiment that there is not", "omnibus lab rooting", "omnibus: there is no experiment 'rooting'; …"),
     Mistake(
         "a backup that is not there",
@@ -244,6 +266,11 @@ RUNNING = [
         "a tenant that is no name",
         "omnibus keys create a/b",
         "omnibus: 'a/b' is no tenant: letters, digits, dot, dash, underscore, at most 64",
+    ),
+    Mistake(
+        "a limit below nothing",
+        "omnibus keys create alice --rate -3",
+        "omnibus: --rate -3: 0 or more is expected; 0 is no limit",
     ),
     Mistake(
         "an app that is not registered",

@@ -220,7 +220,8 @@ async def _print_record(stack: Stack, id: str) -> None:
     program = _program_name()
     looks = {"tail": "watch requests begin and end", f"show {id}": "graph, route and waterfall"}
     looks[f"replay {id}"] = "run it again, compare the answers"
-    lines = [f"  {f'{program} {look}':<36} {what}" for look, what in looks.items()]
+    width = max(len(look) for look in looks)
+    lines = [f"  {program} {look:<{width}}  {what}" for look, what in looks.items()]
     lines.append(f"  nats stream view OMNIBUS_INVOCATIONS --subject 'omnibus.inv.*.{id}'")
     _print_line(f"\nits record; while `{program} up` runs, look at any request with\n" + "\n".join(lines))
 
