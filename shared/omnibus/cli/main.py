@@ -27,6 +27,7 @@ from omnibus.cli.parser import USAGE_EXIT_CODE, CommandParser, UsageError
 from omnibus.errors import OmnibusError, ProblemDetails, Rejected
 from omnibus.process.spec import EXIT_MISCONFIGURED
 
+INTERRUPTED_EXIT_CODE = 130
 #: Module and function of each command, of words below it where these have a function of their own.
 _HANDLERS = {
     "adapters": "adapters:run_adapters",
@@ -69,7 +70,13 @@ _HANDLERS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. Errors are one line on stderr, of JSON where the command prints JSON."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _run_command(list(sys.argv[1:] if arguments is None else arguments))
+    except KeyboardInterrupt:
+        return INTERRUPTED_EXIT_CODE
+
+
+def _run_command(given: list[str]) -> int:
     try:
         options = _build_parser().parse_args(given)
     except UsageError as error:
@@ -91,8 +98,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print_error(known, getattr(options, "json", False))
         return EXIT_MISCONFIGURED if options.command == "up" and isinstance(known, Rejected) else 1
-    except KeyboardInterrupt:
-        return 130
 
 
 def _dispatch_command(options: argparse.Namespace) -> Coroutine[Any, Any, int]:

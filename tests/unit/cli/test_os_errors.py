@@ -36,3 +36,20 @@ def test_a_reader_that_has_ended_is_no_traceback():
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=60)
 
     assert (done.returncode, done.stderr) == (PIPE_CLOSED_EXIT_CODE, "")
+
+
+@pytest.mark.parametrize("name", ["omnibus.cli.access", "omnibus.cli.settings"])
+def test_an_interrupt_while_modules_are_imported_is_no_traceback(name: str):
+    interrupt = f"""
+import sys
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == {name!r}:
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupt())
+from omnibus.cli import main
+sys.exit(main(["settings"]))
+"""
+    done = subprocess.run([sys.executable, "-c", interrupt], capture_output=True, text=True, check=False, timeout=60)
+
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
