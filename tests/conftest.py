@@ -16,7 +16,7 @@ import pytest
 from omnibus.process.parent_death import die_with_parent
 from omnibus.up import infra
 from omnibus.up.infra import InfraServer
-from tests import by_night, checkpoint_cache, slow
+from tests import by_night, checkpoint_cache, measured, slow
 from tests.e2e import docker_engine as docker
 
 # Threads of OpenMP spin while they wait for each other: on a machine that other tests keep busy they make a model ten times
@@ -127,6 +127,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item.add_marker(pytest.mark.xdist_group(_group(item)))
     with_slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: _rank(item, item.path in with_slow))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print what tests measured, also those of other processes, whose output nobody sees."""
+    if lines := measured.find_measured(terminalreporter.stats):
+        terminalreporter.section("measured")
+        for line in lines:
+            terminalreporter.write_line(line)
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:

@@ -18,7 +18,7 @@ from omnibus.bus.messages import GatewayStatus
 from omnibus.bus.nats import NatsBus
 from omnibus.cluster.nodes import NodeDirectory
 from omnibus.cluster.presence import follow_events
-from omnibus.errors import BadRequest, Fatal, OmnibusError, StoreUnavailable
+from omnibus.errors import Fatal, OmnibusError, StoreUnavailable
 from omnibus.plan import Plan
 from omnibus.process.garbage import tune_garbage_collector
 from omnibus.service import until_cancelled
@@ -54,7 +54,8 @@ from services.gateway.request.continuing import Continuations
 from services.gateway.request.dead_letters import DeadLetters
 from services.gateway.request.factory import RequestFactory
 from services.gateway.request.load_report import LoadReporter
-from services.gateway.request.record import HOLD_SECONDS, MODES, Records
+from services.gateway.request.record import HOLD_SECONDS, Records
+from services.gateway.request.record_rules import parse_record_rules
 from services.gateway.responses.service import Responses
 from services.gateway.routing.executors import ExecutorTable
 from services.gateway.routing.nearness import Nearness
@@ -106,8 +107,7 @@ class GatewayService:
     async def startup(self) -> None:
         _reuse_large_buffers()
         settings = self._settings
-        if settings.record not in MODES:
-            raise BadRequest(f"OMNIBUS_GATEWAY_RECORD={settings.record!r}: it is one of {', '.join(MODES)}")
+        self._record_rules = parse_record_rules(settings.record, settings.record_tenants)
         check_token(settings)
         tracing.start_tracing("gateway")
         self._closing.push_async_callback(asyncio.to_thread, tracing.stop_tracing, TRACE_FLUSH_SECONDS)
@@ -166,7 +166,7 @@ class GatewayService:
         await dispatcher.startup()
         self._closing.push_async_callback(dispatcher.shutdown)
         dead = DeadLetters(bus, settings.deadletters == "full", limit)
-        records = Records(bus, UsageMeter(router), settings.record != "digest", self._keep, dead, HOLD_SECONDS)
+        records = Records(bus, UsageMeter(router), self._record_rules, self._keep, dead, HOLD_SECONDS)
         self._closing.callback(records.close)
         metrics.register_metrics(settings, router, router.members, dispatcher, dead)
         replayer = Replayer(router, dispatcher, tensors, records, self._keep)

@@ -93,7 +93,7 @@ class SidecarSettings(Settings, frozen=True):
     tls_cert: str = ""
     tls_key: str = ""
     #: What carries large tensors between nodes: `tcp`, or `ucx` for networks with RDMA (the extra `ucx`; not with TLS).
-    transport: str = "tcp"
+    transport: Literal["tcp", "ucx"] = "tcp"
     #: Data connections to one other node, and the share of the arena that tensors of other nodes may take.
     links: int = 4
     incoming: float = 0.5
@@ -147,9 +147,12 @@ class GatewaySettings(Settings, frozen=True):
     queue_seconds: float = 30.0
     #: ``full``: inputs and media are kept, so that replay is exact. ``stages``: also what nodes pass to each other, so
     #: that a replay may begin at any of them; it costs memory and time. ``digest``: sizes and digests only.
-    record: str = "full"
+    record: Literal["full", "stages", "digest"] = "full"
+    #: Tenants whose requests are recorded otherwise than ``record`` says: ``legal=digest,trial=full``. What stages
+    #: pass to each other is not recorded for a tenant alone.
+    record_tenants: str = ""
     #: What dead letters keep of inputs: ``full``, ``stages`` or ``digest``, as ``record``.
-    deadletters: str = "digest"
+    deadletters: Literal["full", "stages", "digest"] = "digest"
     #: Work by which an executor on the node that holds a request's tensors may exceed the least loaded one and still be
     #: chosen, in mean requests of its option. 0: nearness decides among equals only.
     near: float = 0.5
@@ -157,7 +160,7 @@ class GatewaySettings(Settings, frozen=True):
     #: stages on other executors read, checkpoints of images and videos, codes of talkers. ``all``: also what is read on
     #: the same executor. ``off``: nothing, a request runs again as a whole. Where stages are recorded nothing is
     #: retained.
-    retain: str = "auto"
+    retain: Literal["auto", "all", "off"] = "auto"
     #: Bytes that may be retained for the requests of this gateway.
     retain_bytes: int = 256 << 20
     #: Seconds that an input is refused after it ended two executors; 0: it never is.
@@ -199,7 +202,7 @@ class GatewaySettings(Settings, frozen=True):
     realtime_idle: float = 900.0
     #: Realtime sessions whose events are kept, so that their clients resume them at another gateway: ``requested`` (by
     #: their client), ``always``, ``off``.
-    realtime_resume: str = "requested"
+    realtime_resume: Literal["off", "requested", "always"] = "requested"
     #: What tells speech from other sounds in realtime sessions: ``energy``, ``silero`` (its package is installed
     #: apart), or ``module:function`` of a plugin.
     realtime_detector: str = "energy"
@@ -224,7 +227,7 @@ class GatewaySettings(Settings, frozen=True):
     verify_every: int = 100
     #: Streamed chats that can be continued at another gateway: ``requested`` (by their client), ``always``, ``off``.
     #: Their requests are kept in the store until their deadline; no longer ones than so many bytes.
-    continue_streams: str = "requested"
+    continue_streams: Literal["off", "requested", "always"] = "requested"
     continue_bytes: int = 256 << 10
     #: Begins the URLs of files, as ``https://api.example.com``; empty: what the client called this gateway.
     public_url: str = ""
@@ -246,7 +249,8 @@ class GatewaySettings(Settings, frozen=True):
     #: Requests of one tenant that wait for their turn, for one model, and the seconds that one may.
     admit_queue: int = 64
     admit_wait: float = 30.0
-    #: Whether tenants share nothing that is kept of their media. Off: what one sent makes another's request faster.
+    #: Whether tenants share nothing that is kept of their media and prompts. Off: what one sent makes another's request
+    #: faster, a system prompt of all of them for example, and the time that it takes tells who sent it before.
     isolate: bool = True
     #: Directory that apps may be registered from, on every gateway the same; empty: none.
     apps_dir: str = ""

@@ -1,6 +1,7 @@
 """The store contract on a real server: one atomic, epoch-guarded swap; readers that survive restarts."""
 
 import asyncio
+import socket
 from contextlib import aclosing
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from omnibus.errors import ProtocolError, Retryable, StoreUnavailable
 from omnibus.plan import Plan
 from omnibus.settings import StoreSettings
 from omnibus.store import StaleEpoch, Store
+from omnibus.store.connection import MAX_COMMANDS
 from omnibus.up import infra
 from omnibus.up.ports import free_ports
 from tests.unit.bus.servers import running
@@ -165,6 +167,45 @@ async def test_whoever_follows_swaps_can_be_stopped_at_any_moment(store: Store):
         following.cancel()
         done, _ = await asyncio.wait({following}, timeout=PATIENCE)
         assert done, f"still following, cancelled after {moment * 0.05:.2f} ms"
+
+
+# Many at once
+
+
+async def test_more_commands_than_connections_wait_for_one(store: Store, raw: redis.Redis):
+    await store.swap_plan(plan(3))
+    before = len(await raw.client_list())
+
+    read = await asyncio.gather(*(store.epoch() for _ in range(500)))
+
+    assert read == [3] * 500
+    assert len(await raw.client_list()) <= before + MAX_COMMANDS
+
+
+async def test_commands_that_wait_in_vain_are_refused_in_time():
+    silent = socket.create_server(("127.0.0.1", 0), backlog=4 * MAX_COMMANDS)
+    store = Store(StoreSettings(url=f"redis://127.0.0.1:{silent.getsockname()[1]}/0", timeout=0.3))
+
+    async with asyncio.timeout(PATIENCE):
+        outcomes = await asyncio.gather(*(store.epoch() for _ in range(4 * MAX_COMMANDS)), return_exceptions=True)
+
+    assert {type(outcome) for outcome in outcomes} == {StoreUnavailable}
+    assert any("commands wait for the store" in str(outcome) for outcome in outcomes)
+    with pytest.raises(StoreUnavailable, match="no store at"):  # it was sent, so connections are free again
+        await store.epoch()
+    await store.close()
+    silent.close()
+
+
+async def test_who_leaves_while_waiting_for_a_connection_keeps_none(store: Store):
+    for _ in range(3):
+        calls = [asyncio.ensure_future(store.epoch()) for _ in range(3 * MAX_COMMANDS)]
+        await asyncio.sleep(0)
+        for call in calls[::2]:
+            call.cancel()
+        await asyncio.wait(calls)
+
+    assert await asyncio.gather(*(store.epoch() for _ in range(2 * MAX_COMMANDS))) == [0] * (2 * MAX_COMMANDS)
 
 
 # Restarts

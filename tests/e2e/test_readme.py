@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 import time
@@ -18,14 +17,10 @@ from omnibus.up.ports import free_ports
 from omnibus.up.stack import ROOT
 from omnibus.up.tiny_models import tiny_models
 from tests.e2e import warm
+from tests.paths.table import PATHS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
-PLANNED = [
-    ".venv/bin/omnibus up --models examples/simulated/models.json",
-    ".venv/bin/omnibus plan show",
-    ".venv/bin/omnibus top",
-]
 MODELS = [".venv/bin/omnibus models list", ".venv/bin/omnibus models show qwen2_5_omni"]
 README = (ROOT / "README.md").read_text()
 
@@ -102,12 +97,6 @@ def bare(code: str) -> list[str]:
     return [line for line in lines if line]
 
 
-def test_the_model_of_ones_own_runs_and_says_its_words_twice() -> None:
-    (command,) = [command for command in commands() if "app run" in command]
-
-    assert run(here(command), ROOT) == "HELLO OUT THERE! HELLO OUT THERE! \n"
-
-
 @pytest.mark.parametrize("example", ["shout", "arena"])
 def test_the_commands_beside_the_examples_work(example: str) -> None:
     text = (ROOT / "examples" / "README.md").read_text()
@@ -129,39 +118,14 @@ def test_families_are_listed_and_shown(command: str) -> None:
 
 
 def test_no_command_is_left_out() -> None:
-    tried = ("make ", "curl ", ".venv/bin/omnibus app run ", ".venv/bin/omnibus show ", ".venv/bin/omnibus replay ")
-    watching = [".venv/bin/omnibus up", ".venv/bin/omnibus tail"]  # they go on until Ctrl-C
+    """Those of first paths are run by ``test_paths.py``."""
+    walked = {command.text.replace("\\\n", " ") for path in PATHS for command in (*path.commands, *path.beyond)}
+    walked |= {path.system.text for path in PATHS if path.system is not None}
+    watching = ".venv/bin/omnibus tail"  # it goes on until Ctrl-C
 
-    assert [
-        command for command in commands() if not command.startswith(tried) and command not in PLANNED + MODELS
-    ] == watching
+    left = [command for command in commands() if command not in walked | {*MODELS} and not command.startswith("make ")]
 
-
-def test_a_simulated_cluster_is_planned_shown_and_watched(tmp_path: Path) -> None:
-    up, show, top = map(here, PLANNED)
-    (port,) = free_ports(1)
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "shared"), "XDG_RUNTIME_DIR": str(tmp_path)}
-    env["OMNIBUS_PLANNER_SIMULATE"] = "1"  # seconds of processor time, which are many more on a busy machine
-    with (tmp_path / "log").open("wb") as log:
-        system = subprocess.Popen(shlex.split(f"{up} --port {port}"), cwd=ROOT, env=env, stdout=log, stderr=log)
-    try:
-        give_up = time.monotonic() + 120
-        while b"Omnibus is up" not in (tmp_path / "log").read_bytes():
-            assert system.poll() is None, (tmp_path / "log").read_text()
-            assert time.monotonic() < give_up
-            time.sleep(0.2)
-        told = [
-            subprocess.run(
-                shlex.split(command), cwd=ROOT, env=env, check=True, capture_output=True, text=True, timeout=60
-            )
-            for command in (show, f"{top} --once")
-        ]
-    finally:
-        system.send_signal(signal.SIGINT)
-        system.wait(60)
-
-    assert "H100 16 of 16" in told[0].stdout
-    assert "omni/Th" in told[1].stdout
+    assert left == ["curl http://127.0.0.1:8000/readyz", watching]
 
 
 def test_the_demo_answers_in_text_and_speech_and_leaves_nothing_running(tmp_path: Path) -> None:

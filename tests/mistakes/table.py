@@ -93,6 +93,12 @@ ALONE = [
         files={"models.json": '{"models": {\n'},
     ),
     _up(
+        "declarations in YAML",
+        'models.yaml: it is no JSON, which declarations are: {"models": {"NAME": {"family": "...", "checkpoint": "..."}}}',
+        "--models models.yaml",
+        files={"models.yaml": "models:\n  vl: {family: qwen2_5_vl}\n"},
+    ),
+    _up(
         "a file without models",
         'models.json: it must say the models: {"models": {"NAME": {"family": "...", "checkpoint": "..."}}}',
         "--models models.json",
@@ -124,6 +130,9 @@ ALONE = [
         "--only qwen2.5-omni-wrold",
     ),
     _up("no node", "0 nodes: there is one at least", "--nodes 0"),
+    _up("no gateway", "0 gateways: one at least must run", "--gateways 0"),
+    _up("a directory of apps that is not there", "--apps-dir apps: no such directory", "--apps-dir apps"),
+    _up("an app that is not there, beside models", "app.py: no such file", "--app app.py"),
     _setting(
         "a misspelt setting",
         "OMNIBUS_GATEWAY_KEYZ is not a setting: did you mean OMNIBUS_GATEWAY_KEYS?",
@@ -150,9 +159,19 @@ ALONE = [
         OMNIBUS_EXECUTOR_DTYPE="float99",
     ),
     _setting(
+        "a mode that there is not",
+        "OMNIBUS_GATEWAY_RECORD='ful': `full` or `stages` or `digest` is expected",
+        OMNIBUS_GATEWAY_RECORD="ful",
+    ),
+    _setting(
         "more shared memory than there is",
         "/dev/shm has … MiB free and 99999999 MiB are needed: free some, or set OMNIBUS_SIDECAR_ARENA_MIB to less",
         OMNIBUS_SIDECAR_ARENA_MIB="99999999",
+    ),
+    _setting(
+        "a place for runs that is none",
+        "/dev/null/omnibus/runs: Not a directory: HOME, XDG_RUNTIME_DIR and TMPDIR name the places that commands write to",
+        XDG_RUNTIME_DIR="/dev/null",
     ),
     Mistake(
         "an app with a syntax error",
@@ -183,11 +202,41 @@ ALONE = [
         "omnibus plan solve problem.json",
         "omnibus: …/problem.json cannot be read: No such file or directory",
     ),
+    Mistake(
+        "a workload that is not there",
+        "omnibus profile qwen3-tiny --workload requests.json",
+        "omnibus: --workload requests.json: no such file that can be read",
+    ),
+    Mistake(
+        "a simulation of models that are not there",
+        "omnibus whatif --models models.json --rate 2x",
+        "omnibus: --models models.json: no such file that can be read",
+    ),
+    Mistake(
+        "a shell that is not known",
+        "omnibus completion fish",
+        "omnibus: there is no shell 'fish'; there is bash, zsh, tcsh (`omnibus completion --help`)",
+        USAGE,
+    ),
     Mistake("an experiment that there is not", "omnibus lab rooting", "omnibus: there is no experiment 'rooting'; …"),
     Mistake(
         "a backup that is not there",
         "omnibus restore yesterday.tar",
         "omnibus: yesterday.tar is no whole backup: there is no such file",
+    ),
+    Mistake(
+        "a picture that is none",
+        "omnibus demo --image notes.txt",
+        "omnibus: notes.txt: The image item is empty or not in a format that is accepted here. Accepted: image/jpeg, image/png, image/webp, image/gif",
+        files={"notes.txt": "milk, bread\n"},
+    ),
+    Mistake(
+        "a sound that is not there", "omnibus demo --audio clip.wav", "omnibus: clip.wav: No such file or directory"
+    ),
+    Mistake(
+        "an answer that has no place",
+        "omnibus demo --out results/answer.wav",
+        "omnibus: --out results/answer.wav: no file can be written there",
     ),
     Mistake(
         "a model that the demo does not run",
@@ -217,6 +266,11 @@ RUNNING = [
         "a tenant that is no name",
         "omnibus keys create a/b",
         "omnibus: 'a/b' is no tenant: letters, digits, dot, dash, underscore, at most 64",
+    ),
+    Mistake(
+        "a limit below nothing",
+        "omnibus keys create alice --rate -3",
+        "omnibus: --rate -3: 0 or more is expected; 0 is no limit",
     ),
     Mistake(
         "an app that is not registered",

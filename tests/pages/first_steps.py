@@ -7,7 +7,8 @@ HEAD = f"""# First steps
 
 Five ways from a clone that is installed to something that works, with nothing running before. Every command is run by
 `python -m tests.paths`, which writes this page, and what it prints is held against what is right: the answer, a replay
-that is identical, a plan that uses all GPUs. `omnibus up` stays in the foreground, so the others need a second terminal (or
+that is identical, a plan that uses all GPUs. So does each run of the tests, whose report ends with the seconds there.
+`omnibus up` stays in the foreground, so the others need a second terminal (or
 `--detach`); `omnibus` is `.venv/bin/omnibus`, and `ID` is the id of the answer after `chatcmpl-`.
 
 The app of your own is `my_app.py`, in the directory in which the system was started:

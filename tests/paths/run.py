@@ -50,7 +50,7 @@ class _System:
         """Run ``command``; return its seconds. Raises ``WrongOutputError``."""
         begun = time.monotonic()
         done = subprocess.run(
-            ["bash", "-c", " ".join([self._here(command.text), *more])],
+            ["bash", "-c", " ".join([self._here(command.text), command.ending, *more])],
             cwd=self.directory,
             env={
                 **{name: value for name, value in os.environ.items() if not name.startswith("OMNIBUS_")},
@@ -91,6 +91,8 @@ def walk(paths: Iterable[Path]) -> Iterator[Walked]:
                 for name, text in path.files:
                     (system.directory / name).write_text(text)
                 yield Walked(path, system.seconds, tuple(system.run(command) for command in path.commands))
+                for command in path.beyond:
+                    system.run(command)
 
 
 @contextmanager

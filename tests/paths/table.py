@@ -21,12 +21,13 @@ ASK = """curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: applic
 class Command:
     """A command as it stands in the ``page``, and a regular expression that finds what is right in its output.
 
-    A group named ``id`` in it replaces ``ID`` in commands after it.
+    A group named ``id`` in it replaces ``ID`` in commands after it. ``ending`` has it end, where it goes on until Ctrl-C.
     """
 
     text: str
     right: str
     page: str
+    ending: str = ""
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Path:
     """A way from a directory with nothing running to ``goal``.
 
     It begins with the command ``system``, where it needs a running system; paths that begin alike may share that.
+    ``beyond`` are commands of the same page that are tried there as well, and are no part of the way.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Path:
     system: Command | None
     commands: tuple[Command, ...]
     files: tuple[tuple[str, str], ...] = ()
+    beyond: tuple[Command, ...] = ()
 
 
 _WORLD = Command(UP, "is up", "README.md")
@@ -92,5 +95,6 @@ PATHS = (
         "a plan for 16 simulated GPUs",
         Command(PLANNED, "is up", "README.md"),
         (Command(".venv/bin/omnibus plan show", "H100 16 of 16", "README.md"),),
+        beyond=(Command(".venv/bin/omnibus top", "omni/Th", "README.md", "--once"),),
     ),
 )

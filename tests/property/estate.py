@@ -25,6 +25,7 @@ from services.gateway.pricing.meter import UsageMeter
 from services.gateway.request.factory import RequestFactory
 from services.gateway.request.load_report import LoadReporter
 from services.gateway.request.record import Records
+from services.gateway.request.record_rules import RecordRules
 from services.gateway.request.request import ClientRequest
 from services.gateway.routing.executors import ExecutorTable
 from services.gateway.routing.router import Router
@@ -74,7 +75,7 @@ class Estate:
         self.dispatcher = Dispatcher("gw", bus, tensors, self.members, LIMIT, quarantine=600.0)
         settings = GatewaySettings(media_dir=str(self._directory / "kept"), deadline=30.0)
         keep = MediaStore(settings.media_dir, settings.media_bytes)
-        records = Records(bus, UsageMeter(self.router), True, keep)
+        records = Records(bus, UsageMeter(self.router), RecordRules(True), keep)
         loads = LoadReporter(self.router, bus, LIMIT)
         self.runs = RequestFactory(settings, self.router, self.dispatcher, tensors, records, keep, loads)
         await bus.open_records(600.0, 1 << 30)

@@ -193,13 +193,15 @@ async def _refuse_non_post(_: Request) -> Response:
 async def _http_error(request: Request, error: HTTPException) -> Response:
     kind: type[OmnibusError] = NotFound if error.status_code == 404 else Rejected
     path = request.scope["path"]
-    unknown = error.status_code == 404 and path.startswith("/v1/")
-    typed = kind(_unknown_route_message(path) if unknown else str(error.detail))
+    typed = kind(_unknown_route_message(path) if error.status_code == 404 else str(error.detail))
     return Response(error_body(typed), error.status_code, media_type="application/json", headers=error.headers)
 
 
 def _unknown_route_message(path: str) -> str:
-    served = sorted(each.removeprefix("/v1/") for each in openapi.openapi_paths() if "{" not in each)
+    paths = openapi.openapi_paths()
+    if f"/v1{path}" in paths:
+        return f"{path} is not served here, /v1{path} is: clients' base URL ends in /v1."
+    served = sorted(each.removeprefix("/v1/") for each in paths if "{" not in each)
     return f"{path[:_MAX_QUOTED_CHARS]} is not served here. Below /v1/ there are: {', '.join(served)}."
 
 

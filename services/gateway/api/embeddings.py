@@ -64,7 +64,7 @@ class EmbeddingRoute(PostRoute):
         if len(body) > MAX_INLINE_BYTES:
             runs, found = self._runs, ("text", "application/json", sha256(body).hexdigest())
             text = await place_input(
-                runs.tensors, runs.kept, body, found, run.inputs_name, run.deadline, MAX_READERS, run.salt
+                runs.tensors, run.kept, body, found, run.inputs_name, run.deadline, MAX_READERS, run.salt
             )
         return TextInput(text=text, pooling=wanted.pooling or "mean", work=max(1, len(body) // 4))
 

@@ -78,7 +78,7 @@ class AppChats:
     async def _call_app(self, run: ClientRequest, asked: PreparedChat, kind: str) -> Call:
         wanted = asked.input
         if asked.needs_arena:
-            wanted = await self._chat.place_inputs(asked, run.inputs_name, run.deadline, MAX_READERS, run.salt)
+            wanted = await self._chat.place_inputs(asked, run, run.inputs_name, MAX_READERS)
         _, worker = self._registry.worker(run.app)  # it may have been replaced while media were fetched
         return worker.invoke_chat(run, wanted, kind)
 

@@ -35,14 +35,13 @@ from services.gateway.replay.options import ReplayOptions
 from services.gateway.request.accumulator import AnswerAccumulator
 from services.gateway.request.arena_inputs import restore_input
 from services.gateway.request.choices_accumulator import ChoicesAccumulator
+from services.gateway.request.prompt_salt import salt_prompt
 from services.gateway.request.record import MAX_RECORDED_CHARS, Records, output_digests
 from services.gateway.routing.router import ExecutorRoute, Router
 from services.gateway.tasks.chat import APP
 
 #: 16-bit steps by which a replayed sample may differ: float sums depend on the batch they ran in.
 MAX_SAMPLE_DIFFERENCE = 1
-#: How the names of unit tasks begin that read a prompt: engines keep what they have computed of it.
-_PROMPT_TASKS = ("think-", "prefill-")
 
 
 class Replayer:
@@ -274,11 +273,8 @@ def _open_accumulator(running: InflightInvocation) -> AnswerAccumulator:
 
 def _salt_node(node: GraphNode, salt: str, *, salts_prompt: bool) -> GraphNode:
     """``node`` with media, and a prompt if that ``salts_prompt``, of which nothing was computed yet under ``salt``."""
-    inputs = {name: _salt_value(value, salt) for name, value in node.inputs.items()}
-    params = inputs.get("params")
-    if salts_prompt and node.task.startswith(_PROMPT_TASKS) and isinstance(params, dict) and HANDLE not in params:
-        inputs["params"] = {**params, "cache_salt": salt}
-    return graph.with_inputs(node, inputs)
+    salted = graph.with_inputs(node, {name: _salt_value(value, salt) for name, value in node.inputs.items()})
+    return salt_prompt(salted, salt, in_conversation=False) if salts_prompt else salted
 
 
 def _salt_value(value: Any, salt: str) -> Any:

@@ -29,8 +29,9 @@ class DeadLetters:
         """Records and dead letters that the bus gave up."""
         return self._bus.records_lost
 
-    def write(self, running: InflightInvocation, digested: Invocation) -> None:
-        """Keep what failed if it is a dead letter; ``digested`` is its invocation without users' content."""
+    def write(self, running: InflightInvocation, digested: Invocation, may_keep: bool = True) -> None:
+        """Keep what failed if it is a dead letter; ``digested`` is its invocation without users' content, which is all
+        that is kept unless it ``may_keep`` that."""
         invocation, failure = running.invocation, running.failure
         why = dead_letters.dead_letter_reason(failure, running.failed, running.moves, invocation.attempt)
         if not why or failure is None:
@@ -56,7 +57,7 @@ class DeadLetters:
             lost=lost,
             moves=tuple(running.moves),
             replay_of=invocation.replay_of,
-            invocation=invocation if self.full else digested,
+            invocation=invocation if self.full and may_keep else digested,
             refused=tuple(sorted(running.culprit)),
         )
         small = msgspec.structs.replace(letter, invocation=digested)

@@ -23,11 +23,10 @@ from services.gateway.pricing.meter import UsageMeter
 from services.gateway.request.accumulator import AnswerAccumulator
 from services.gateway.request.app_call import AppCallLog
 from services.gateway.request.dead_letters import DeadLetters
+from services.gateway.request.record_rules import RecordRules
 
 log = logging.getLogger(__name__)
 
-#: What ``OMNIBUS_GATEWAY_RECORD`` may be; see ``GatewaySettings.record``.
-MODES = ("full", "stages", "digest")
 _NO_LINKS = RequestLinks()
 #: Characters of an answer's text that its end record repeats; the digest covers all of it.
 MAX_RECORDED_CHARS = 16_000
@@ -48,7 +47,7 @@ class _HeldBegin(NamedTuple):
 
 
 class Records:
-    """Writes to the stream without waiting; reads it for replay. ``full`` keeps inputs, else digests.
+    """Writes to the stream without waiting; reads it for replay. ``rules`` say whose inputs it keeps, else digests.
 
     The beginning of an invocation is held back for ``hold_seconds``; ``meter`` says what each took.
     """
@@ -57,7 +56,7 @@ class Records:
         self,
         bus: Bus,
         meter: UsageMeter,
-        full: bool,
+        rules: RecordRules,
         keep: MediaStore,
         dead: DeadLetters | None = None,
         hold_seconds: float = 0.0,
@@ -66,20 +65,20 @@ class Records:
         self.meter = meter
         self._dead = dead
         self.media = keep
-        self.full = full
+        self.rules = rules
         self._hold_seconds = hold_seconds
         self._held: dict[str, _HeldBegin] = {}  # by invocation, oldest first
         self._timer: asyncio.TimerHandle | None = None
         #: Called with each invocation that ends, and how; None while nobody wants to know.
         self.on_end: Callable[[InflightInvocation, str], None] | None = None
 
-    def write_begin(self, running: InflightInvocation) -> None:
-        """Record what was sent: at once, or held back for a moment in which it may end."""
+    def write_begin(self, running: InflightInvocation, tenant: str = "") -> None:
+        """Record what was sent for ``tenant``: at once, or held back for a moment in which it may end."""
         invocation = running.invocation
         whole = (
             graph.encode_invocation(invocation) if running.tapes else running.body
         )  # what is kept was asked for besides
-        body = whole if self.full else graph.encode_invocation(_digest_inputs(invocation))
+        body = whole if self.rules.keeps_content(tenant) else graph.encode_invocation(_digest_inputs(invocation))
         id = f"{invocation.id}.{invocation.attempt}"
         if not self._hold_seconds:
             self._publish_record(invocation, body, id)
@@ -132,10 +131,11 @@ class Records:
         if tenant and usage.money is not UNSET:
             TENANTS.cost_counter(tenant, str(usage.currency)).inc(usage.money)
         invocation, answer = running.invocation, got.to_answer() if got is not None else RecordedAnswer()
-        if got is not None and self.full and answer.audio_sha256:
+        full = self.rules.keeps_content(tenant)
+        if got is not None and full and answer.audio_sha256:
             self.media.put_nowait(answer.audio_sha256, got.pcm)
-        shown = answer.text[:MAX_RECORDED_CHARS] if self.full else ""
-        recorded = self.full and status == "done"
+        shown = answer.text[:MAX_RECORDED_CHARS] if full else ""
+        recorded = full and status == "done"
         ended = EndRecord(
             inv=invocation.id,
             status=status,
@@ -153,7 +153,7 @@ class Records:
             options=invocation.options,
             moves=tuple(running.moves),
             node=running.failed,
-            kept=tuple(self._store_captures(running)),
+            kept=tuple(self._store_captures(running)) if full else (),
             pulls=running.pull_log.costs() if running.pull_log is not None else (),
             usage=usage,
             tenant=tenant,
@@ -163,7 +163,7 @@ class Records:
         )
         self._publish_end(invocation, messages.encode(ended))
         if status == "failed" and self._dead is not None:
-            self._write_dead_letter(self._dead, running)
+            self._write_dead_letter(self._dead, running, tenant)
         if self.on_end is not None:
             self.on_end(running, status)
 
@@ -185,9 +185,9 @@ class Records:
                 self.media.put_nowait(about.sha256, body)
                 yield about
 
-    def _write_dead_letter(self, dead: DeadLetters, running: InflightInvocation) -> None:
+    def _write_dead_letter(self, dead: DeadLetters, running: InflightInvocation, tenant: str) -> None:
         try:
-            dead.write(running, _digest_inputs(running.invocation))
+            dead.write(running, _digest_inputs(running.invocation), self.rules.may_keep_letter(tenant))
         except OmnibusError as error:
             log.warning("the dead letter of %s was not kept: %s", running.id, error)
 

@@ -23,6 +23,7 @@ from omnibus.task import Segment
 from services.gateway.dispatch.digest import Fingerprint
 from services.gateway.dispatch.inflight import InflightInvocation, token_resume_states
 from services.gateway.dispatch.streams import ResultStream
+from services.gateway.media.blob_store import MediaStore
 from services.gateway.pricing.quantities import Estimates
 from services.gateway.pricing.quotes import PriceCheck
 from services.gateway.request import metrics
@@ -32,6 +33,7 @@ from services.gateway.request.arena_inputs import MAX_READERS, TensorPlacer, pla
 from services.gateway.request.ends import fail_open_streams, request_over_error
 from services.gateway.request.load_report import CountedInvocation
 from services.gateway.request.names import app_letters
+from services.gateway.request.prompt_salt import salt_prompt
 from services.gateway.request.request_admission import RequestAdmission
 from services.gateway.request.resources import RequestResources
 from services.gateway.request.segment_inputs import fill_references, find_earlier, has_references
@@ -132,7 +134,7 @@ class ClientRequest:
                 nodes = await fill_references(
                     nodes,
                     partial(find_earlier, self.segments),
-                    TensorPlacer(runs.tensors, runs.kept, name, self.deadline),
+                    TensorPlacer(runs.tensors, self.kept, name, self.deadline),
                 )
             except BaseException:
                 runs.tensors.end_invocation(name)
@@ -155,18 +157,29 @@ class ClientRequest:
     async def place_input(self, data: bytes, about: tuple[str, str, str]) -> dict[str, Any]:
         """Put a file into the arena for all segments of this request; see ``arena_inputs.place_input``."""
         runs, holder = self._runs, self.inputs_name
-        return await place_input(runs.tensors, runs.kept, data, about, holder, self.deadline, MAX_READERS, self.salt)
+        return await place_input(runs.tensors, self.kept, data, about, holder, self.deadline, MAX_READERS, self.salt)
 
     @property
     def logs_calls(self) -> bool:
         """True if its record has what an app was asked."""
-        return self._runs.records.full
+        return self._runs.records.rules.keeps_content(self.tenant.name)
+
+    @property
+    def kept(self) -> MediaStore | None:
+        """Where its media are kept beside its record; None where nothing of its content is recorded."""
+        return self._runs.kept if self.logs_calls else None
 
     @property
     def salt(self) -> str:
         """Under which what is computed of this request's media is kept, and shared with others."""
         settings = self._runs.settings
         return self.tenant.salt(settings.salt, settings.isolate)
+
+    @property
+    def prompt_salt(self) -> str:
+        """The same for its prompts; empty where tenants share them, or executors of an earlier build refuse it."""
+        apart = self.tenant.name and self._runs.settings.isolate
+        return self.salt if apart and self._runs.router.members.all_take("cache_salt") else ""
 
     async def wait_admission(self, segment: Segment, step: int = 0) -> None:
         """Wait once, for a turn or for room. Raises ``Overloaded``, and as ``PriceCheck.choose_path``.
@@ -246,7 +259,7 @@ class ClientRequest:
             raise
         self.segments.append(running)
         self._counted.append(counted)
-        runs.records.write_begin(running)
+        runs.records.write_begin(running, self.tenant.name)
         metrics.count_paths(assignment, running.invocation.path)
         return running
 
@@ -264,6 +277,7 @@ class ClientRequest:
         except BaseException:
             runs.tensors.end_invocation(self._invocation_id(step))
             raise
+        salt = self.prompt_salt
         invocation = Invocation(
             v=WIRE_VERSION,
             id=ticket.id,
@@ -276,7 +290,7 @@ class ClientRequest:
             created=time.time(),
             deadline=self.deadline,
             reply=runs.dispatcher.reply,
-            nodes=assignment.nodes,
+            nodes=tuple([salt_prompt(node, salt) for node in assignment.nodes]) if salt else assignment.nodes,
             outputs=segment.outputs,
             options=route.options,
             route=route.executors,

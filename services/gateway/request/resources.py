@@ -19,7 +19,7 @@ MAX_QUEUE_OVER_DEADLINE = 0.5
 
 
 class RequestResources:
-    """The parts of a gateway that every request shares. Media are kept where records are ``full``."""
+    """The parts of a gateway that every request shares. Media are kept where content is recorded."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class RequestResources:
         self.tensors = tensors
         self.records = records
         self.quotes = Quotes(router, records.meter)
-        self.kept = keep if records.full else None
+        self.kept = keep if records.rules.any_full else None
         self.loads = loads
         self.admission = admission
         #: Seconds that a queue may grow to: where deadlines are short, less than would use them up.

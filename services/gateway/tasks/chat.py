@@ -35,6 +35,7 @@ from services.gateway.pricing.quotes import ExpectedSizes, Quote
 from services.gateway.request.arena_inputs import MAX_READERS, place_input
 from services.gateway.request.continuing import Continuations
 from services.gateway.request.factory import RequestFactory
+from services.gateway.request.prompt_salt import salt_params
 from services.gateway.request.request import ClientRequest
 from services.gateway.tasks.kinds import ChatKind, ChatKinds, RequestGraph
 from services.gateway.tasks.prepared_chat import MAX_INLINE_BYTES, PreparedChat
@@ -122,7 +123,7 @@ class Chat:
         if not inspect.iscoroutinefunction(task.invoke):
             return await self._submit_static(run, task, asked)
         run.known = ()  # several segments give the answer, so none goes on behind its tokens
-        wanted = await self.place_inputs(asked, run.inputs_name, run.deadline, MAX_READERS, run.salt)
+        wanted = await self.place_inputs(asked, run, run.inputs_name, MAX_READERS)
         with use(run):
             return await run_task(task.invoke, wanted)
 
@@ -285,19 +286,23 @@ class Chat:
         """The graph of a request whose inputs are put into the arena, for all its attempts."""
         try:
             readers = (MAX_ATTEMPTS + 1) * max(1, len(asked.choices))
-            wanted = await self.place_inputs(asked, run.id, run.deadline, readers, run.salt)
+            wanted = await self.place_inputs(asked, run, run.id, readers)
             return self._kinds.build_graph(kind, run, task, wanted)
         except BaseException:
             self._runs.tensors.end_invocation(run.id)
             raise
 
-    async def place_inputs(
-        self, asked: PreparedChat, holder: str, deadline: float, readers: int, salt: str
-    ) -> ChatInput:
-        """Put media, and messages that are too long for the bus, into the arena once."""
+    async def place_inputs(self, asked: PreparedChat, run: ClientRequest, holder: str, readers: int) -> ChatInput:
+        """Put media of ``run``, and messages that are too long for the bus, into the arena once, for ``holder``."""
+        place = partial(place_input, self._runs.tensors, run.kept)
         media = [
-            await self._place_input(
-                item.data, (item.info.modality, item.info.mime, item.info.sha256), holder, deadline, readers, salt
+            await place(
+                item.data,
+                (item.info.modality, item.info.mime, item.info.sha256),
+                holder,
+                run.deadline,
+                readers,
+                run.salt,
             )
             for item in asked.items
         ]
@@ -308,21 +313,14 @@ class Chat:
                     raise TooLarge(f"{name} have {len(body)} bytes, {self._limits.item_bytes} are allowed", param=name)
                 # Both halves of a language model read parameters.
                 reads = readers if name == "messages" else MAX_READERS
-                update[name] = await self._place_input(body, _about_json(body), holder, deadline, reads, salt)
+                placed = body if name == "messages" else salt_params(body, run.prompt_salt)
+                update[name] = await place(placed, _about_json(placed), holder, run.deadline, reads, run.salt)
         if any(len(body) > MAX_INLINE_BYTES for body in asked.choices):
+            choices = [salt_params(body, run.prompt_salt) for body in asked.choices]
             update["choices"] = tuple(
-                [
-                    await self._place_input(body, _about_json(body), holder, deadline, readers, salt)
-                    for body in asked.choices
-                ]
+                [await place(body, _about_json(body), holder, run.deadline, readers, run.salt) for body in choices]
             )
         return asked.input.model_copy(update=update)
-
-    async def _place_input(
-        self, data: bytes, about: tuple[str, str, str], holder: str, deadline: float, readers: int, salt: str
-    ) -> dict[str, Any]:
-        runs = self._runs
-        return await place_input(runs.tensors, runs.kept, data, about, holder, deadline, readers, salt)
 
 
 def _expected_sizes(asked: PreparedChat) -> ExpectedSizes:

@@ -109,7 +109,7 @@ class ImageTasks:
         runs, info = self._runs, image.info
         about = (info.modality, info.mime, info.sha256)
         return await place_input(
-            runs.tensors, runs.kept, image.data, about, run.inputs_name, run.deadline, MAX_READERS, run.salt
+            runs.tensors, run.kept, image.data, about, run.inputs_name, run.deadline, MAX_READERS, run.salt
         )
 
 

@@ -62,11 +62,8 @@ class TextGenerationParams(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
 
     @property
     def conversation_key(self) -> str:
-        """The conversation and the adapter that computes it; empty without a ``cache_key``.
-
-        Empty with a ``cache_salt`` too: what is computed for a comparison would take the place of its conversation's.
-        """
-        return f"{self.cache_key}/{self.adapter_key}" if self.cache_key and not self.cache_salt else ""
+        """The conversation, its salt and the adapter that computes it; empty without a ``cache_key``."""
+        return f"{self.cache_salt}/{self.cache_key}/{self.adapter_key}" if self.cache_key else ""
 
     @property
     def changes_logits(self) -> bool:

@@ -20,6 +20,7 @@ from services.planner.declared import declarations_file
 from services.planner.declared.model import DeclaredModel, DeclaredPath
 from services.planner.declared.planned_spec import DeclaredNode, GpuType, PlannedModel, TailLatencyGoals
 
+_FORM = '{"models": {"NAME": {"family": "...", "checkpoint": "..."}}}'
 _UNKNOWN_FIELD = re.compile(r"unknown field `([^`]*)`")
 _NAMED_MODEL = re.compile(r"^model ([^:\s]+): ")
 _AREAS: tuple[type[msgspec.Struct], ...] = (
@@ -53,9 +54,11 @@ def _check_syntax(text: str) -> None:
     try:
         found = json.loads(text)
     except json.JSONDecodeError as error:
+        if not text.lstrip().startswith("{"):
+            raise BadRequest(f"it is no JSON, which declarations are: {_FORM}") from error
         raise BadRequest(f"line {error.lineno}: {error.msg} (column {error.colno})") from error
     if not isinstance(found, dict) or "models" not in found:
-        raise BadRequest('it must say the models: {"models": {"NAME": {"family": "...", "checkpoint": "..."}}}')
+        raise BadRequest(f"it must say the models: {_FORM}")
 
 
 def _explain(text: str, message: str) -> str:

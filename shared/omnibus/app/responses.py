@@ -26,7 +26,7 @@ def parse_request(adapter: TypeAdapter[Any], body: bytes) -> Any:
         return adapter.validate_json(body)
     except ValidationError as error:
         param, message = _first_error(error)
-        raise BadRequest(f"{param}: {message}" if param else message, param=param) from None
+        raise BadRequest(f"{param or 'the request'}: {message}", param=param) from None
 
 
 async def encode_answer(adapter: TypeAdapter[Any] | None, value: Any) -> bytes:

@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import base64
 import io
+import os
 import sys
 import tempfile
 import time
@@ -15,9 +16,11 @@ from typing import Any
 from omnibus.cli import demo_drawing, demo_media, demo_world
 from omnibus.cli.invocations import invocation_lines
 from omnibus.cli.progress import ProgressBar
-from omnibus.errors import BadRequest
+from omnibus.errors import BadRequest, Rejected
 from omnibus.families import catalog
+from omnibus.process import run_module
 from omnibus.process.logs import Log
+from omnibus.process.spec import python_path
 from omnibus.recording.records import find_record
 from omnibus.up.stack import Stack
 from omnibus.up.tiny_models import tiny_models
@@ -28,6 +31,7 @@ RANDOM_ANSWER_TOKENS, RANDOM_SPEECH_CODES = 1500, 400
 TRAINED_ANSWER_TOKENS = 40
 #: What is asked when nothing else is, and whom.
 PROMPT, MODEL = "What do you see and hear?", "qwen2.5-omni-world"
+_CHECK_SECONDS = 60.0
 #: Characters of it that are shown.
 MAX_PRINTED_CHARS = 400
 
@@ -39,6 +43,7 @@ async def run_demo(options: argparse.Namespace) -> int:
     if options.model not in chatting:
         raise BadRequest(f"the demo runs {' or '.join(chatting)}, not {options.model}")
     trained, speaks = options.model in catalog.WORLD, speaking[options.model]
+    await _check_files(options, speaks)
     shown = (
         await _make_sample(options)
         if trained
@@ -61,11 +66,29 @@ async def run_demo(options: argparse.Namespace) -> int:
                     stack.url, shown.wish, options.model, Path(options.out).with_suffix(".png")
                 )
             await _print_record(stack, id)
-    except BaseException:
-        print(log.getvalue())
+    except Exception as error:
+        if not isinstance(error, Rejected):  # what was asked for is wrong, and not what runs
+            print(log.getvalue(), file=sys.stderr)
         raise
     _print_line(f"\neverything is stopped; `{_program_name()} up` starts it again, until Ctrl-C")
     return 0
+
+
+async def _check_files(options: argparse.Namespace, speaks: bool) -> None:
+    """Check files of one's own, and where the answer goes, before anything starts. Raises ``BadRequest``."""
+    if options.audio and not speaks:
+        raise BadRequest(f"{options.model} does not listen: leave AUDIO out or ask {MODEL}")
+    _check_output(Path(options.out))
+    given = [f"{name}={path}" for name in ("image", "audio", "video") if (path := getattr(options, name))]
+    if given:
+        await run_module.call_module(
+            "services.gateway.media", *given, within=_CHECK_SECONDS, env={"PYTHONPATH": python_path()}
+        )
+
+
+def _check_output(out: Path) -> None:
+    if out.is_dir() or not os.access(out.parent, os.W_OK):
+        raise BadRequest(f"--out {out}: no file can be written there")
 
 
 @asynccontextmanager
@@ -107,27 +130,20 @@ def _print_line(text: str) -> None:
 
 def _message_content(options: argparse.Namespace, speaks: bool, shown: demo_world.DemoSample) -> list[dict[str, Any]]:
     """The request's parts: the files that were named, or a picture and a sound made here."""
-    image = _read_file(options.image) if options.image else shown.picture
+    image = Path(options.image).read_bytes() if options.image else shown.picture
     if not options.image and sys.stdout.isatty():
         _print_line(f"{demo_world.terminal_image(image)}\n")
     parts: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": _data_url("image/jpeg", image)}}]
     if options.video:
-        parts.append({"type": "video_url", "video_url": {"url": _data_url("video/mp4", _read_file(options.video))}})
-    if options.audio and not speaks:
-        raise BadRequest(f"{options.model} does not listen: leave AUDIO out or ask {MODEL}")
+        parts.append(
+            {"type": "video_url", "video_url": {"url": _data_url("video/mp4", Path(options.video).read_bytes())}}
+        )
     if speaks:
-        audio = _read_file(options.audio) if options.audio else shown.sound
+        audio = Path(options.audio).read_bytes() if options.audio else shown.sound
         format = Path(options.audio).suffix[1:].lower() if options.audio else "wav"
         data = base64.b64encode(audio).decode()
         parts.append({"type": "input_audio", "input_audio": {"data": data, "format": format}})
     return [*parts, {"type": "text", "text": options.prompt}]
-
-
-def _read_file(path: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise BadRequest(f"{path}: {error.strerror}") from error
 
 
 def _data_url(mime: str, data: bytes) -> str:
@@ -204,7 +220,8 @@ async def _print_record(stack: Stack, id: str) -> None:
     program = _program_name()
     looks = {"tail": "watch requests begin and end", f"show {id}": "graph, route and waterfall"}
     looks[f"replay {id}"] = "run it again, compare the answers"
-    lines = [f"  {f'{program} {look}':<36} {what}" for look, what in looks.items()]
+    width = max(len(look) for look in looks)
+    lines = [f"  {program} {look:<{width}}  {what}" for look, what in looks.items()]
     lines.append(f"  nats stream view OMNIBUS_INVOCATIONS --subject 'omnibus.inv.*.{id}'")
     _print_line(f"\nits record; while `{program} up` runs, look at any request with\n" + "\n".join(lines))
 

@@ -41,10 +41,19 @@ async def connect_bus(options: argparse.Namespace) -> NatsBus:
 
 async def tail_records(options: argparse.Namespace) -> int:
     bus = await connect_bus(options)
-    await bus.subscribe(subjects.RECORDS, lambda delivery: _print_records(delivery, options.json))
+    over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def print_delivery(delivery: Delivery) -> None:
+        try:
+            _print_records(delivery, options.json)
+        except BrokenPipeError as error:  # whoever read them has ended
+            if not over.done():
+                over.set_exception(error)
+
+    await bus.subscribe(subjects.RECORDS, print_delivery)
     print("watching omnibus.inv.> (Ctrl-C ends)", file=sys.stderr)
     try:
-        await asyncio.Event().wait()
+        await over
     finally:
         await bus.drain()
     return 0

@@ -8,6 +8,7 @@ from omnibus.api_key import KeyRecord
 from omnibus.cli import plans
 from omnibus.cli.format.tables import table_lines
 from omnibus.cli.output import print_json, print_names
+from omnibus.errors import BadRequest
 from omnibus.store import Store
 
 
@@ -37,6 +38,11 @@ async def run_keys(options: argparse.Namespace) -> int:
 
 
 def _make_key(options: argparse.Namespace) -> tuple[str, KeyRecord]:
+    for name in ("rate", "burst", "concurrent", "gpu_seconds"):
+        if getattr(options, name) < 0:
+            raise BadRequest(
+                f"--{name.replace('_', '-')} {getattr(options, name):g}: 0 or more is expected; 0 is no limit"
+            )
     key = api_key.generate_key()
     record = KeyRecord(
         api_key.hash_key(key),

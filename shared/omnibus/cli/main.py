@@ -21,11 +21,13 @@ from omnibus.cli import (
     size,
     whatif,
 )
+from omnibus.cli.os_errors import PIPE_CLOSED_EXIT_CODE, explain_os_error, ignore_closed_pipe
 from omnibus.cli.output import USAGE, add_output_options, print_error
 from omnibus.cli.parser import USAGE_EXIT_CODE, CommandParser, UsageError
 from omnibus.errors import OmnibusError, ProblemDetails, Rejected
 from omnibus.process.spec import EXIT_MISCONFIGURED
 
+INTERRUPTED_EXIT_CODE = 130
 #: Module and function of each command, of words below it where these have a function of their own.
 _HANDLERS = {
     "adapters": "adapters:run_adapters",
@@ -68,7 +70,13 @@ _HANDLERS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. Errors are one line on stderr, of JSON where the command prints JSON."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _run_command(list(sys.argv[1:] if arguments is None else arguments))
+    except KeyboardInterrupt:
+        return INTERRUPTED_EXIT_CODE
+
+
+def _run_command(given: list[str]) -> int:
     try:
         options = _build_parser().parse_args(given)
     except UsageError as error:
@@ -78,12 +86,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.arguments = given
     runs.choose_run(options)
     try:
-        return asyncio.run(_dispatch_command(options))
-    except OmnibusError as error:
-        print_error(error, getattr(options, "json", False))
-        return EXIT_MISCONFIGURED if options.command == "up" and isinstance(error, Rejected) else 1
-    except KeyboardInterrupt:
-        return 130
+        code = asyncio.run(_dispatch_command(options))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        ignore_closed_pipe()
+        return PIPE_CLOSED_EXIT_CODE
+    except (OmnibusError, OSError) as error:
+        known = error if isinstance(error, OmnibusError) else explain_os_error(error)
+        if known is None:
+            raise
+        print_error(known, getattr(options, "json", False))
+        return EXIT_MISCONFIGURED if options.command == "up" and isinstance(known, Rejected) else 1
 
 
 def _dispatch_command(options: argparse.Namespace) -> Coroutine[Any, Any, int]:

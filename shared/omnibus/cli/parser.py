@@ -8,6 +8,8 @@ from omnibus.suggestions import did_you_mean
 
 _INVALID_CHOICE = re.compile(r"argument (?P<of>[^:]+): invalid choice: '(?P<word>[^']*)' \(choose from (?P<known>.*)\)")
 USAGE_EXIT_CODE = 2
+#: Choices that a message lists at most.
+_MAX_LISTED = 8
 
 
 class UsageError(Exception):
@@ -20,5 +22,7 @@ class CommandParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if invalid := _INVALID_CHOICE.search(message):
             known = re.findall(r"'([^']*)'", invalid["known"])
-            message = f"there is no {invalid['of'].lower()} {invalid['word']!r}{did_you_mean(invalid['word'], known)}"
+            meant = did_you_mean(invalid["word"], known)
+            there = f"; there is {', '.join(known)}" if not meant and len(known) <= _MAX_LISTED else ""
+            message = f"there is no {invalid['of'].lower()} {invalid['word']!r}{meant}{there}"
         raise UsageError(f"{message} (`{self.prog} --help`)")

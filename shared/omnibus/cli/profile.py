@@ -149,6 +149,10 @@ def _check_options(options: argparse.Namespace) -> None:
     ):
         if not getattr(options, name) >= least:
             raise BadRequest(f"--{name.replace('_', '-')} must be at least {least:g}")
+    if not os.access(options.workload, os.R_OK):
+        raise BadRequest(f"--workload {options.workload}: no such file that can be read")
+    if options.out and not os.access(Path(options.out).parent, os.W_OK):
+        raise BadRequest(f"--out {options.out}: no file can be written there")
     if options.engine_profile and not Path(options.engine_profile).is_file():
         raise BadRequest(f"--engine-profile {options.engine_profile}: no such file")
 

@@ -4,9 +4,12 @@ import argparse
 import asyncio
 import io
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from omnibus.cli import app_target
+from omnibus.cli.app_check import describe_app
 from omnibus.cli.apps import APPS, register_app
 from omnibus.cli.detached import silence_output, start_detached
 from omnibus.cli.format.runs import address_text
@@ -17,8 +20,9 @@ from omnibus.cli.progress import ProgressBar
 from omnibus.errors import BadRequest, DeadlineExceeded, NotFound
 from omnibus.families import catalog
 from omnibus.process.logs import Log
+from omnibus.up.ports import require_free_port
 from omnibus.up.preflight import check_start
-from omnibus.up.stack import Stack
+from omnibus.up.stack import APPS_DIR, Stack
 from omnibus.up.tiny_models import tiny_models
 
 #: Declarations of no models at all.
@@ -31,6 +35,9 @@ async def run_up(options: argparse.Namespace) -> int:
     if options.detach:
         return await start_detached(options)
     await check_start(Path(options.models) if options.models else None, options.nodes)
+    if options.port:
+        require_free_port(options.port)  # before models are built
+    await _check_apps(options)
     with ProgressBar(silent=options.json) as bar:
         stack = Stack(
             await load_declarations(options, bar.update),
@@ -44,6 +51,16 @@ async def run_up(options: argparse.Namespace) -> int:
             log=Log(io.StringIO()) if options.quiet else None,
         )
         return await _run_stack(stack, options, bar)
+
+
+async def _check_apps(options: argparse.Namespace) -> None:
+    """Load the apps that are to be registered, as a gateway will. Raises what is wrong with one."""
+    directory = options.apps_dir or os.environ.get(APPS_DIR) or os.getcwd()
+    if not os.access(directory, os.R_OK | os.X_OK):
+        raise BadRequest(f"--apps-dir {directory}: no such directory")
+    for target in options.app:
+        app_target.source_body(target, None, directory)
+        await describe_app(target)
 
 
 async def _run_stack(stack: Stack, options: argparse.Namespace, bar: ProgressBar) -> int:

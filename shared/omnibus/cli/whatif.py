@@ -13,7 +13,7 @@ import msgspec
 
 from omnibus.cli.output import add_output_options
 from omnibus.cli.plan import planner_environment
-from omnibus.errors import StageUnavailable
+from omnibus.errors import BadRequest, StageUnavailable
 from omnibus.process.spec import ROOT, python_command
 from omnibus.up import runs
 
@@ -44,6 +44,10 @@ def add_whatif_command(commands: Any) -> None:
 
 async def run_whatif(options: argparse.Namespace) -> int:
     """Run the simulation; its exit code."""
+    for name in _FILES:
+        path = getattr(options, name)
+        if path and not os.access(path, os.R_OK):
+            raise BadRequest(f"--{name.replace('_', '-')} {path}: no such file that can be read")
     question = {name: value for name, value in vars(options).items() if name not in ("command", "store", "nats")} | {
         name: _absolute_path(getattr(options, name)) for name in _FILES
     }

@@ -85,7 +85,8 @@ def read_workload(path: Path, subject: Subject, how: RowSampling = DEFAULT_SAMPL
         data = path.read_bytes()
         text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
     except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise BadRequest(f"the workload {path} cannot be read: {error}") from error
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise BadRequest(f"the workload {path} cannot be read: {why}") from error
     notes: list[str] = []
     if path.name.endswith((".csv", ".csv.gz")):
         entries = list(csv_workload.sample_bodies(path, text, subject, how, notes))

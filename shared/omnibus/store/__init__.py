@@ -106,4 +106,5 @@ class Store(
     _History,
     _Dump,
 ):
-    """A connection to the store. Every call is bounded by ``settings.timeout`` seconds."""
+    """A connection to the store. Every command is bounded by ``settings.timeout`` seconds, and so is its wait for a
+    connection where many are sent at once."""

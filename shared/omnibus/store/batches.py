@@ -1,7 +1,7 @@
 """Commands of many requests at once: those that come while others are under way leave together after them.
 
 A client that sends each command by itself needs a connection for each that is under way, which takes longer to open
-than the command, and of which there are a hundred at most.
+than the command.
 """
 
 import asyncio

@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 REREAD_SECONDS = 5.0
 #: Seconds between two attempts to reach a store that is gone.
 RETRY_PAUSE_SECONDS = 0.5
+#: Commands that have a connection at the same time: others wait. Followers of channels keep connections beside them.
+MAX_COMMANDS = 64
 
 _LIBRARY = Path(__file__).with_name("functions.lua").read_text()
 #: What a server says that has been restarted, or whose functions are of another build.
@@ -50,6 +52,7 @@ class StoreConnection:
         self._servers = RedisServers(settings)
         self._redis = self._servers.client
         self._batches = CommandBatches(self._redis)
+        self._connections = asyncio.Semaphore(MAX_COMMANDS)
 
     async def open(self) -> None:
         """Load the server-side functions; raises ``StoreUnavailable``."""
@@ -85,10 +88,42 @@ class StoreConnection:
         return await self._run_command(call())
 
     async def _run_batched(self, name: str, *arguments: Any, **options: Any) -> Any:
-        """Run a command that each request of many sends; raises as ``_run_command``."""
-        return await self._run_command(self._batches.run_command(name, *arguments, **options))
+        """Run a command that each request of many sends; raises as ``_run_command``. All share one connection."""
+        return await self._finish_command(self._batches.run_command(name, *arguments, **options))
 
     async def _run_command(self, command: Any) -> Any:
+        """Answer to a coroutine of a command, or of a pipeline, which is sent once there is a connection for it.
+
+        Raises ``FunctionRefused``, and ``StoreUnavailable``, also where all connections are taken for too long.
+        """
+        try:
+            await self._wait_connection()
+        except BaseException:
+            command.close()  # it was not begun
+            raise
+        try:
+            return await self._finish_command(command)
+        finally:
+            self._connections.release()
+
+    async def _wait_connection(self) -> None:
+        """Wait until one of the connections is free, for as long as a command may take. Raises ``StoreUnavailable``.
+
+        redis-py has pools that wait themselves, but none for Sentinel.
+        """
+        if not self._connections.locked():  # as nearly always: no timer is set
+            await self._connections.acquire()
+            return
+        try:
+            async with asyncio.timeout(self._settings.timeout):
+                await self._connections.acquire()
+        except TimeoutError:
+            raise StoreUnavailable(
+                f"{MAX_COMMANDS} commands wait for the store at {redact_url(self._settings.url)}, and none was "
+                f"answered within {self._settings.timeout:g} s"
+            ) from None
+
+    async def _finish_command(self, command: Any) -> Any:
         try:
             return await keep_cancellation(command)
         except ResponseError as error:

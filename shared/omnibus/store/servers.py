@@ -16,6 +16,8 @@ from omnibus.urls import redact_url
 _SENTINEL_PORT = 26379
 _SENTINEL_SCHEMES = ("redis+sentinel", "rediss+sentinel")
 _TLS_SCHEMES = ("rediss", "rediss+sentinel")
+#: More than commands and followers of channels take together: what waits for a connection waits in ``connection``.
+_MAX_CONNECTIONS = 256
 
 
 class RedisServers:
@@ -28,6 +30,7 @@ class RedisServers:
             "socket_timeout": settings.timeout,
             "socket_connect_timeout": settings.timeout,
             "health_check_interval": 10,
+            "max_connections": _MAX_CONNECTIONS,
             # A command whose answer is lost may have been carried out, so nobody sends it again on its own.
             "retry": Retry(NoBackoff(), 0),
             # With them, which no server of ours sends, redis-py takes connections that the server has closed for open.

@@ -32,6 +32,7 @@ class RunDirectory:
         self._entry: Path | None = None
 
     def __enter__(self) -> "RunDirectory":
+        self._registry.mkdir(mode=0o700, parents=True, exist_ok=True)  # where that fails, nothing has started yet
         remove_leftovers()
         runs.remove_stale_entries(self._registry)
         if self._name:

@@ -38,6 +38,8 @@ def chat(page: Page, system: System) -> None:
 
 
 def test_the_history_has_what_came_and_what_each_stage_did(page: Page, system: System):
+    nobody = {"model": "nobody", "messages": [{"role": "user", "content": "hello"}]}
+    assert page.request.post(f"{system.url}/v1/chat/completions", data=nobody).status == 404
     show(page, "history")
     stages = page.get_by_role("region", name="Stages")
     for _ in range(12):  # what a stage did before it was seen the first time is not counted
@@ -46,6 +48,11 @@ def test_the_history_has_what_came_and_what_each_stage_did(page: Page, system: S
 
     expect(page.get_by_role("region", name="Requests by type")).to_contain_text(OMNI)
     expect(stages).to_contain_text("thinker")
+    expect(page.get_by_role("region", name="Errors by code")).to_contain_text("no model not_found")
+    choices = page.get_by_role("combobox", name="Model").locator("option").all_inner_texts()
+    assert choices[0] == "all models"
+    assert "" not in choices  # what names no model that there is cannot be chosen
+    expect(page.get_by_role("region", name="Time to first output").get_by_text(re.compile("^, "))).to_have_count(0)
     plot = page.get_by_role("slider", name="Requests per second")
     plot.focus()
     page.keyboard.press("End")

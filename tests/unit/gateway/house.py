@@ -43,6 +43,7 @@ from services.gateway.request.dead_letters import DeadLetters
 from services.gateway.request.factory import RequestFactory
 from services.gateway.request.load_report import LoadReporter
 from services.gateway.request.record import Records
+from services.gateway.request.record_rules import parse_record_rules
 from services.gateway.responses.service import Responses
 from services.gateway.routing.executors import ExecutorTable
 from services.gateway.routing.router import Router
@@ -219,9 +220,8 @@ class House:
         self.dispatcher.retention.policy = settings.retain
         self.keep = MediaStore(settings.media_dir, settings.media_bytes)
         self.dead = DeadLetters(self.bus, settings.deadletters == "full", LIMIT)
-        self.records = Records(
-            self.bus, UsageMeter(self.router), settings.record != "digest", self.keep, self.dead, hold_seconds
-        )
+        rules = parse_record_rules(settings.record, settings.record_tenants)
+        self.records = Records(self.bus, UsageMeter(self.router), rules, self.keep, self.dead, hold_seconds)
         fetcher = Fetcher(FetchRules())
         self.loads = LoadReporter(self.router, self.bus, LIMIT)
         self.runs = RequestFactory(

@@ -11,6 +11,11 @@ const REFRESH_MS = 10000;
 const ALL = "";
 const remembered = { span: "3600", model: ALL };
 
+/** Models by name: requests that name none that there is are counted under an empty one. */
+function named(models) {
+  return Object.keys(models).filter(Boolean).sort();
+}
+
 export function history(room) {
   const span = h("select", { "aria-label": "Time" }, Object.entries(SPANS).map(([value, name]) => h("option", { value }, `last ${name}`)));
   const model = h("select", { "aria-label": "Model" }, h("option", { value: ALL }, "all models"));
@@ -30,7 +35,7 @@ export function history(room) {
     stop = every(REFRESH_MS, async (signal) => {
       last = await get(`console/history?seconds=${span.value}`, { signal });
       const before = model.options.length > 1 ? model.value : remembered.model;
-      const names = Object.keys(last.models).sort();
+      const names = named(last.models);
       fill(model, h("option", { value: ALL }, "all models"), names.map((name) => h("option", { value: name }, name)));
       model.value = names.includes(before) ? before : ALL;
       show();
@@ -52,9 +57,9 @@ function charts({ starts, step, models, stages }, chosen) {
     location.hash = `#/invocations?${asked}`;
   };
   const common = { starts, step, pick };
-  const latency = (title, what) => chart({ ...common, title, format: seconds, series: chosen === ALL && names.length > 1
-    ? names.slice(0, 8).map((name, line) => ({ name: `${name}, 95 %`, values: models[name][`${what}_p95`], line }))
-    : [["half of them within", "p50", 1], ["95 % within", "p95", 3]].map(([name, quantile, line]) => ({ name, values: models[names[0]][`${what}_${quantile}`], line })) });
+  const latency = (title, what) => chart({ ...common, title, format: seconds, series: chosen === ALL && named(models).length > 1
+    ? named(models).slice(0, 8).map((name, line) => ({ name: `${name}, 95 %`, values: models[name][`${what}_p95`], line }))
+    : [["half of them within", "p50", 1], ["95 % within", "p95", 3]].map(([name, quantile, line]) => ({ name, values: models[chosen || (named(models)[0] ?? names[0])][`${what}_${quantile}`], line })) });
   return [
     h("div", { class: "charts" },
       chart({ ...common, title: "Requests per second", format: rate, series: [{ name: "came", values: perSecond(sums("came")), line: 1 }, { name: "done", values: perSecond(sums("done")), line: 2 }] }),

@@ -109,6 +109,15 @@ async def test_an_unknown_route_says_which_there_are(home: House):
         assert all(route in message for route in ("chat/completions", "images/generations", "models", "embeddings"))
 
 
+async def test_a_base_url_without_its_version_is_said(home: House):
+    response = await home.http.post("/chat/completions", json={})
+
+    assert response.status_code == 404
+    assert error(response)["message"] == (
+        "/chat/completions is not served here, /v1/chat/completions is: clients' base URL ends in /v1."
+    )
+
+
 @pytest.mark.parametrize(
     ("changes", "param", "values"),
     [

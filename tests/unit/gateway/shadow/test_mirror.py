@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -48,11 +49,11 @@ class Stage:
         models = {**plan.models, VL: overlay_model(plan.models[VL], candidate)}
         self.home.router.plan = msgspec.structs.replace(plan, epoch=plan.epoch + 1, models=models)
 
-    async def ask(self, times: int = 1) -> list[str]:
+    async def ask(self, times: int = 1, **more: Any) -> list[str]:
         answers = []
         for number in range(times):
             content = [text("look"), image(picture("PNG", (8 + number, 8)))]
-            answers.append(answered(await self.home.ask(content=content, path="E>L")))
+            answers.append(answered(await self.home.ask(content=content, path="E>L", **more)))
         return answers
 
     async def counts(self, pairs: int) -> dict[str, int]:
@@ -117,21 +118,25 @@ async def test_no_run_takes_what_an_engine_kept_of_the_prompt_for_another(
 ):
     """The one that serves has read the prompt before, so that it would look faster than the candidate."""
     salts: list[str] = []
+    conversations: list[str] = []
 
     async def think(job: Job) -> None:
-        salts.append((job.inputs["params"] or {}).get("cache_salt", ""))
+        params = job.inputs["params"] or {}
+        salts.append(params.get("cache_salt", ""))
+        conversations.append(params.get("cache_key", ""))
         await usual(job)
 
     usual = TOYS["thinker"]
     monkeypatch.setitem(TOYS, "thinker", think)
     await stage.open(TOYS["vision"])
 
-    await stage.ask()
+    await stage.ask(prompt_cache_key="us")
     await stage.counts(1)
 
     user, *compared = salts
     assert user == ""
     assert len({*compared} - {""}) == 2
+    assert [bool(each) for each in conversations] == [True, *(False for _ in compared)]  # nor leaves it anything there
 
 
 async def test_outputs_that_were_retained_of_the_recorded_run_are_compared(

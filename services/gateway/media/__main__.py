@@ -1,0 +1,37 @@
+"""``python -m services.gateway.media image=FILE ...``: facts about media files, or what is wrong with one of them.
+
+For ``omnibus demo``, which checks files before anything starts; see ``omnibus.process.run_module``.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from omnibus.errors import BadMedia, BadRequest, Rejected
+from omnibus.process import run_module
+from services.gateway.media.headers.sniff import READERS
+from services.gateway.media.inspect import inspect_media
+
+
+def inspect_files(named: Sequence[str]) -> list[dict[str, Any]]:
+    """Facts about files that are named as ``modality=path``. Raises ``BadRequest`` that begins with the path."""
+    found = []
+    for each in named:
+        modality, _, path = each.partition("=")
+        try:
+            found.append(msgspec.to_builtins(inspect_media(Path(path).read_bytes(), modality)))
+        except OSError as error:
+            raise BadRequest(f"{path}: {error.strerror}") from error
+        except BadMedia as error:
+            takes = ", ".join(mime for mime in READERS if mime.startswith(f"{modality}/"))
+            raise BadRequest(f"{path}: {error.message} Accepted: {takes}") from error
+        except Rejected as error:
+            raise BadRequest(f"{path}: {error.message}") from error
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(run_module.report_answer(lambda: inspect_files(sys.argv[1:])))

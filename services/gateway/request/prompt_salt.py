@@ -1,0 +1,41 @@
+"""Salts of prompts: what an engine keeps of a prompt is used for requests with the same salt alone.
+
+Without one the time to the first token would tell a tenant how much of its prompt another one has sent before.
+"""
+
+from typing import Any
+
+import msgspec
+
+from omnibus import graph
+from omnibus.graph import HANDLE, GraphNode
+
+#: How the names of unit tasks begin that read a prompt.
+_PROMPT_TASKS = ("think-", "prefill-")
+#: In one order, so that equal parameters are equal bytes.
+_encode = msgspec.json.Encoder(order="sorted").encode
+
+
+def salt_prompt(node: GraphNode, salt: str, *, in_conversation: bool = True) -> GraphNode:
+    """``node`` with ``salt`` for its prompt, if it reads one; parameters in the arena got it when they were placed.
+
+    Unless ``in_conversation`` the prompt is not kept for the next turn of its conversation.
+    """
+    params = node.inputs.get("params")
+    if not node.task.startswith(_PROMPT_TASKS) or not isinstance(params, dict | msgspec.Raw):
+        return node
+    if isinstance(params, dict) and HANDLE in params:
+        return node
+    found: dict[str, Any] = msgspec.json.decode(params) if isinstance(params, msgspec.Raw) else dict(params)
+    if not in_conversation:
+        found.pop("cache_key", None)
+    found["cache_salt"] = salt
+    salted = msgspec.Raw(_encode(found)) if isinstance(params, msgspec.Raw) else found
+    return graph.with_inputs(node, {**node.inputs, "params": salted})
+
+
+def salt_params(body: bytes, salt: str) -> bytes:
+    """The JSON ``body`` of ``TextParams`` with ``salt``, if there is one."""
+    if not salt:
+        return body
+    return _encode({**msgspec.json.decode(body), "cache_salt": salt})

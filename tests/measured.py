@@ -1,0 +1,19 @@
+"""Measurements that tests make on the way, printed at the end of a run, whichever process made them."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+#: How the names of properties begin (pytest's ``record_property``) that the report prints.
+REPORTED = "measured: "
+
+
+def find_measured(stats: Mapping[str, Sequence[Any]]) -> list[str]:
+    """Lines of what tests measured, by the reports of a run, as ``TerminalReporter.stats`` has them."""
+    return list(dict.fromkeys(_lines(report for reports in stats.values() for report in reports)))
+
+
+def _lines(reports: Iterable[Any]) -> Iterator[str]:
+    for report in reports:
+        for name, value in getattr(report, "user_properties", ()):
+            if name.startswith(REPORTED):
+                yield f"{name.removeprefix(REPORTED)}: {value}"
