@@ -35,6 +35,7 @@ from services.gateway.responses.archive import (
     with_status,
 )
 from services.gateway.responses.conversations import Conversations, page_items
+from services.gateway.responses.history import EarlierItems, load_history
 from services.gateway.responses.holders import HolderQuestion, Holders
 from services.gateway.responses.log import LogContent, LogReader, read_log
 from services.gateway.responses.production import FollowedProduction, Production, ProductionSpec
@@ -91,10 +92,22 @@ class Responses:
     # Clients
 
     async def create(
-        self, wanted: ResponseRequest, body: bytes, pinned: str, prices: PriceOptions = NO_PRICES
+        self,
+        wanted: ResponseRequest,
+        body: bytes,
+        pinned: str,
+        prices: PriceOptions = NO_PRICES,
+        before: EarlierItems | None = None,
     ) -> Production:
-        """Begin to make a response that keeps to ``prices``. Raises ``OmnibusError``, and ``QuoteReady``."""
-        return self._start(await self.specs.open(wanted, body, pinned, prices))
+        """Begin to make a response that keeps to ``prices``, behind ``before`` where the caller has read that.
+
+        Raises ``OmnibusError``, and ``QuoteReady``.
+        """
+        return self._start(await self.specs.open(wanted, body, pinned, prices, before))
+
+    async def load_history(self, wanted: ResponseRequest) -> EarlierItems:
+        """The items before those of ``wanted``. Raises ``BadRequest`` for what is unknown, or another tenant's."""
+        return await load_history(self._store, wanted)
 
     async def retrieve(self, id: str) -> ResponseObject:
         """A response as it is now. Raises ``NotFound``."""

@@ -116,6 +116,25 @@ async def test_pictures_and_sound_go_in_and_speech_comes_out(strict: openai.Asyn
     assert base64.b64decode(deltas) == base64.b64decode(part["data"])
 
 
+async def test_a_conversation_goes_on_over_a_websocket_without_being_stored(strict: openai.AsyncOpenAI):
+    kind: Any = {"type": "response.create", "model": OMNI, "max_output_tokens": 16, "seed": 3, "store": False}
+    async with strict.responses.connect() as connection:
+        ended: list[Any] = []
+        for input in ("hello", "and then?"):
+            before = {"previous_response_id": ended[-1].id} if ended else {}
+            await connection.send({**kind, "input": input, **before})
+            async for event in connection:
+                if event.type in ("response.completed", "response.incomplete", "error"):
+                    ended.append(event.response)
+                    break
+    first = await strict.responses.create(input="hello", **SHORT)
+    second = await strict.responses.create(input="and then?", previous_response_id=first.id, **SHORT)
+
+    assert [each.output_text for each in ended] == [first.output_text, second.output_text]
+    with pytest.raises(openai.NotFoundError):
+        await strict.responses.retrieve(ended[-1].id)
+
+
 # Open Responses. Its tests of tools need a model that calls one when it sees it: here it has to.
 
 CHECKS: dict[str, dict[str, Any]] = {
