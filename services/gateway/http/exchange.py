@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from starlette.types import Receive, Scope, Send
 
-from omnibus.errors import Fatal, NotFound, OmnibusError, Rejected
+from omnibus.errors import Fatal, NotFound, OmnibusError
 from omnibus.metrics import GATEWAY
 from omnibus.settings import GatewaySettings
 from services.gateway.http.connection import ON_LEFT
@@ -102,8 +102,8 @@ class RequestOutcome:
             self.code = "ok" if ended == "done" else "cancelled"
         elif isinstance(error, OmnibusError):
             self.code = error.code if ended != "cancelled" else "cancelled"
-            if isinstance(error, NotFound) or (isinstance(error, Rejected) and sending.run is None):
-                sending.model = ""  # nobody has looked whether there is such a model
+            if isinstance(error, NotFound):
+                sending.model = ""
             await sending.send_error(error)
         else:  # a defect of ours: the client gets an error in the usual shape, the log the rest
             self.code = Fatal.code

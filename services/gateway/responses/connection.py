@@ -1,7 +1,7 @@
 """One WebSocket on which a client has responses made: lanes of requests, each in its order and all side by side.
 
-A response that is not stored is remembered here as long as it is the last one of its lane, so that the next request of the
-connection can name it in ``previous_response_id``.
+A response that is not stored is remembered here as long as it is the last one of its lane, so that the next request of
+the connection can name it in ``previous_response_id``.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 from uvicorn.protocols.utils import ClientDisconnected
 
-from omnibus.errors import BadRequest, Fatal, OmnibusError, Overloaded, Rejected, TooSlow
+from omnibus.errors import BadRequest, Fatal, OmnibusError, Overloaded, TooSlow
 from omnibus.metrics import GATEWAY
 from omnibus.service import until_cancelled
 from services.gateway.http.websocket import WebSocketConnection
@@ -157,6 +157,10 @@ class ResponseConnection:
 
     # Responses
 
+    def metric_label(self, model: str) -> str:
+        """``model`` as metrics name it."""
+        return self._responses.metric_label(model)
+
     async def make_response(self, asked: CreateEvent, lane: "_Lane") -> None:
         """Answer one request. Raises ``OmnibusError`` where the client has had no last event."""
         wanted, known = asked.wanted, self.find_last(asked.wanted.previous_response_id)
@@ -255,14 +259,14 @@ class _Lane:
             self._owner.note_busy()
 
     async def _answer(self, asked: CreateEvent) -> None:
-        model, code = asked.wanted.model, "ok"
+        model, code = self._owner.metric_label(asked.wanted.model), "ok"
         try:
             await self._owner.make_response(asked, self)
         except (ClientStalled, ClientDisconnected):
             code = "cancelled"
             raise
         except OmnibusError as error:
-            code, model = error.code, "" if isinstance(error, Rejected) else model  # there may be no such model
+            code = error.code
             await self._owner.send_error(error, self._stream_id)
         except asyncio.CancelledError:
             code = "cancelled"

@@ -18,6 +18,7 @@ from omnibus.errors import (
 from omnibus.service import until_cancelled
 from omnibus.settings import GatewaySettings
 from omnibus.store import Store, StoredResponse
+from services.gateway.apps.chat import AppChats
 from services.gateway.openai.responses.query import ListItemsQuery
 from services.gateway.openai.responses.request import RESPONSE_ID, ResponseRequest
 from services.gateway.openai.responses.response import (
@@ -104,6 +105,12 @@ class Responses:
         Raises ``OmnibusError``, and ``QuoteReady``.
         """
         return self._start(await self.specs.open(wanted, body, pinned, prices, before))
+
+    def metric_label(self, model: str) -> str:
+        """``model`` as metrics name it: what is no model here has no label of its own."""
+        chats = self.specs.chats
+        known = self._chat.has_model(model) or (isinstance(chats, AppChats) and chats.is_served_by_app(model))
+        return model if known else ""
 
     async def load_history(self, wanted: ResponseRequest) -> EarlierItems:
         """The items before those of ``wanted``. Raises ``BadRequest`` for what is unknown, or another tenant's."""

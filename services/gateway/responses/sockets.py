@@ -151,7 +151,9 @@ async def _wait_failed(client: ResponseConnection) -> _ConnectionEnd:
 
 
 def _end_of(error: Exception) -> _ConnectionEnd:
-    return _ConnectionEnd(websocket.POLICY, "the client does not read") if isinstance(error, TooSlow) else _ConnectionEnd()
+    return (
+        _ConnectionEnd(websocket.POLICY, "the client does not read") if isinstance(error, TooSlow) else _ConnectionEnd()
+    )
 
 
 def _response_limit(limits: RateLimits | None) -> Callable[[], AbstractContextManager[None]]:

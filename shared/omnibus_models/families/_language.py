@@ -102,9 +102,7 @@ class LanguageThinker(LanguageDecoder, ABC):
         self._placeholders = {self._placeholder_id(kind): kind for kind in modalities}
         self._literals = ControlTokenLiterals(self._tokenizer, self._control_tokens())
         self._lengths = Lengths(self._tokenizer)
-        self.tool_format: ToolFormat = find_format(
-            self.calls or detect_format(self._template, self.untold_calls)
-        )
+        self.tool_format: ToolFormat = find_format(self.calls or detect_format(self._template, self.untold_calls))
         self.thinks: bool = _chat_options.THINK_END in self._template
         self._special = {str(token): id for id, token in self._tokenizer.added_tokens_decoder.items() if token.special}
 

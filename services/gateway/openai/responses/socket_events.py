@@ -1,7 +1,7 @@
 """Events of ``/v1/responses`` over a WebSocket: what clients send, checked, and what they are sent.
 
-A client sends ``response.create`` with the fields of a request at its top level. Answers are the events of a stream, with
-the ``stream_id`` of the lane that asked, if it named one.
+A client sends ``response.create`` with the fields of a request at its top level. Answers are the events of a stream,
+with the ``stream_id`` of the lane that asked, if it named one.
 """
 
 from typing import Annotated, Any, NamedTuple

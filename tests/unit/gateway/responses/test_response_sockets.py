@@ -26,6 +26,7 @@ from services.gateway.openai.responses.socket_events import (
     parse_socket_event,
     read_stream_id,
 )
+from services.gateway.responses import connection
 from tests.unit.gateway.house import TEXT, House, house
 from tests.unit.gateway.realtime.test_connections import bearer, gated, refused
 from tests.unit.gateway.responses_house import PATH, Pair, Slow, events_of, whole
@@ -80,14 +81,14 @@ async def test_the_official_client_reads_the_same_events_as_those_of_a_stream(ho
         client = openai.AsyncOpenAI(
             base_url=f"http://localhost:{door.port}/v1", api_key="none", _strict_response_validation=True
         )
-        async with client.responses.connect() as connection:
+        async with client.responses.connect() as socket:
             found: list[Any] = []
             for stream_id in ("a", ""):
                 lane: Any = {"stream_id": stream_id} if stream_id else {}
-                await connection.send(
+                await socket.send(
                     {"type": "response.create", "model": TEXT, "input": "hello there", "seed": 5, **lane}  # type: ignore[typeddict-item]
                 )
-                async for event in connection:
+                async for event in socket:
                     found.append(event)
                     if event.type == "response.completed":
                         break
@@ -207,15 +208,16 @@ async def test_one_lane_holds_so_many_requests_and_a_connection_so_many_lanes(pa
     slow = Slow("one ", "two")
     await pair.serve(TEXT, thinker=slow)
     async with line(pair.first) as made:
-        for _ in range(18):
+        for _ in range(connection.MAX_WAITING + 2):  # one is answered, and one has no room
             await made.create("hi", stream_id="a")
-        found = [await made.next() for _ in range(6)]
-        for number in range(16):
-            await made.create("hi", stream_id=f"lane {number}")
-        while not (over := [event for event in found if event["type"] == "error"])[1:]:
-            found.append(await made.next())
+        for number in range(connection.MAX_LANES):  # one of which has none
+            await made.create("hi", stream_id=f"lane {number}", generate=False)
+        over: list[dict[str, Any]] = []
+        while len(over) < 2:
+            event = await made.next()
+            over += [event] if event.get("status") == 429 else []
 
-    assert [(error["status"], error["stream_id"]) for error in over] == [(429, "a"), (429, "lane 15")]
+    assert [error["stream_id"] for error in over] == ["a", f"lane {connection.MAX_LANES - 1}"]
     assert over[0]["error"]["headers"] == {"Retry-After": "1"}
     await pair.first.emptied()
 
@@ -232,13 +234,14 @@ _FIELDS = ["type", "stream_id", "generate", "stream", "background", "model", "in
 @settings(max_examples=60, deadline=None)
 @given(st.dictionaries(st.sampled_from(_FIELDS), _VALUES | st.just("response.create")) | _VALUES)
 def test_any_event_is_read_or_refused(found: Any):
-    text = json.dumps(found)
+    text, refusal = json.dumps(found), None
     try:
         event = parse_socket_event(text)
-    except (BadRequest, TooLarge) as refusal:
+    except (BadRequest, TooLarge) as error:
+        refusal = error
+    if refusal is not None:
         assert json.loads(encode_error(refusal, read_stream_id(text)))["error"]["message"]
-        return
-    if isinstance(event, SteerEvent):
+    elif isinstance(event, SteerEvent):
         assert json.loads(encode_steer_failure(event))["type"] == "response.steer.failed"
     else:
         assert parse_response_request(event.body) == event.wanted
