@@ -49,7 +49,6 @@ CLIENTS = (
     Client("llama-index-llms-openai-like", "llama-index", "chats, streams, images in, completions"),
     Client("llm", "llm", "prompts, `--schema`, tools with `-T`"),
     Client("lm-eval", "lm-eval", "`local-chat-completions` and `local-completions`"),
-    Client("openresponses-types", "tests-of-others", "the seven requests of Open Responses, read by its types"),
     Client(
         "openai for Node.js", "openai-for-nodejs", "chats, streams with speech, images in, Responses", "openai", True
     ),
