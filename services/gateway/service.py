@@ -57,6 +57,7 @@ from services.gateway.request.load_report import LoadReporter
 from services.gateway.request.record import HOLD_SECONDS, Records
 from services.gateway.request.record_rules import parse_record_rules
 from services.gateway.responses.service import Responses
+from services.gateway.responses.sockets import ResponseSockets
 from services.gateway.routing.executors import ExecutorTable
 from services.gateway.routing.nearness import Nearness
 from services.gateway.routing.router import Router
@@ -97,6 +98,7 @@ class GatewayService:
         self._responses: Responses | None = None
         self._batches: Batches | None = None
         self._realtime: Realtime | None = None
+        self._response_sockets: ResponseSockets | None = None
         self._console: Console | None = None
         self._server: GatewayServer | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -199,7 +201,7 @@ class GatewayService:
         await responses.startup()
         self._closing.push_async_callback(responses.shutdown)
         table = RouteTable(runs, chat, self._files, videos, responses)
-        self._realtime = table.sessions
+        self._realtime, self._response_sockets = table.sessions, table.response_sockets
         batches = self._batches = table.batches
         batches.startup()
         self._closing.push_async_callback(batches.shutdown)
@@ -283,6 +285,8 @@ class GatewayService:
             await self._batches.shutdown()
         if self._realtime is not None:
             self._realtime.begin_stop()
+        if self._response_sockets is not None:
+            self._response_sockets.begin_stop()
         await self._linger_before_close()
         if self._dispatcher is not None and self._apps is not None:
             await asyncio.gather(
@@ -290,6 +294,8 @@ class GatewayService:
             )
             if self._realtime is not None:
                 await self._realtime.wait_closed(CLOSE_SECONDS)
+            if self._response_sockets is not None:
+                await self._response_sockets.wait_closed(CLOSE_SECONDS)
             await self._requests.end_all(self._dispatcher.fail_all)
         await self._close_server()
 

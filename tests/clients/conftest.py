@@ -9,7 +9,9 @@ from omnibus.families import catalog
 from omnibus_models import tiny, world
 from tests.e2e.system import System, declaration, running
 
-OMNI, PAINTER, EMBEDDER = "qwen2.5-omni-world", "qwen-image-world", "my-vectors"
+OMNI, PAINTER, EMBEDDER, SCRIPTED = "qwen2.5-omni-world", "qwen-image-world", "my-vectors", "assistant"
+#: What the model says that decides by a script.
+ANSWERS = Path(__file__).parent / "answers.json"
 
 
 @pytest.fixture(scope="package")
@@ -22,6 +24,12 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
             "image_defaults": catalog.WORLD_IMAGE_DEFAULTS[PAINTER],
         },
         EMBEDDER: catalog.embedding_declaration("qwen2", str(vectors)),
+        SCRIPTED: {
+            "family": "qwen3",
+            "checkpoint": str(ANSWERS),
+            "options": {"L": {"components": ["thinker"], "service": "llm", "engine": "services.engines:sim"}},
+            "paths": [{"options": ["L"]}],
+        },
     }
     with running(tmp_path_factory.mktemp("clients"), models) as made:
         yield made

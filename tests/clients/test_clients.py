@@ -20,17 +20,22 @@ PAGE = (ROOT / "docs" / "clients.md").read_text()
 PYTHON3 = ROOT / os.environ.get("CLIENTS_VENV", ".venv-clients")
 PYTHON2 = ROOT / os.environ.get("OPENAI2_VENV", ".venv-clients-openai2")
 VOICE = ROOT / os.environ.get("VOICE_VENV", ".venv-clients-voice")
+JUDGES = ROOT / os.environ.get("JUDGES_VENV", ".venv-clients-judges")
 NODE_MODULES = PYTHON3 / "node" / "node_modules"
 NEEDS_OPENAI2 = ("litellm", "llama-index")
+#: Commands, which are in the environment of tests of others.
+COMMANDS = ("llm", "lm-eval")
 #: Seconds that an example may take; importing a client takes most of them on a busy machine.
 EXAMPLE_SECONDS = 240.0
 _SECTION = re.compile(r"^## (.+?)$(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
-_BLOCK = re.compile(r"^```(python|javascript)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"^```(python|javascript|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
+SUFFIXES = {"python": "py", "javascript": "mjs", "sh": "sh"}
 EXAMPLES = [
     pytest.param(title, language, code, id=f"{title}-{number}")
     for title, section in _SECTION.findall(PAGE)
     for number, (language, code) in enumerate(_BLOCK.findall(section), 1)
+    if language != "sh" or title in COMMANDS
 ]
 
 
@@ -41,10 +46,17 @@ def command(title: str, language: str, directory: Path) -> list[str]:
             pytest.skip("clients of Node.js are not installed: make install-clients")
         (directory / "node_modules").symlink_to(NODE_MODULES)
         return ["node"]
-    environment = PYTHON2 if title in NEEDS_OPENAI2 else PYTHON3
+    environment = PYTHON2 if title in NEEDS_OPENAI2 else JUDGES if title in COMMANDS else PYTHON3
+    require_installed(environment)
+    if language == "sh":
+        return ["env", f"PATH={environment / 'bin'}:{os.environ['PATH']}", "bash", "-euo", "pipefail"]
+    return [str(environment / "bin" / "python")]
+
+
+def require_installed(environment: Path) -> None:
+    """Skip the test where ``environment`` is not installed."""
     if not (environment / ".installed").exists():
         pytest.skip("clients of Python are not installed: make install-clients")
-    return [str(environment / "bin" / "python")]
 
 
 @pytest.mark.timeout(600)
@@ -55,7 +67,7 @@ def test_an_example_of_the_page_runs(
     program = command(title, language, tmp_path)
     for each in media.iterdir():
         shutil.copy(each, tmp_path)
-    script = tmp_path / ("example.mjs" if language == "javascript" else "example.py")
+    script = tmp_path / f"example.{SUFFIXES[language]}"
     script.write_text(code)
     asyncio.run(system.becomes_ready())
     # Nothing of the tests' own Python, and no look at the internet for what a model costs.

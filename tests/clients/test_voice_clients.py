@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from omnibus_models.world import audio_oracle, scenes, tone_synth
-from tests.clients.test_clients import PYTHON3, ROOT, VOICE
+from tests.clients.test_clients import PYTHON3, ROOT, VOICE, require_installed
 from tests.e2e.system import System
 from tests.tones import record_tones
 
@@ -46,8 +46,7 @@ def words_of(directory: Path, name: str) -> list[str] | None:
 def test_a_client_talks_by_sound_is_interrupted_calls_a_tool_and_shows_a_picture(
     system: System, tmp_path: Path, client: str, environment: Path
 ) -> None:
-    if not (environment / ".installed").exists():
-        pytest.skip("clients of Python are not installed: make install-clients")
+    require_installed(environment)
     asyncio.run(system.becomes_ready())
     scene = scenes.held_out_scenes()[0]
     (tmp_path / "seen.png").write_bytes(scenes.encode_png(scenes.draw_scene(scene, np.random.default_rng(3))))

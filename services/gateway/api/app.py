@@ -78,7 +78,7 @@ class Frontend:
             if route is not None:
                 return route(scope, receive, send)
             if scope["type"] == "websocket":
-                return self._table.realtime(scope, receive, send)
+                return self._table.open_socket(scope, receive, send)
             if scope["type"] == "http" and not scope["path"].isprintable():
                 # A route's pattern would match in front of a line's end, so the path names something else.
                 return send_error(send, NotFound("there is nothing at this path"))

@@ -20,9 +20,9 @@ class InputTokensRoute(PostRoute):
 
     async def handle_request(self, asked: PostRequest, sending: ResponseWriter) -> None:
         wanted = parse_context_request(asked.body, InputTokensRequest)
-        sending.model = wanted.model
         loaded = await self._context.load(wanted)
         run = sending.run = self._context.open_request(wanted.model, pinned=asked.pinned)
+        sending.model = wanted.model
         await sending.send_body(JSON, _encode(await self._context.count_tokens(loaded, run)))
 
 
@@ -35,7 +35,7 @@ class CompactRoute(PostRoute):
 
     async def handle_request(self, asked: PostRequest, sending: ResponseWriter) -> None:
         wanted = parse_context_request(asked.body, CompactRequest)
-        sending.model = wanted.model
         loaded = await self._context.load(wanted)
         run = sending.run = self._context.open_request(wanted.model, wanted.seed, asked.pinned)
+        sending.model = wanted.model
         await sending.send_body(JSON, _encode(await self._context.compact(loaded, run)))

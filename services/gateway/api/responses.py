@@ -30,7 +30,7 @@ class ResponseRoute(PostRoute):
 
     async def handle_request(self, asked: PostRequest, sending: ResponseWriter) -> None:
         wanted = parse_response_request(asked.body)
-        sending.model = wanted.model
+        sending.model = self._responses.metric_label(wanted.model)  # it is looked up behind what came before
         production = await self._responses.create(wanted, asked.body, asked.pinned, asked.prices)
         if wanted.background and not wanted.stream:
             await sending.send_body(JSON, encode_response(production.response))

@@ -1,5 +1,9 @@
 """All OpenAI routes, by their paths."""
 
+from collections.abc import Awaitable
+
+from starlette.types import Receive, Scope, Send
+
 from services.gateway.api.batches import BatchRoutes
 from services.gateway.api.chat_completions import ChatRoute, ResumeRoute
 from services.gateway.api.chat_images import ImageChatRoute
@@ -12,6 +16,7 @@ from services.gateway.api.images import ImageEditRoute, ImageGenerationRoute, Im
 from services.gateway.api.invocations import InvocationRoutes
 from services.gateway.api.realtime import ClientSecretRoute, RealtimeRoute
 from services.gateway.api.response_context import CompactRoute, InputTokensRoute
+from services.gateway.api.response_socket import ResponseSocketRoute
 from services.gateway.api.responses import ResponseRoute, ResponseRoutes
 from services.gateway.api.speech import SpeechRoute
 from services.gateway.api.transcriptions import TranscriptionRoute
@@ -34,6 +39,7 @@ from services.gateway.request.factory import RequestFactory
 from services.gateway.responses.context import ResponseContext
 from services.gateway.responses.drawing import ImageDrawers
 from services.gateway.responses.service import Responses
+from services.gateway.responses.sockets import ResponseSockets
 from services.gateway.tasks.chat import Chat
 from services.gateway.tasks.images import ImageTasks
 from services.gateway.videos.service import Videos
@@ -55,8 +61,10 @@ class RouteTable:
         self._chatting = answered, spoken, written
         self.sessions = Realtime(settings, chat, runs.records.bus)
         secrets = ClientSecrets(settings, videos.store)
-        #: Answers all WebSockets.
+        #: Answers WebSockets, those of ``response_sockets`` excepted.
         self.realtime = RealtimeRoute(self.sessions, secrets)
+        self.response_sockets = ResponseSockets(settings, responses)
+        self._response_socket = ResponseSocketRoute(self.response_sockets)
         self.posts: dict[str, PostRoute] = {
             openapi.PATH: answered,
             response_requests.PATH: ResponseRoute(settings, responses),
@@ -85,6 +93,11 @@ class RouteTable:
         self.invocations = InvocationRoutes(
             settings, History(runs.records.bus), EdgeContents(runs.records, runs.records.media)
         )
+
+    def open_socket(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Answer a WebSocket."""
+        route = self._response_socket if scope["path"] == response_requests.PATH else self.realtime
+        return route(scope, receive, send)
 
     def _batch_routes(self) -> dict[str, PostRoute]:
         """Routes that batches may name: those whose bodies and answers are JSON."""

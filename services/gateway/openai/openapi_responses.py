@@ -53,7 +53,7 @@ def response_paths() -> dict[str, Any]:
     """The path items."""
     return {
         completions.PATH: {"post": _completion_operation()},
-        PATH: {"post": _create_operation()},
+        PATH: {"get": _connect_operation(), "post": _create_operation()},
         context.INPUT_TOKENS: {
             "post": post_operation(
                 "count_input_tokens",
@@ -111,6 +111,14 @@ def _create_operation() -> dict[str, Any]:
         json_content("ResponseRequest"),
         {"description": events, "content": {**json_content("ResponseObject"), **event_content("ResponseEvent")}},
     )
+
+
+def _connect_operation() -> dict[str, Any]:
+    answers = {
+        "101": {"description": "A WebSocket, on which requests and the events of their responses go."},
+        "405": failure_response("The request opens no WebSocket."),
+    }
+    return operation("connect_responses", "Have responses made over one connection.", "Responses", answers)
 
 
 def _retrieve_operation() -> dict[str, Any]:

@@ -18,6 +18,7 @@ from omnibus.errors import (
 from omnibus.service import until_cancelled
 from omnibus.settings import GatewaySettings
 from omnibus.store import Store, StoredResponse
+from services.gateway.apps.chat import AppChats
 from services.gateway.openai.responses.query import ListItemsQuery
 from services.gateway.openai.responses.request import RESPONSE_ID, ResponseRequest
 from services.gateway.openai.responses.response import (
@@ -35,6 +36,7 @@ from services.gateway.responses.archive import (
     with_status,
 )
 from services.gateway.responses.conversations import Conversations, page_items
+from services.gateway.responses.history import EarlierItems, load_history
 from services.gateway.responses.holders import HolderQuestion, Holders
 from services.gateway.responses.log import LogContent, LogReader, read_log
 from services.gateway.responses.production import FollowedProduction, Production, ProductionSpec
@@ -91,10 +93,28 @@ class Responses:
     # Clients
 
     async def create(
-        self, wanted: ResponseRequest, body: bytes, pinned: str, prices: PriceOptions = NO_PRICES
+        self,
+        wanted: ResponseRequest,
+        body: bytes,
+        pinned: str,
+        prices: PriceOptions = NO_PRICES,
+        before: EarlierItems | None = None,
     ) -> Production:
-        """Begin to make a response that keeps to ``prices``. Raises ``OmnibusError``, and ``QuoteReady``."""
-        return self._start(await self.specs.open(wanted, body, pinned, prices))
+        """Begin to make a response that keeps to ``prices``, behind ``before`` where the caller has read that.
+
+        Raises ``OmnibusError``, and ``QuoteReady``.
+        """
+        return self._start(await self.specs.open(wanted, body, pinned, prices, before))
+
+    def metric_label(self, model: str) -> str:
+        """``model`` as metrics name it: what is no model here has no label of its own."""
+        chats = self.specs.chats
+        known = self._chat.has_model(model) or (isinstance(chats, AppChats) and chats.is_served_by_app(model))
+        return model if known else ""
+
+    async def load_history(self, wanted: ResponseRequest) -> EarlierItems:
+        """The items before those of ``wanted``. Raises ``BadRequest`` for what is unknown, or another tenant's."""
+        return await load_history(self._store, wanted)
 
     async def retrieve(self, id: str) -> ResponseObject:
         """A response as it is now. Raises ``NotFound``."""

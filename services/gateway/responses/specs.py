@@ -14,7 +14,7 @@ from services.gateway.openai.responses import items as wire_items
 from services.gateway.openai.responses.request import ResponseRequest, parse_response_request
 from services.gateway.openai.responses.response import ResponseObject, new_response
 from services.gateway.openai.responses.to_chat import ChatOfResponse, to_chat
-from services.gateway.pricing.headers import PriceOptions
+from services.gateway.pricing.headers import NO_PRICES, PriceOptions
 from services.gateway.pricing.quotes import ImageAllowance
 from services.gateway.request.request import ClientRequest
 from services.gateway.responses import history
@@ -52,9 +52,21 @@ class ProductionSpecs:
         #: What draws images of responses, once there is anything.
         self.drawers: ImageDrawers | None = None
 
-    async def open(self, wanted: ResponseRequest, body: bytes, pinned: str, prices: PriceOptions) -> ProductionSpec:
-        """The spec of a response that keeps to ``prices``. Raises ``OmnibusError``, and ``QuoteReady``."""
-        items, asked, drawer = self._read_request(wanted, await history.load_history(self._store, wanted))
+    async def open(
+        self,
+        wanted: ResponseRequest,
+        body: bytes,
+        pinned: str,
+        prices: PriceOptions = NO_PRICES,
+        before: EarlierItems | None = None,
+    ) -> ProductionSpec:
+        """The spec of a response that keeps to ``prices``, behind ``before`` where the caller has read that.
+
+        Raises ``OmnibusError``, and ``QuoteReady``.
+        """
+        if before is None:
+            before = await history.load_history(self._store, wanted)
+        items, asked, drawer = self._read_request(wanted, before)
         seed = asked.request.seed
 
         def opened() -> ClientRequest:

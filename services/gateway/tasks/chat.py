@@ -98,6 +98,11 @@ class Chat:
         self.get_task(name)
         return self._get_model(name)
 
+    def has_model(self, name: str) -> bool:
+        """Return whether the plan has the model ``name``, or one that it adapts."""
+        plan = self._router.plan
+        return plan is not None and self._router.base_model(name) in plan.models
+
     def _get_model(self, name: str) -> ModelPlan:
         return self._router.get_model(self._router.base_model(name))
 

@@ -26,7 +26,7 @@ from omnibus_models.families import _chat_options
 from omnibus_models.families._lengths import Lengths, texts_of
 from omnibus_models.families._literals import ControlTokenLiterals
 from omnibus_models.families._plain_prompt import is_plain_prompt, tokenize_plain_prompt
-from omnibus_models.tool_calls import ToolFormat, detect_format, find_format
+from omnibus_models.tool_calls import USUAL, ToolFormat, detect_format, find_format
 
 _ROLES = frozenset({"system", "user", "assistant", "tool"})
 
@@ -90,6 +90,8 @@ class LanguageThinker(LanguageDecoder, ABC):
     speaks = False
     #: Name of the format of its tool calls; "": what the checkpoint's chat template writes.
     calls = ""
+    #: Name of the format in which it is asked to write calls where that template says nothing of tools.
+    untold_calls = USUAL
 
     def __init__(self, module: Any, checkpoint: Path, modalities: Sequence[str]) -> None:
         from transformers import AutoTokenizer
@@ -100,7 +102,7 @@ class LanguageThinker(LanguageDecoder, ABC):
         self._placeholders = {self._placeholder_id(kind): kind for kind in modalities}
         self._literals = ControlTokenLiterals(self._tokenizer, self._control_tokens())
         self._lengths = Lengths(self._tokenizer)
-        self.tool_format: ToolFormat = find_format(self.calls or detect_format(self._template))
+        self.tool_format: ToolFormat = find_format(self.calls or detect_format(self._template, self.untold_calls))
         self.thinks: bool = _chat_options.THINK_END in self._template
         self._special = {str(token): id for id, token in self._tokenizer.added_tokens_decoder.items() if token.special}
 

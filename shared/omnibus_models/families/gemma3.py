@@ -30,6 +30,7 @@ class Gemma3Thinker(_language.LanguageThinker):
     """The language model of Gemma 3, with its projector."""
 
     windows = True
+    untold_calls = "gemma"
 
     def __init__(self, module: Any, checkpoint: Path) -> None:
         super().__init__(module, checkpoint, ("image",))

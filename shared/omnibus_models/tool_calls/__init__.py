@@ -8,7 +8,7 @@ from importlib import import_module
 from omnibus.errors import BadRequest
 from omnibus_models.tool_calls.base import CallParser, Parsed, Tool, ToolFormat
 
-__all__ = ["CallParser", "Parsed", "Tool", "ToolFormat", "detect_format", "find_format"]
+__all__ = ["USUAL", "CallParser", "Parsed", "Tool", "ToolFormat", "detect_format", "find_format"]
 
 #: What a chat template that writes calls in a format has in it; the first that fits counts.
 _SIGNS = {"hermes": "<tool_call>", "mistral": "[TOOL_CALLS]", "llama3": '"parameters": '}
@@ -28,6 +28,6 @@ def find_format(name: str) -> ToolFormat:
     return found
 
 
-def detect_format(template: str) -> str:
-    """The name of the format that a chat ``template`` writes calls in."""
-    return next((name for name, sign in _SIGNS.items() if sign in template), USUAL)
+def detect_format(template: str, untold: str = USUAL) -> str:
+    """The name of the format that a chat ``template`` writes calls in; ``untold`` for one that says nothing of them."""
+    return next((name for name, sign in _SIGNS.items() if sign in template), untold)

@@ -183,31 +183,35 @@ class StoredStream:
 
 
 @pytest.mark.parametrize(
-    "kills",
-    # 84 times 12 streams are a thousand.
-    [KILLS, pytest.param(84, marks=[pytest.mark.nightly, pytest.mark.timeout(3600)])],
+    "count", [KILLS * STREAMS, pytest.param(1000, marks=[pytest.mark.nightly, pytest.mark.timeout(3600)])]
 )
-async def test_stored_responses_go_on_byte_by_byte_when_their_gateway_is_killed(talkers: System, kills: int):
+async def test_stored_responses_go_on_byte_by_byte_when_their_gateway_is_killed(talkers: System, count: int):
+    """``count`` streams that were cut go on; on a busy machine some are over before their gateway is killed."""
     await talkers.becomes_ready()
     async with talkers.http(1) as other:
         undisturbed = [StoredStream(number) for number in range(STREAMS)]
         await asyncio.gather(*(each.begin(other) for each in undisturbed))
-        for _ in range(kills):
+        kills = continued = 0
+        while continued < count:
             await talkers.becomes_ready()
             streams = [StoredStream(number) for number in range(STREAMS)]
             async with talkers.http(0) as http:
                 reading = [asyncio.create_task(each.begin(http)) for each in streams]
                 async with asyncio.timeout(60):
-                    while not all(len(each.frames) > 8 for each in streams):
+                    while not all(len(each.frames) > 8 for each in streams) and not any(
+                        each.is_whole for each in streams
+                    ):
                         await asyncio.sleep(0.01)
 
                 talkers.gateway(0).kill()
 
                 await asyncio.wait_for(asyncio.gather(*reading), 60)
-            assert not any(each.is_whole for each in streams)
-            await asyncio.wait_for(asyncio.gather(*(each.go_on(other) for each in streams)), 60)
+            cut = [each for each in streams if each.frames and not each.is_whole]
+            kills, continued = kills + 1, continued + len(cut)
+            await asyncio.wait_for(asyncio.gather(*(each.go_on(other) for each in cut)), 60)
 
-            for stream, known in zip(streams, undisturbed, strict=True):
+            for stream in cut:
+                known = undisturbed[stream.number]
                 assert stream.is_whole, stream.events[-1]
                 assert [event["sequence_number"] for event in stream.events] == list(range(len(stream.events)))
                 assert stream.text == known.text
@@ -216,6 +220,7 @@ async def test_stored_responses_go_on_byte_by_byte_when_their_gateway_is_killed(
                 assert again.content == stream.body
                 final = (await other.get(f"/v1/responses/{stream.id}")).json()
                 assert final == stream.events[-1]["response"]
+    print(f"{kills} kills: {continued} streams went on byte by byte")
 
 
 async def test_a_response_in_the_background_outlives_its_gateway(talkers: System):

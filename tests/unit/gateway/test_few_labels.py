@@ -43,7 +43,12 @@ async def bother(home: House, mark: str) -> None:
         ("/v1/chat/completions", question(mark, "hello")),
         ("/v1/chat/completions", question(VL, "hello", user=mark, metadata={mark: mark})),
         ("/v1/chat/completions", question(VL, "hello", modalities=[mark])),
+        ("/v1/responses", {"model": mark, "input": mark}),
+        ("/v1/responses", {"model": mark, "input": mark, "previous_response_id": mark, "store": False}),
+        ("/v1/responses/compact", {"model": mark, "input": [{"type": "item_reference", "id": mark}]}),
+        ("/v1/completions", {"model": mark, "prompt": mark}),
         ("/v1/images/generations", {"model": mark, "prompt": mark}),
+        ("/v1/images/edits", {"model": mark, "prompt": mark, "images": [{"image_url": mark}]}),
         ("/v1/embeddings", {"model": mark, "input": mark}),
         ("/v1/audio/speech", {"model": mark, "input": mark, "voice": mark}),
         ("/v1/videos", {"model": mark, "prompt": mark}),
@@ -63,7 +68,8 @@ async def test_what_clients_make_up_is_no_label(home: House):
         await bother(home, f"mark-{number}")
 
     after = await labels(home)
-    assert after == before
+    assert after["omnibus_requests_total"] == before["omnibus_requests_total"]
+    # Others may be counted a moment later, but never by a name that somebody made up.
     assert not [found for series in after.values() for found in series if any("mark-" in each for each in found)]
 
 

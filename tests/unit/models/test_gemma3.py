@@ -9,8 +9,9 @@ from transformers import DynamicCache
 
 from omnibus.errors import BadRequest, Fatal
 from omnibus_models import families, tiny
-from omnibus_models.contract import Encoded
+from omnibus_models.contract import Encoded, PromptOptions
 from omnibus_models.tiny import gemma3 as recipe
+from omnibus_models.tool_calls import find_format
 from tests.close import assert_close
 from tests.oracles import plain as oracle
 from tests.unit.models import files
@@ -98,6 +99,17 @@ def test_prompts_are_as_long_as_the_joint_processor_makes_them(
     assert prefill.inputs.shape[0] == len(expected)
     torch.testing.assert_close(prefill.inputs[~prefill.media], rows[~prefill.media], rtol=0, atol=0)
     assert int(prefill.media.sum()) == recipe.TOKENS * len(given.get("image", ()))
+
+
+def test_tools_are_asked_for_in_its_own_format(parts: dict[str, Any]) -> None:
+    thinker = parts["thinker"]
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+
+    written = thinker.decode_ids(thinker.prompt([user(text("hi"))], 0, PromptOptions(tools)).ids)
+
+    assert thinker.tool_format is find_format("gemma")
+    assert '"parameters"' in written
+    assert "tool_call" not in written
 
 
 @pytest.mark.numeric

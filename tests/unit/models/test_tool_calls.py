@@ -89,6 +89,8 @@ def test_templates_say_which_format_they_write() -> None:
     assert detect_format("…[TOOL_CALLS]…") == "mistral"
     assert detect_format('…{"name": "x", "parameters": y}') == "llama3"
     assert detect_format("nothing of tools") == "hermes"
+    assert detect_format("nothing of tools", "gemma") == "gemma"
+    assert detect_format("…<tool_call>…", "gemma") == "hermes"
     assert find_format("omnibus_models.tool_calls.llama3:FORMAT") is find_format("llama3")
     with pytest.raises(BadRequest, match="no format of tool calls"):
         find_format("nobody")

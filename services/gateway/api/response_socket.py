@@ -1,0 +1,37 @@
+"""``/v1/responses`` over a WebSocket: takes handshakes, and has the events answered."""
+
+import logging
+
+from starlette.types import Receive, Scope, Send
+
+from omnibus.errors import OmnibusError, Unauthorized
+from omnibus.store import SECRET_PREFIX
+from services.gateway.auth.admin import bearer_token
+from services.gateway.http.response import refuse_request
+from services.gateway.http.websocket import WebSocketConnection, rejecting_send, sent_authorization
+from services.gateway.responses.sockets import ResponseSockets
+from services.gateway.tenancy.rate_limits import KEY_LIMITS
+
+log = logging.getLogger(__name__)
+
+
+class ResponseSocketRoute:
+    """Opens connections of ``sockets``."""
+
+    def __init__(self, sockets: ResponseSockets) -> None:
+        self._sockets = sockets
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        connection, accepted = WebSocketConnection(receive, send), False
+        try:
+            if bearer_token(sent_authorization(scope)).startswith(SECRET_PREFIX):
+                raise Unauthorized("a client secret opens realtime sessions alone: send an API key")
+            with self._sockets.admit():
+                await connection.accept(None)
+                accepted = True
+                await self._sockets.serve(connection, scope.get(KEY_LIMITS))
+        except OmnibusError as error:
+            if accepted:  # from then on errors are events, as long as the client takes any
+                log.warning("a connection of responses ended: %s", error)
+            else:
+                await refuse_request(rejecting_send(scope, send), error)

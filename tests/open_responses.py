@@ -1,0 +1,31 @@
+"""The specification of Open Responses as a judge: bodies and events have to be what its types say.
+
+The types are made from the specification (``openresponses_types``), and are read strictly: no value is converted.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import openresponses_types as spec
+from pydantic import BaseModel
+
+#: Events by their type.
+EVENTS: dict[str, type[BaseModel]] = {
+    next(iter(each.model_fields["type"].annotation)).value: each  # type: ignore[call-overload, arg-type]
+    for name, each in vars(spec).items()
+    if name.endswith("StreamingEvent")
+}
+
+
+def check_response(body: Any) -> spec.ResponseResource:
+    """``body``, JSON of a response, as the specification has it. Raises ``pydantic.ValidationError``."""
+    return spec.ResponseResource.model_validate_json(json.dumps(body), strict=True)
+
+
+def check_events(events: Sequence[Any]) -> spec.ResponseResource:
+    """The response of the last of ``events``, of which each is one of the specification, numbered without gaps."""
+    for number, event in enumerate(events):
+        found = EVENTS[event["type"]].model_validate_json(json.dumps(event), strict=True)
+        assert found.model_dump()["sequence_number"] == number
+    return check_response(events[-1]["response"])

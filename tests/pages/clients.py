@@ -1,0 +1,88 @@
+"""The table of docs/clients.md: what is installed for its examples, and in which version. All else of the page is written."""
+
+import json
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "clients.md"
+_TABLE = re.compile(r"(?<=<!-- clients -->\n).*?(?=<!-- end of clients -->)", re.DOTALL)
+_VOICE = "[conversations by voice](#conversations-by-voice)"
+
+
+class Client(NamedTuple):
+    """A client: its name on the page, the section with its example, its package, and what the example does."""
+
+    name: str
+    section: str
+    works: str
+    package: str = ""
+    is_node: bool = False
+
+
+CLIENTS = (
+    Client(
+        "openai",
+        "openai",
+        "chats, streams, images and audio in, speech out, schemas, tools, Responses, also over a WebSocket, images, speech, "
+        f"transcriptions, embeddings, files, batches; {_VOICE}",
+    ),
+    Client(
+        "openai-agents",
+        "openai-agents",
+        f"agents with a tool, streamed and not, over Responses and over chats; images in; {_VOICE}",
+    ),
+    Client("livekit-plugins-openai", "conversations-by-voice", "conversations by voice"),
+    Client("pipecat-ai", "conversations-by-voice", "conversations by voice"),
+    Client(
+        "langchain-openai",
+        "langchain",
+        "chats, streams, images in, schemas, tools, over chats and over Responses; embeddings",
+    ),
+    Client("langchain-tests", "tests-of-others", "the standard tests of chat models and of embeddings"),
+    Client(
+        "pydantic-ai-slim", "pydantic-ai", "images in, output by a tool and by a schema, over Responses and over chats"
+    ),
+    Client("instructor", "instructor", "the modes `TOOLS`, `JSON_SCHEMA` and `MD_JSON`"),
+    Client("litellm", "litellm", "chats, streams, tools, Responses, speech, transcriptions, embeddings"),
+    Client("llama-index-llms-openai-like", "llama-index", "chats, streams, images in, completions"),
+    Client("llm", "llm", "prompts, `--schema`, tools with `-T`"),
+    Client("lm-eval", "lm-eval", "`local-chat-completions` and `local-completions`"),
+    Client(
+        "openai for Node.js", "openai-for-nodejs", "chats, streams with speech, images in, Responses", "openai", True
+    ),
+    Client(
+        "AI SDK",
+        "ai-sdk",
+        "text, streams, images in, objects, tools, over Responses and over chats; embeddings",
+        "ai",
+        True,
+    ),
+)
+
+
+def page() -> str:
+    """The page with its table as it has to be."""
+    python, node = _python_versions(), _node_versions()
+    rows = ["| client | version | works, as the examples show |", "|---|---|---|"]
+    for each in CLIENTS:
+        version = (node if each.is_node else python)[each.package or each.name]
+        package = f" (`{each.package}`)" if each.name == "AI SDK" else ""
+        rows.append(f"| [{each.name}](#{each.section}){package} | {version} | {each.works} |")
+    return _TABLE.sub(lambda _: "\n".join([*rows, ""]), PAGE.read_text())
+
+
+def _python_versions() -> dict[str, str]:
+    """The pinned version of each package; the first file counts that has it."""
+    found: dict[str, str] = {}
+    for name in ("clients", "clients-openai2", "clients-voice", "clients-judges"):
+        for line in (ROOT / f"requirements-{name}.txt").read_text().splitlines():
+            package, is_pin, version = line.partition("==")
+            if is_pin:
+                found.setdefault(package, version)
+    return found
+
+
+def _node_versions() -> dict[str, str]:
+    return dict(json.loads((ROOT / "tests" / "clients" / "package.json").read_text())["dependencies"])
