@@ -1,4 +1,4 @@
-"""Goodput of plans: the rate of which 99 of 100 requests meet all goals in a simulation, and the plan with the most of it.
+"""Goodput of plans: the rate of which 99 of 100 requests meet all goals in a simulation, and the plan with the most.
 
 Goals bound how busy each option may be, by what was measured of one replica alone. Whether requests that go through
 several are in time is known of whole plans only. So those that the rounds of a promise found, and those by the rules of
@@ -69,8 +69,10 @@ class GoodputSearch:
         return bool(asked.goals.active_goals()) and plain and same_gpus and not ready.lent and not planner.nodes
 
     def find_best(self, results: Sequence[PlanningResult], margin: float = 0.0) -> Goodput | None:
-        """The best of ``results``, and of their neighbours as long as there is time; the first of them where none is better
-        by the part ``margin``. None when none keeps the goals."""
+        """The best of ``results``, and of their neighbours as long as there is time.
+
+        The first of them where none is better by the part ``margin``; None when none keeps the goals.
+        """
         for result in results:
             self._known.setdefault(_key(_replica_counts(result.models[self._name])), result)
         first = next(iter(self._known))
@@ -83,7 +85,7 @@ class GoodputSearch:
         return Goodput(self._known[best], self._rates[best]) if rate > 0 else None
 
     def _judge(self, replicas: Mapping[str, int], beyond: float) -> float:
-        """Goodput of ``replicas`` with the best paths; 0 or ``beyond`` when it is no more than that, or time is over."""
+        """Goodput of ``replicas`` with the best paths; 0 or ``beyond`` if it is no more than that, or time is over."""
         if beyond > 0 and time.thread_time() > self._end:
             return 0.0
         result = self._known.get(_key(replicas)) or self._routed(replicas)

@@ -39,8 +39,8 @@ def update_learned(
 ) -> LearnedSeconds:
     """Return what is known after ``score`` of a model with ``inputs``, whose factors the simulation used.
 
-    ``digest`` is that of their profile. What was learned of another profile is forgotten. What the executors of all cells
-    teach of an option counts together.
+    ``digest`` is that of their profile. What was learned of another profile is forgotten. What the executors of all
+    cells teach of an option counts together.
     """
     options = dict(known.options) if known is not None and known.profile == digest else {}
     served = _served_fraction(inputs.name, score)

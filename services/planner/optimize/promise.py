@@ -135,8 +135,10 @@ class PromiseChecker:
     def _search_goodput(
         self, results: Sequence[PlanningResult], load: Loads | None, within: float, margin: float
     ) -> Goodput | None:
-        """The plan that serves most within the goals, the first of ``results`` unless another is better by ``margin``; None
-        without goals, and where several models, cells or nodes make it another question."""
+        """The plan that serves most within the goals, the first of ``results`` unless another is better by ``margin``.
+
+        None without goals, and where several models, cells or nodes make it another question.
+        """
         if not GoodputSearch.applies_to(self.planner):
             return None
         name, demand = next(iter(self.planner.resolve_demands(load).items()))
@@ -183,9 +185,13 @@ class PromiseChecker:
         return (after / before - 1.0 if before > 0 else math.inf), error
 
     def simulate(self, result: PlanningResult, load: Loads | None = None) -> SimulatedPromise:
-        """Simulate ``result`` at the rates that it promises, each cell by itself. Raises ``BadRequest`` for what cannot be
-        simulated."""
-        return self.simulate_models(without_spares(divide_into_cells(result, {})), result.capacity, load, result.explain)
+        """Simulate ``result`` at the rates that it promises, each cell by itself.
+
+        Raises ``BadRequest`` for what cannot be simulated.
+        """
+        return self.simulate_models(
+            without_spares(divide_into_cells(result, {})), result.capacity, load, result.explain
+        )
 
     def simulate_models(
         self,

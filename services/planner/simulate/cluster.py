@@ -132,7 +132,7 @@ class SimulatedCluster:
         return Choice(planned, planned, None)
 
     def _choose_cell(self, model: str, kind: str, planned: Path, paths: Sequence[Path]) -> Path:
-        """Of the ``paths`` through the options of ``planned``, one in each cell, that with the least work for its rate."""
+        """Of the ``paths`` through the options of ``planned``, one in each cell, that with least work for its rate."""
         key = model, f"{kind} {planned.name}"
         same = self._same_cells.get(key)
         if same is None:

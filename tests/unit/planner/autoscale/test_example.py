@@ -108,7 +108,9 @@ class Example(NamedTuple):
         checker = self.planning.checker
         assert checker is not None
         model = checker.planner.inputs[MODEL].model
-        return simulated_devices(model.components, model.kinds, model.encoders, read_profile(str(EXAMPLE / "times.json")))
+        return simulated_devices(
+            model.components, model.kinds, model.encoders, read_profile(str(EXAMPLE / "times.json"))
+        )
 
     def seconds(self, shares: Sequence[float], part: float, minutes: float) -> Iterator[dict[str, LoadCounts]]:
         """What a gateway says second by second of ``part`` of what the plan promises."""

@@ -33,7 +33,9 @@ def checker(profile: ModelProfile) -> PromiseChecker:
 def celled() -> Plan:
     """Two cells, one of which is twice as large and gets two of three requests."""
     large, small = (engines.deployed({"E": 2 * size, "L": size}).models["q"] for size in (2, 1))
-    types = {kind: tuple(msgspec.structs.replace(path, rate=2.0) for path in paths) for kind, paths in large.types.items()}
+    types = {
+        kind: tuple(msgspec.structs.replace(path, rate=2.0) for path in paths) for kind, paths in large.types.items()
+    }
     return Plan(1, 0, 0.0, {"q": join_cells([msgspec.structs.replace(large, types=types), small])})
 
 
@@ -68,7 +70,10 @@ def test_a_request_stays_in_the_cell_with_the_least_work_for_its_share(celled: P
 
     for (_, _, name), flow in run.seen.flows.items():
         assert {option.rpartition("@")[2] for option in flow.path.options.values()} == {name.rpartition("@")[2]}
-    came = {cell: sum(flow.came for (_, _, name), flow in run.seen.flows.items() if name.endswith(cell)) for cell in ("c1", "c2")}
+    came = {
+        cell: sum(flow.came for (_, _, name), flow in run.seen.flows.items() if name.endswith(cell))
+        for cell in ("c1", "c2")
+    }
     assert 1.5 < came["c1"] / came["c2"] < 3.0
 
 
