@@ -30,8 +30,9 @@ from tests.nightly import nightly
 
 EXAMPLE = ROOT / "examples" / "simulated"
 MODEL = "omni"
-#: As a planner has them that nobody has set anything for, but for seconds between two looks at the load: fewer are dearer.
-SETTINGS = PlannerSettings(models=str(EXAMPLE / "models.json"))
+#: As a planner has them that nobody has set anything for, but that a plan is simulated once, and seconds between two looks
+#: at the load: both are dear.
+SETTINGS = PlannerSettings(models=str(EXAMPLE / "models.json"), simulate=0.01)
 LOOK_SECONDS = SETTINGS.window
 MINUTES = 10
 SEEN, HEARD, TEXT, SPOKEN = "vision+thinker", "audio+thinker+talker+vocoder", "thinker", "thinker+talker+vocoder"
