@@ -255,14 +255,18 @@ def keeps_up(shape: StagedShape, setting: StageGoals, rate: float, lasts: float 
 def goodput(
     shape: StagedShape, setting: StageGoals = TEXTCAPS, lasts: float = 60.0, precision: float = 0.1, beyond: float = 0.0
 ) -> float:
-    """Req/s per GPU: the highest rate of which enough is served in time; ``beyond`` when it is not more than that."""
-    low, high = beyond, beyond + precision if beyond else 1.0
-    while keeps_up(shape, setting, high, lasts):
+    """Req/s per GPU: the highest multiple of ``precision`` of which enough is served in time.
+
+    ``beyond`` when it is not more than that.
+    """
+    low = round(beyond / precision)
+    high = low + 1 if beyond else max(1, round(1.0 / precision))
+    while keeps_up(shape, setting, high * precision, lasts):
         low, high = high, 2 * high
-    while high - low > precision + 1e-9:
-        middle = (low + high) / 2
-        if keeps_up(shape, setting, middle, lasts):
+    while high - low > 1:
+        middle = (low + high) // 2
+        if keeps_up(shape, setting, middle * precision, lasts):
             low = middle
         else:
             high = middle
-    return low
+    return low * precision

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
+from omnibus.cells import base_option
 from omnibus.plan import Plan
 from omnibus.plan_score import LearnedOption, LearnedSeconds, PlanScore
 from omnibus.profile import ModelProfile, encode_profile
@@ -38,20 +39,23 @@ def update_learned(
 ) -> LearnedSeconds:
     """Return what is known after ``score`` of a model with ``inputs``, whose factors the simulation used.
 
-    ``digest`` is that of their profile. What was learned of another profile is forgotten.
+    ``digest`` is that of their profile. What was learned of another profile is forgotten. What the executors of all
+    cells teach of an option counts together.
     """
     options = dict(known.options) if known is not None and known.profile == digest else {}
     served = _served_fraction(inputs.name, score)
     for each in score.options:
-        busy = each.busy
-        learns = each.model == inputs.name and not _is_lent(plan, each.model, each.option)
-        learns = learns and each.option in inputs.options and inputs.options[each.option].has_latencies
+        if each.model != inputs.name:
+            continue
+        busy, option = each.busy, base_option(plan.models[each.model], each.option)
+        learns = not _is_lent(plan, each.model, each.option)
+        learns = learns and option in inputs.options and inputs.options[option].has_latencies
         if not learns or each.jobs < MIN_JOBS or min(busy.promised, busy.measured) < MIN_BUSY or not served > 0:
             continue
         told = each.seconds
         off = told.measured / told.promised if told is not None else busy.measured / busy.promised / served
-        ratio = _bounded(_factor_of(inputs.learned, each.option) * off)
-        options[each.option] = _add_finding(options.get(each.option), ratio, each.jobs)
+        ratio = _bounded(_factor_of(inputs.learned, option) * off)
+        options[option] = _add_finding(options.get(option), ratio, each.jobs)
     return LearnedSeconds(digest, options)
 
 

@@ -16,10 +16,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from omnibus.cells import base_option
 from omnibus.errors import BadRequest
 from omnibus.plan import ModelPlan
 from omnibus.plan_score import LearnedOption
+from services.planner.optimize.cell_plans import divide_into_cells
 from services.planner.optimize.demand import ModelDemand
+from services.planner.optimize.goodput_search import Goodput, GoodputSearch
 from services.planner.optimize.load import Loads
 from services.planner.optimize.model_inputs import ModelInputs
 from services.planner.optimize.planner import Planner
@@ -121,8 +124,34 @@ class PromiseChecker:
         better = self._find_better(baselines, found, load, AGREEMENT_FRACTION if running else 0.0)
         if better is not None:
             policy, best, promise = better
+        results = [best, *(each for each, _ in found), *baselines.values()]
+        goodput = self._search_goodput(results, load, within, AGREEMENT_FRACTION if running else 0.0)
+        if goodput is not None and goodput.result is not best:
+            policy, best = "", goodput.result
+            promise = self.simulate(best, load)
         whole = msgspec.structs.replace(best, explain=best.why() if best.why else best.explain, why=None)
-        return _explain_promise(whole, promise, rounds, policy=policy)
+        return _explain_promise(whole, promise, rounds, policy=policy, goodput=goodput)
+
+    def _search_goodput(
+        self, results: Sequence[PlanningResult], load: Loads | None, within: float, margin: float
+    ) -> Goodput | None:
+        """The plan that serves most within the goals, the first of ``results`` unless another is better by ``margin``.
+
+        None without goals, and where several models, cells or nodes make it another question.
+        """
+        if not GoodputSearch.applies_to(self.planner):
+            return None
+        name, demand = next(iter(self.planner.resolve_demands(load).items()))
+        inputs = self.planner.inputs[name]
+        goals = {name: inputs.asked.goals.active_goals()}
+
+        def simulable(result: PlanningResult) -> SimulatedPlan:
+            return self._simulated_plan(result.models, result.explain)._replace(goals=goals)
+
+        search = GoodputSearch(
+            self.planner, load, lambda rate: list(_type_rates(name, inputs, demand, rate)), simulable, within
+        )
+        return search.find_best(results, margin)
 
     def _find_better(
         self,
@@ -145,17 +174,24 @@ class PromiseChecker:
     def estimate_gain(self, rerouted: PlanningResult, best: PlanningResult, load: Loads) -> tuple[float, float]:
         """The part that ``best`` serves more than ``rerouted``, both as simulated, and the part by which that may err.
 
+        Both are pools of executors, also where ``best`` is in cells: other paths are found for all executors together.
         Raises ``BadRequest`` for what cannot be simulated.
         """
-        kept, new = self.simulate(rerouted, load), self.simulate(best, load)
+        pool = msgspec.structs.replace(best, cells={})
+        kept, new = self.simulate(rerouted, load), self.simulate(pool, load)
         before = sum(rerouted.capacity.values()) * kept.served
         after = sum(best.capacity.values()) * new.served
         error = max(AGREEMENT_FRACTION, abs(new.served - 1.0))
         return (after / before - 1.0 if before > 0 else math.inf), error
 
     def simulate(self, result: PlanningResult, load: Loads | None = None) -> SimulatedPromise:
-        """Simulate ``result`` at the rates that it promises. Raises ``BadRequest`` for what cannot be simulated."""
-        return self.simulate_models(without_spares(result.models), result.capacity, load, result.explain)
+        """Simulate ``result`` at the rates that it promises, each cell by itself.
+
+        Raises ``BadRequest`` for what cannot be simulated.
+        """
+        return self.simulate_models(
+            without_spares(divide_into_cells(result, {})), result.capacity, load, result.explain
+        )
 
     def simulate_models(
         self,
@@ -212,7 +248,7 @@ class PromiseChecker:
 
     def _correct_seconds(self, result: PlanningResult, promise: SimulatedPromise, load: Loads | None) -> None:
         """Make the seconds of roles add up to what the simulation found of each option."""
-        simulated = {(each.model, each.option): each.load for each in promise.outcome.options}
+        simulated = _option_loads(divide_into_cells(result, {}), promise.outcome)
         inputs, demands = self.planner.inputs, self.planner.resolve_demands(load)
         work: dict[tuple[str, str], float] = {}
         roles: dict[tuple[str, str], list[_RoleWork]] = {}
@@ -264,6 +300,16 @@ def _plan_stops(ready: ModelInputs, plan: ModelPlan, demand: ModelDemand, rate: 
                 yield _RoleWork(ready.name, option, kind, frozenset(role), each * share * rate * path.rate / total)
 
 
+def _option_loads(plans: Mapping[str, ModelPlan], outcome: SimulationOutcome) -> dict[tuple[str, str], float]:
+    """Mean load of the executors of each option of ``plans``, those of all cells together, by model and option."""
+    sums, counts = dict[tuple[str, str], float](), dict[tuple[str, str], int]()
+    for each in outcome.options:
+        key = each.model, base_option(plans[each.model], each.option)
+        sums[key] = sums.get(key, 0.0) + each.load * each.replicas
+        counts[key] = counts.get(key, 0) + each.replicas
+    return {key: total / counts[key] for key, total in sums.items() if counts[key]}
+
+
 def _executors_of(plan: ModelPlan, model: str, option: str) -> tuple[str, str]:
     owner, _, own = plan.options[option].of.rpartition("/")
     return (owner, own) if owner else (model, option)
@@ -275,9 +321,15 @@ def _served_rate(result: PlanningResult, promise: SimulatedPromise) -> float:
 
 
 def _explain_promise(
-    result: PlanningResult, promise: SimulatedPromise | None, rounds: int, fault: str = "", policy: str = ""
+    result: PlanningResult,
+    promise: SimulatedPromise | None,
+    rounds: int,
+    fault: str = "",
+    policy: str = "",
+    goodput: Goodput | None = None,
 ) -> PlanningResult:
-    """``result`` with what was promised by the solver, what was simulated, in how many rounds, and by which policy."""
+    """``result`` with what was promised by the solver, what was simulated, in how many rounds, by which policy, and how
+    much of it within the goals."""
     planned = dict(result.explain.get("planned", {}))
     models, capacity = dict(planned.get("models", {})), dict(result.capacity)
     for name in models:
@@ -288,6 +340,8 @@ def _explain_promise(
             told |= {"simulated": result.capacity[name] * promise.served, "agrees": promise.agrees}
             if policy:
                 told["policy"] = policy
+            if goodput is not None:
+                told["goodput"] = goodput.rate
             if not promise.agrees:
                 capacity[name] = told["simulated"]
         models[name] = {**models[name], "capacity": capacity[name], "promise": told}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from omnibus.bus import Bus, subjects
 from omnibus.bus.messages import LoadEvent
-from omnibus.cells import has_cells
+from omnibus.cells import base_option
 from omnibus.cluster.desired import replica_counts
 from omnibus.cluster.presence import ReadyExecutors, follow_events
 from omnibus.errors import OmnibusError
@@ -108,8 +108,6 @@ class PlanScorer:
             self._reconnects = bus.reconnects if bus is not None else 0
             return False
         models = {name: each for name, each in plan.models.items() if name in checker.planner.inputs}
-        if any(has_cells(each) for each in models.values()):  # what is simulated is one pool of executors
-            return False
         return bool(models) and not self._ready.count_missing(replica_counts(models))
 
     async def _learn(self, score: PlanScore, plan: Plan, checker: "PromiseChecker") -> None:
@@ -138,11 +136,11 @@ def _score(checker: "PromiseChecker", measured: PlanMeasurement, reports: Report
 
 def _models_with_latencies(checker: "PromiseChecker", plan: Plan) -> set[str]:
     """Models whose profile tells latencies of all options that are deployed."""
-    return {
-        name
-        for name, inputs in checker.planner.inputs.items()
-        if name in plan.models
-        and all(
-            option in inputs.options and inputs.options[option].has_latencies for option in plan.models[name].options
-        )
-    }
+    found = set[str]()
+    for name, inputs in checker.planner.inputs.items():
+        model = plan.models.get(name)
+        if model is not None:
+            options = {base_option(model, option) for option in model.options}
+            if all(each in inputs.options and inputs.options[each].has_latencies for each in options):
+                found.add(name)
+    return found

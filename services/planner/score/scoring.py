@@ -5,7 +5,9 @@ from collections.abc import Collection, Iterator, Mapping
 import msgspec
 
 from omnibus.bus.messages import BatchCounts
+from omnibus.cells import base_option
 from omnibus.cluster.latency_histogram import FIGURES
+from omnibus.plan import Plan
 from omnibus.plan_score import OptionScore, PlanScore, ScoredValue, TypeScore, score_value
 from services.planner.score.measurement import MeasuredOption, PlanMeasurement, ServedType
 from services.planner.simulate.devices import LANGUAGE_KINDS, ModelDevices
@@ -48,7 +50,7 @@ def score_plan(
         seconds=seconds,
         load=load,
         types=tuple(types),
-        options=tuple(_score_options(outcome, usage, devices)),
+        options=tuple(_score_options(measured.plan, outcome, usage, devices)),
     )
 
 
@@ -81,17 +83,21 @@ def _score_percentiles(
 
 
 def _score_options(
-    outcome: SimulationOutcome, usage: Usage, devices: Mapping[str, ModelDevices]
+    plan: Plan, outcome: SimulationOutcome, usage: Usage, devices: Mapping[str, ModelDevices]
 ) -> Iterator[OptionScore]:
     for each in outcome.options:
         found = usage.get((each.model, each.option))
         if found is not None:
-            seconds = _score_seconds(each, found, devices[each.model])
+            timed = base_option(plan.models[each.model], each.option)
+            seconds = _score_seconds(timed, each, found, devices[each.model])
             yield OptionScore(each.model, each.option, found.jobs, score_value(each.busy, found.busy), seconds)
 
 
-def _score_seconds(promised: OptionOutcome, measured: MeasuredOption, devices: ModelDevices) -> ScoredValue | None:
-    """Seconds of an option that is a language model: what its passes and steps take. None where it does not count them.
+def _score_seconds(
+    timed: str, promised: OptionOutcome, measured: MeasuredOption, devices: ModelDevices
+) -> ScoredValue | None:
+    """Seconds of an option that is a language model: what its passes and steps take by the times of the option
+    ``timed``. None where it does not count them.
 
     Beside other components its passes and steps take what sharing the device makes of them, which no curve says.
     """
@@ -99,5 +105,5 @@ def _score_seconds(promised: OptionOutcome, measured: MeasuredOption, devices: M
     counted = all(batches.get(part, BatchCounts()) != BatchCounts() for part in parts)
     if not counted or not all(devices.kinds[part] in LANGUAGE_KINDS for part in parts):
         return None
-    promise = sum(devices.batch_seconds(promised.option, part, batches[part]) for part in parts)
+    promise = sum(devices.batch_seconds(timed, part, batches[part]) for part in parts)
     return score_value(promise, measured.busy * measured.seconds) if promise > 0 else None

@@ -2,13 +2,15 @@
 
 The rules are those of gateways (``services.gateway.routing``): the path follows from the request's number, the replica
 is the one with the least outstanding work, with several nodes one near the inputs if it has little more; items of
-encoders are shared by replicas; who finds every executor of its paths full is refused.
+encoders are shared by replicas; who finds every executor of its paths full is refused. Of cells with the same options a
+request gets the one with the least work for its share.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import NamedTuple
 
+from omnibus.cells import base_option, has_cells
 from omnibus.errors import BadRequest
 from omnibus.executor.sim.request import ComponentLoad
 from omnibus.plan import ModelPlan, Path, choose_path, request_point
@@ -17,8 +19,8 @@ from services.planner.simulate.devices import ModelDevices
 from services.planner.simulate.executor import SimulatedExecutor
 from services.planner.simulate.saturate import BATCH_ROWS
 
-#: Work in tokens that gateways count for a language model beside its media, and for speech.
-_TEXT_WORK, _SPEECH_WORK = 32, 1024
+#: Work in tokens that gateways count for a text of which nobody says how long it is, for an answer, and for speech.
+_TEXT_WORK, _ANSWER_WORK, _SPEECH_WORK = 32, 256, 1024
 #: Mean requests by which an executor near the inputs may exceed the least work (``OMNIBUS_GATEWAY_NEAR``).
 _NEAR = 0.5
 #: Name that choices of paths begin from.
@@ -58,6 +60,10 @@ class SimulatedModel(NamedTuple):
     places: Mapping[str, Mapping[str, int]] = {}
     edge_gb: Callable[[str, str, str], float] = lambda kind, source, target: 0.0
 
+    def timed_option(self, name: str) -> str:
+        """The option whose times those of ``name`` are: that of a cell without its cell."""
+        return base_option(self.plan, name)
+
 
 class Choice(NamedTuple):
     """The path that was ``planned`` for a request, the one that it takes, and its executors there: of each component
@@ -88,6 +94,8 @@ class SimulatedCluster:
         self._seed = seed
         self._numbers: dict[tuple[str, str], Iterator[int]] = {}
         self._paths: dict[tuple[str, str], tuple[Path, ...]] = {}
+        self._same_cells: dict[tuple[str, str], tuple[Path, ...]] = {}
+        self._celled = {name for name, model in models.items() if has_cells(model.plan)}
         self._turns = count()
         self._mean_work: dict[tuple[str, str], tuple[float, int]] = {}
         for name, model in models.items():
@@ -114,12 +122,32 @@ class SimulatedCluster:
             planned = min(paths, key=lambda path: self._longest_queue(model, path))
         else:
             planned = choose_path(paths, request_point(_GATEWAY, f"{model}/{kind}", number, self._seed))
+            if model in self._celled:
+                planned = self._choose_cell(model, kind, planned, paths)
         if self.inflight < self.limits.inflight:
             for path in (planned, *(each for each in paths if each is not planned and each.rate > 0)):
                 chosen = self._choose_along(model, path, loads)
                 if chosen is not None:
                     return Choice(planned, path, chosen)
         return Choice(planned, planned, None)
+
+    def _choose_cell(self, model: str, kind: str, planned: Path, paths: Sequence[Path]) -> Path:
+        """Of the ``paths`` through the options of ``planned``, one in each cell, that with least work for its rate."""
+        key = model, f"{kind} {planned.name}"
+        same = self._same_cells.get(key)
+        if same is None:
+            wanted = self._path_options(model, planned)
+            same = tuple(each for each in paths if each.rate > 0 and self._path_options(model, each) == wanted)
+            self._same_cells[key] = same
+        return min((planned, *same), key=lambda path: self._path_work(model, path) / path.rate)
+
+    def _path_options(self, model: str, path: Path) -> dict[str, str]:
+        return {part: self.models[model].timed_option(name) for part, name in path.options.items()}
+
+    def _path_work(self, model: str, path: Path) -> float:
+        """Outstanding work of the busiest option on ``path``."""
+        pools = (self.pools.get(self.pool_of(model, option), []) for option in dict.fromkeys(path.options.values()))
+        return max((sum(each.outstanding for each in pool) for pool in pools), default=0.0)
 
     def _longest_queue(self, model: str, path: Path) -> int:
         """Requests at the emptiest executor of an option of ``path``, of the option where they are most."""
@@ -186,7 +214,8 @@ def component_work(kind: str, load: ComponentLoad, media_tokens: int) -> float:
         return float(load.tokens or 1)
     if kind in ("talk", "vocode"):
         return float(_SPEECH_WORK)
-    return float(media_tokens + _TEXT_WORK)
+    prompt = load.tokens or media_tokens + _TEXT_WORK
+    return float({"prefill": prompt, "decode": _ANSWER_WORK}.get(kind, prompt + _ANSWER_WORK))
 
 
 def _outstanding(executor: SimulatedExecutor) -> float:
@@ -195,7 +224,7 @@ def _outstanding(executor: SimulatedExecutor) -> float:
 
 def _start_executors(agenda: Agenda, name: str, option: str, model: SimulatedModel) -> Iterator[SimulatedExecutor]:
     deployed, devices = model.plan.options[option], model.devices
-    times = devices.times.find_option(option, name)
+    times = devices.times.find_option(model.timed_option(option), name)
     kinds = {part: devices.kinds[part] for part in devices.components if part in deployed.components}
     there = model.places.get(option, {})
     nodes = [node for node, count in there.items() for _ in range(count)]

@@ -73,7 +73,8 @@ class RequestExecutors:
     def find_component(self, name: str) -> SimComponent:
         """Times of ``name`` on the option that runs it."""
         owner, option = self._cluster.pool_of(self._name, self._options[name])
-        return self._cluster.models[owner].devices.times.find_option(option, owner).find_component(name)
+        lender = self._cluster.models[owner]
+        return lender.devices.times.find_option(lender.timed_option(option), owner).find_component(name)
 
     def queue_work(self, request: SimulatedRequest, component: str, work: SimWork, at: float) -> None:
         """Queue ``work`` once its inputs are on the node of ``component``."""

@@ -223,9 +223,10 @@ def _option_capacity(cluster: SimulatedCluster, key: tuple[str, str], roles: lis
     """Req/s that all executors of an option serve at most of these roles."""
     total = sum(role.rate for role in roles)
     usual = [role for role in roles if role.rate >= _RARE_ROLE_FRACTION * total]
-    model, option = key
+    name, option = key
+    model = cluster.models[name]
     try:
-        return len(cluster.pools[key]) * saturated_rate(cluster.models[model].devices, option, usual, model)
+        return len(cluster.pools[key]) * saturated_rate(model.devices, model.timed_option(option), usual, name)
     except BadRequest:
         return 0.0
 

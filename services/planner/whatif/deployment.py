@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from omnibus import profile as profiles
-from omnibus.cells import merge_cells
+from omnibus.cells import base_option
 from omnibus.errors import BadRequest
 from omnibus.executor.sim.profile import read_profile
 from omnibus.families.plugins import join_names
@@ -20,6 +20,7 @@ from services.planner.declared import declarations_file
 from services.planner.declared.declarations_file import Declarations
 from services.planner.declared.model import DeclaredModel, Model
 from services.planner.declared.planned_spec import DeclaredNode, GpuType, PlannedModel
+from services.planner.optimize.cell_plans import divide_into_cells
 from services.planner.optimize.model_inputs import ModelInputs
 from services.planner.optimize.planner import Planner
 from services.planner.optimize.promise import PromiseChecker
@@ -65,12 +66,12 @@ async def find_deployment(question: WhatIfQuestion, store: Store) -> Deployment:
         }
         for inputs in known.values():
             inputs.borrow_options(models, known)
-        label, plans = sources.label, {name: merge_cells(sources.plan.models[name]) for name in models}
+        label, plans = sources.label, {name: sources.plan.models[name] for name in models}
         explain: Mapping[str, Any] = sources.plan.explain
     else:
         planner = Planner(models, found, gpus, nodes)
         result = PromiseChecker(planner).plan(within=read_settings(PlannerSettings).simulate)
-        known, plans, explain = planner.inputs, result.models, result.explain
+        known, plans, explain = planner.inputs, divide_into_cells(result, {}), result.explain
         label = f"planned now for {_describe_gpus(gpus, nodes)}"
     _check_options(plans, known)
     devices = {name: _model_devices(inputs, question) for name, inputs in known.items()}
@@ -182,7 +183,8 @@ def _describe_gpus(gpus: Mapping[str, GpuType], nodes: Mapping[str, DeclaredNode
 
 def _check_options(plans: Mapping[str, ModelPlan], known: Mapping[str, ModelInputs]) -> None:
     for name, plan in plans.items():
-        strange = sorted({each for each, option in plan.options.items() if not option.of} - set(known[name].options))
+        own = {base_option(plan, each) for each, option in plan.options.items() if not option.of}
+        strange = sorted(own - set(known[name].options))
         if strange:
             raise BadRequest(f"model {name}: its profile does not know option {strange[0]}: measure it again")
 

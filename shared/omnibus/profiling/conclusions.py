@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 import msgspec
 
 from omnibus.plan import DeploymentOption
-from omnibus.profile import CostLine, KeyValues, ModelProfile, OptionProfile, RoleCost
+from omnibus.profile import CostLine, EdgeProfile, KeyValues, ModelProfile, OptionProfile, RoleCost
 from omnibus.profiling import linear_fit
 from omnibus.profiling.client import TimedAnswer
 from omnibus.profiling.measured_model import Subject
@@ -15,6 +15,8 @@ from omnibus.profiling.memory import GB
 
 #: Quantities that answers of one token show as well as whole ones.
 _INPUT_QUANTITIES = frozenset(("prompt_tokens", "image_tokens", "video_tokens", "audio_tokens"))
+#: Quantities that rows of answers grow with; codes with the first.
+_ANSWER_QUANTITIES = ("speech_seconds", "completion_tokens")
 #: Part by which an option's rate and the sum of its work may differ without a word.
 MAX_DISAGREEMENT = 0.1
 
@@ -125,6 +127,24 @@ def scale_work(
             work = msgspec.structs.replace(work, seconds=work.seconds * after / before) if before > 0 else work
         found.append(work)
     return tuple(found)
+
+
+def measured_edges(
+    measured: Iterable[OptionMeasurement], sizes: Mapping[str, Mapping[str, float]]
+) -> tuple[EdgeProfile, ...]:
+    """Return what goes from component to component, with the rows of requests of the mean ``sizes``.
+
+    Edges are those of a few requests one at a time, whose answers are shorter or longer than the mean by chance.
+    """
+    found: dict[tuple[str, str, str], EdgeProfile] = {}
+    for each in measured:
+        for edge in each.edges:
+            own, mean = each.quantities.get(edge.type, {}), sizes.get(edge.type, {})
+            known = [name for name in _ANSWER_QUANTITIES if own.get(name) and mean.get(name)]
+            factor = mean[known[0]] / own[known[0]] if known else 1.0
+            scaled = msgspec.structs.replace(edge, rows=edge.rows * factor)
+            found.setdefault((edge.source, edge.target, edge.type), scaled)
+    return tuple(found.values())
 
 
 def key_values(measured: Iterable[OptionMeasurement]) -> KeyValues | None:

@@ -12,7 +12,7 @@ import msgspec
 from omnibus.errors import StageUnavailable
 from omnibus.plan import DeploymentOption
 from omnibus.process.logs import Log
-from omnibus.profile import CostLine, EdgeProfile, ModelProfile, OptionProfile, TypeProfile
+from omnibus.profile import CostLine, ModelProfile, OptionProfile, TypeProfile
 from omnibus.profiling import conclusions, measure
 from omnibus.profiling.checkpoint import PartialProfile
 from omnibus.profiling.experiments import make_trial
@@ -90,9 +90,6 @@ def build_profile(spec: ProfilingSpec, found: Mapping[str, OptionMeasurement]) -
     """The profile of what was ``found``."""
     subject, workload = spec.subject, spec.workload
     brought, lines = conclusions.mean_sizes(found.values()), conclusions.fit_lines(subject, found.values())
-    edges: dict[tuple[str, str, str], EdgeProfile] = {}
-    for each in found.values():
-        edges = {**{(edge.source, edge.target, edge.type): edge for edge in each.edges}, **edges}
     used = {request.kind: request.used for request in workload.requests}
     return ModelProfile(
         model=subject.name,
@@ -105,7 +102,7 @@ def build_profile(spec: ProfilingSpec, found: Mapping[str, OptionMeasurement]) -
         options={name: _build_option(spec, found[name], lines, brought) for name in spec.options if name in found},
         order=subject.order,
         lines=lines,
-        edges=tuple(edges.values()),
+        edges=conclusions.measured_edges(found.values(), brought),
         kv=conclusions.key_values(found.values()),
         checkpoint=subject.checkpoint,
         created=time.time(),

@@ -3,13 +3,14 @@
 import msgspec
 import pytest
 
-from omnibus.profile import CostLine, KeyValues, ModelProfile, OptionProfile, RoleCost, TypeProfile
+from omnibus.profile import CostLine, EdgeProfile, KeyValues, ModelProfile, OptionProfile, RoleCost, TypeProfile
 from omnibus.profiling.client import TimedAnswer
 from omnibus.profiling.conclusions import (
     contradictions,
     key_values,
     lined_components,
     mean_sizes,
+    measured_edges,
     scale_work,
     seconds_to_first_token,
 )
@@ -54,6 +55,17 @@ def test_what_no_loaded_request_shows_is_that_of_requests_one_at_a_time():
         "completion_tokens": 57.3, "speech_seconds": 3.6,
     }  # fmt: skip
     assert mean_sizes([measured()]) == ALONE
+
+
+def test_rows_of_edges_are_those_of_requests_of_the_profiles_sizes():
+    codes = EdgeProfile("talker", "vocoder", 600.0, "t", rows=180.0, bunch=32.0)
+    image = EdgeProfile("vision", "thinker", 9000.0, "other")
+    sizes = {"t": {"completion_tokens": 48.0, "speech_seconds": 2.88}}
+
+    spoken, seen = measured_edges([measured(edges=(codes, image)), measured(edges=(codes,))], sizes)
+
+    assert spoken == msgspec.structs.replace(codes, rows=pytest.approx(180.0 * 2.88 / 3.6))  # 50 codes a second
+    assert seen == image
 
 
 def test_seconds_are_brought_to_the_sizes_of_the_profile():

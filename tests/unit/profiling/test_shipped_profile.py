@@ -71,3 +71,13 @@ def test_sizes_are_those_of_the_simulation():
 def test_each_component_has_a_line_and_no_option_contradicts_itself():
     assert {*SHIPPED.lines} == {*SHIPPED.components}
     assert [note for note in contradictions(SHIPPED) if "no line" in note] == []
+
+
+def test_it_knows_how_much_a_message_brings_and_how_many_codes_a_second_has():
+    spoken = [edge for edge in SHIPPED.edges if edge.source in ("thinker", "talker")]
+    assert len(spoken) == 4
+    for edge in spoken:
+        assert edge.bunch == TIMES.default.components[edge.source].chunk
+        sizes = SHIPPED.types[edge.type].quantities
+        codes, rows = sizes["speech_seconds"] / CODE_SECONDS, sizes["completion_tokens"] - 1
+        assert edge.rows == pytest.approx(codes if edge.source == "talker" else rows, rel=0.02)

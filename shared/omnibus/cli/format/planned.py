@@ -61,6 +61,8 @@ def _promise_lines(promise: Any) -> Iterator[str]:
     rounds = f"{promise.get('rounds')} round{'s' if promise.get('rounds') != 1 else ''}"
     policy = f", as policy {promise['policy']} has it" if promise.get("policy") else ""
     yield f"  {solver} req/s by the solver, {simulated} req/s simulated{which} ({rounds}){policy}"
+    if promise.get("goodput"):
+        yield f"  {_number_text(promise['goodput'])} req/s of which 99 of 100 are within the goals, simulated"
 
 
 def _option_lines(models: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

@@ -53,7 +53,7 @@ def test_what_engines_serve_is_within_a_tenth_of_the_promise(profile: ModelProfi
         if share
     ]
     deployed = SimulatedModel(made.models["omni"], true_devices())
-    served = simulate_plan(SimulatedPlan({"omni": deployed}), even_arrivals(rates, 60.0), 60.0)
+    served = simulate_plan(SimulatedPlan({"omni": deployed}), even_arrivals(rates, 90.0), 90.0)
     measured = served.breaks.rate if served.breaks else 0.0
     assert 0.9 <= measured / served.rate <= 1.1
     assert served.carried >= 0.9

@@ -1,0 +1,163 @@
+"""The shipped example under the load that it was measured with, in virtual time: its plan stays in force."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+import pytest
+
+from omnibus.bus import subjects
+from omnibus.bus.memory import MemoryBus
+from omnibus.bus.messages import LoadCounts, LoadEvent
+from omnibus.cluster.presence import ReadyExecutors
+from omnibus.executor.sim import read_profile
+from omnibus.executor.sim.request import SimulatedRequest
+from omnibus.plan import Plan
+from omnibus.process.spec import ROOT
+from omnibus.settings import PlannerSettings, StoreSettings
+from omnibus.store import Store
+from services.planner.autoscale.autoscaler import Autoscaler
+from services.planner.declared import declarations_file
+from services.planner.optimize.job import PlanningJob
+from services.planner.rollout.rollout import PlanRollout
+from services.planner.simulate.arrivals import Arrival, TypeRate, poisson_arrivals
+from services.planner.simulate.cluster import SimulatedModel
+from services.planner.simulate.devices import ModelDevices, simulated_devices
+from services.planner.simulate.observed import ObservedRequest
+from services.planner.simulate.run import PlanSimulation, SimulatedPlan
+from tests.nightly import nightly
+
+EXAMPLE = ROOT / "examples" / "simulated"
+MODEL = "omni"
+#: As a planner has them that nobody has set anything for, but that a plan is simulated once, and seconds between two looks
+#: at the load: both are dear.
+SETTINGS = PlannerSettings(models=str(EXAMPLE / "models.json"), simulate=0.01)
+LOOK_SECONDS = SETTINGS.window
+MINUTES = 10
+SEEN, HEARD, TEXT, SPOKEN = "vision+thinker", "audio+thinker+talker+vocoder", "thinker", "thinker+talker+vocoder"
+#: Sizes of the example's requests as its engines count them; how long answers are, engines draw.
+SIZES: Mapping[str, Mapping[str, float]] = {
+    SEEN: {"prompt_tokens": 340.0, "image_tokens": 300.0},
+    HEARD: {"prompt_tokens": 122.0, "audio_tokens": 100.0},
+    TEXT: {"prompt_tokens": 68.0},
+    SPOKEN: {"prompt_tokens": 72.0},
+}
+#: Image tokens as gateways estimate them by the family's rule.
+ESTIMATED_IMAGE = 256.0
+SHARES, SPEECH_HEAVY = (0.4, 0.2, 0.3, 0.1), (0.15, 0.45, 0.1, 0.3)
+
+
+class _Counts:
+    """Requests of one type in one second: how many came and ended, and sums of what those that ended had."""
+
+    def __init__(self) -> None:
+        self.came = self.done = 0
+        self.tokens = self.speech = 0.0
+
+
+class CountedSimulation(PlanSimulation):
+    """A simulation of which each second is counted as a gateway counts it."""
+
+    def __init__(self, plan: SimulatedPlan, seconds: float) -> None:
+        super().__init__(plan, seconds, 0.0, 1)
+        self.seconds: list[dict[str, _Counts]] = [{} for _ in range(int(seconds) + 1)]
+
+    def _send(self, arrival: Arrival) -> None:
+        self._counts(arrival.kind, arrival.at).came += 1
+        super()._send(arrival)
+
+    def _finish(self, request: SimulatedRequest, at: float) -> None:
+        super()._finish(request, at)
+        assert isinstance(request, ObservedRequest)
+        if at < len(self.seconds):
+            counts = self._counts(request.name, at)
+            counts.done += 1
+            counts.tokens += request.tokens
+            counts.speech += request.spoken_seconds
+
+    def _counts(self, kind: str, at: float) -> _Counts:
+        return self.seconds[int(at)].setdefault(kind, _Counts())
+
+
+def load_counts(kind: str, counted: _Counts) -> LoadCounts:
+    """What a gateway says of a second of requests of ``kind``."""
+    quantities = {name: size * counted.done for name, size in SIZES[kind].items()}
+    quantities |= {"completion_tokens": counted.tokens, "speech_seconds": counted.speech}
+    estimate = {**SIZES[kind], **({"image_tokens": ESTIMATED_IMAGE} if kind == SEEN else {})}
+    return LoadCounts(
+        came=counted.came,
+        done=counted.done,
+        quantities={name: value for name, value in quantities.items() if value},
+        estimated={name: value * counted.came for name, value in estimate.items()},
+        estimated_done={name: value * counted.done for name, value in estimate.items()},
+    )
+
+
+class Example(NamedTuple):
+    """The planner of the example, its bus, and a clock."""
+
+    follow: Autoscaler
+    planning: PlanningJob
+    plan: Plan
+    bus: MemoryBus
+    now: list[float]
+    wanted: list[str]
+
+    def engines(self) -> ModelDevices:
+        """What the example's executors are."""
+        checker = self.planning.checker
+        assert checker is not None
+        model = checker.planner.inputs[MODEL].model
+        return simulated_devices(
+            model.components, model.kinds, model.encoders, read_profile(str(EXAMPLE / "times.json"))
+        )
+
+    def seconds(self, shares: Sequence[float], part: float, minutes: float) -> Iterator[dict[str, LoadCounts]]:
+        """What a gateway says second by second of ``part`` of what the plan promises."""
+        rate, length = part * self.planning.planned.capacity[MODEL], 60.0 * minutes
+        rates = [TypeRate(MODEL, kind, share * rate, SIZES[kind]) for kind, share in zip(SIZES, shares, strict=True)]
+        deployed = SimulatedModel(self.plan.models[MODEL], self.engines())
+        run = CountedSimulation(SimulatedPlan({MODEL: deployed}), length)
+        run.send_requests(poisson_arrivals(rates, length))
+        for second in run.seconds[: int(length)]:
+            yield {kind: load_counts(kind, counted) for kind, counted in second.items()}
+
+    async def run(self, shares: Sequence[float], part: float, minutes: float) -> list[str]:
+        """Reasons of other plans that are wanted; the first one ends it."""
+        for number, types in enumerate(self.seconds(shares, part, minutes), 1):
+            self.now[0] += 1.0
+            event = LoadEvent("g", self.plan.epoch, 1.0, 0, {MODEL: types})
+            self.bus.publish(subjects.event_subject(subjects.LOAD), msgspec.json.encode(event))
+            await asyncio.sleep(0)
+            if not number % LOOK_SECONDS:
+                await self.follow.check_load()
+                if self.wanted:
+                    break
+        return self.wanted
+
+
+@pytest.fixture
+async def example(valkey_url: str) -> AsyncIterator[Example]:
+    store = Store(StoreSettings(url=valkey_url))
+    now, wanted, bus = [0.0], list[str](), MemoryBus()
+    planning = PlanningJob(store, SETTINGS.models, SETTINGS.simulate)
+    planning.set_declarations(declarations_file.read_declarations(SETTINGS.models), {})
+    planned = await planning.plan({})
+    changes = PlanRollout(store, SETTINGS, ReadyExecutors(), lambda plan: None)
+    changes.plan = Plan(1, 0, 0.0, planned.models, explain=planned.explain)
+    follow = Autoscaler(SETTINGS, changes, planning, wanted.append, lambda: now[0])
+    await follow.listen(bus)
+    yield Example(follow, planning, changes.plan, bus, now, wanted)
+    await store.close()
+
+
+@pytest.mark.parametrize("part", [0.3, *nightly(0.7, 1.0)])
+async def test_ten_minutes_of_its_own_load_bring_no_other_plan(example: Example, part: float):
+    assert await example.run(SHARES, part, MINUTES) == []
+
+
+async def test_another_mix_brings_one_within_two_minutes(example: Example):
+    (reason,) = await example.run(SPEECH_HEAVY, 0.3, 2.0)
+
+    assert reason.startswith("load: omni")
