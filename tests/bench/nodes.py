@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from tests.bench import bodies, floor
-from tests.bench.cases import CASES, UCX
+from tests.bench.cases import CASES, UCX, text_answer
 from tests.bench.system import PATHS, running
 from tests.nodes.cluster import MIB, Machine, nodes, until
 from tests.nodes.namespaces import DATA
@@ -41,9 +41,10 @@ async def measure() -> dict[str, float]:
         found[f"nodes.detect_s.{how}"] = await _measure_detection(how)
     async with running(bodies.IMAGE_MODEL, nodes=2) as system:
         for mib in (8, 32):
-            case = CASES[f"tensor.{mib}MiB.c1.cpu_ms"]
-            totals = [(await system.sample("nodes", case)).total for _ in range(_ROUNDS)]
-            found[f"nodes.tensor{mib}MiB.c1.cpu_ms"] = median(totals)
+            spoken = CASES[f"tensor.{mib}MiB.c1.cpu_ms"]
+            for name, case in (("tensor", text_answer(spoken, mib)), ("spoken", spoken)):
+                totals = [(await system.sample("nodes", case)).total for _ in range(_ROUNDS)]
+                found[f"nodes.{name}{mib}MiB.c1.cpu_ms"] = median(totals)
     return {name: round(value, 4) for name, value in found.items()}
 
 

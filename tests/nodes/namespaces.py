@@ -26,7 +26,7 @@ from omnibus.process.parent_death import die_with_parent
 BUS, DATA = "bus", "data"
 _SUBNETS = {BUS: "10.199.1", DATA: "10.199.2"}
 _HUB_NUMBER = 1
-_SHM_SIZE = "1g"
+_SHM_SIZE = "4g"
 _COMMAND_SECONDS = 20.0
 _START_SECONDS = 10.0
 #: ``/sys`` shows network devices of those who mounted it, and UCX reads them there; cgroups remain those of outside.

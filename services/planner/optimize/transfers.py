@@ -75,7 +75,7 @@ class TransferLoads:
         return transfer_seconds(moved.gb, declared_gb_s(self._nodes, *moved.nodes))
 
     def wait(self, nodes: tuple[str, str]) -> Wait:
-        """Waiting of a transfer for those before it: one queue for each direction."""
+        """Delay of a transfer by others over the same link, of which each direction is one."""
         load = self._loads.get(nodes)
         if load is None or not load.rate:
             return NO_WAIT

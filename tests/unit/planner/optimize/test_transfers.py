@@ -1,6 +1,8 @@
 """What crosses between nodes: how much, where replicas go because of it, and what it does to rates and latencies."""
 
 import json
+import math
+import random
 from typing import Any
 
 import pytest
@@ -10,10 +12,15 @@ from omnibus.errors import BadRequest
 from omnibus.plan import Plan
 from omnibus.profile import EdgeProfile, ModelProfile, Point, TypeProfile
 from services.planner.declared.planned_spec import DeclaredNode, GpuType
+from services.planner.optimize.latency import link_wait
+from services.planner.optimize.links import PULL_GB_S
 from services.planner.optimize.load import ModelLoad
 from services.planner.optimize.model_inputs import ModelInputs
 from services.planner.optimize.planner import Planner
 from services.planner.optimize.result import PlanningResult
+from services.planner.optimize.simulated import planned_links
+from services.planner.simulate.agenda import Agenda
+from services.planner.simulate.links import Links, Network
 from services.planner.solve.problem import Infeasible
 from services.planner.solve.traffic import crossing_shares
 from tests.unit.planner.optimize.simulated_nodes import SimulatedPath, Stop, percentile
@@ -75,6 +82,31 @@ def test_what_can_be_served_is_what_executors_and_links_carry(nbytes: float, rat
 
     assert told == pytest.approx(rate)
     assert told == pytest.approx(simulated(made, nbytes).run_closed(60, 20_000), rel=AGREE)
+
+
+@pytest.mark.parametrize(("busy", "spread"), [(0.5, 0.0), (0.7, 0.6), (0.85, 0.0)])
+def test_transfers_delay_each_other_as_in_a_simulation_of_the_link(busy: float, spread: float):
+    dice, agenda, taken = random.Random(3), Agenda(), list[float]()
+    network, at = Network(agenda, Links(0.0, lambda start, end: 1.0)), 0.0
+    sizes = (1 - spread, 1 + spread)
+    for _ in range(30_000):
+        at += dice.expovariate(busy)
+        gb, sent = dice.choice(sizes), at
+        arrived = lambda when, sent=sent, gb=gb: taken.append(when - sent - gb)  # noqa: E731
+        agenda.add(at, lambda now, gb=gb, arrived=arrived: network.send("a", "b", gb, now, arrived))
+    agenda.run_until(math.inf)
+
+    mean, squares, cubes = (sum(gb**power for gb in sizes) / 2 for power in (1, 2, 3))
+    wait = link_wait(busy, mean, squares, cubes)
+    second = wait.part * (wait.variance + wait.seconds**2)
+    assert wait.mean == pytest.approx(sum(taken) / len(taken), rel=0.1)
+    assert second == pytest.approx(sum(each**2 for each in taken) / len(taken), rel=0.2)
+
+
+def test_links_of_a_plan_are_those_that_its_nodes_declare():
+    links = planned_links(planner(apart(LARGE), GPUS, two_nodes()).plan().explain)
+
+    assert (links.gb_s("n1", "n2"), links.gb_s("n2", "n3")) == (TEN_GBIT, PULL_GB_S)
 
 
 @pytest.mark.parametrize("nbytes", [LARGE, SMALL])
