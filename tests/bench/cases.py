@@ -136,6 +136,7 @@ NODES = {
     "nodes.pull_over_memcpy": ("x", 14.0),
     "nodes.pull_over_streams": ("x", 0.7),
     "nodes.pull_over_uvloop_streams": ("x", 0.7),
+    "nodes.pull_huge_pages_over_small": ("x", 0.9),
     "nodes.idle_cpu_percent": ("%", 0.5),
     "nodes.control_lag_p99_ms": ("ms", 10.0),
     "nodes.control_lag_idle_p99_ms": ("ms", 10.0),

@@ -45,7 +45,7 @@ from tests.e2e.questions import ask, image
 from tests.nodes.namespaces import BUS, DATA, Node, Switch
 from tests.nodes.system import NamespaceSystem, network_of
 
-SLOWNESS = float(os.environ.get("OMNIBUS_BENCH_SLOWNESS", "4"))
+SLOWNESS = float(os.environ.get("OMNIBUS_TEST_SLOWNESS", "4"))
 LINK_GBIT = 10.0
 MODEL, FAMILY = "vl", "qwen2_5_vl"
 VISION, THINKER = "vision", "thinker"
@@ -79,10 +79,10 @@ _START_SECONDS, _REQUEST_SECONDS, _WHATIF_SECONDS = 120.0, 60.0, 120.0
 _ARENA_MIB = 3072
 
 
-class Measured(NamedTuple):
-    """Of one run: answers per second, and the 99th percentile of their seconds."""
+class Latency(NamedTuple):
+    """Median and 99th percentile, in seconds."""
 
-    rate: float
+    median: float
     p99: float
 
 
@@ -136,8 +136,8 @@ def write_declarations(directory: Path) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def running() -> Iterator[tuple[NamespaceSystem, Node]]:
-    """The system over two nodes, and the one of them that is not the gateway's."""
+def running() -> Iterator[tuple[NamespaceSystem, Node, Path]]:
+    """The system over two nodes, the one of them that is not the gateway's, and a directory with its declarations."""
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="omnibus-plan-")))
         switch = stack.enter_context(Switch())
@@ -161,7 +161,7 @@ def running() -> Iterator[tuple[NamespaceSystem, Node]]:
         with network_of(switch.first_process):
             try:
                 system.start()
-                yield system, node
+                yield system, node, directory
             except BaseException:
                 print(system.log[-8000:], file=sys.stderr)
                 raise
@@ -173,8 +173,7 @@ async def current_plan(system: NamespaceSystem) -> Plan:
     """The plan, once its executors are there."""
     await system.whole(_START_SECONDS, [f"{MODEL}-E-0", f"{MODEL}-L-0"])
     async with system.store() as store:
-        plan = await _first_plan(store)
-    return plan
+        return await _first_plan(store)
 
 
 async def _first_plan(store: Store) -> Plan:
@@ -220,7 +219,7 @@ async def measure_rate(asker: Asker) -> float:
     return sum(steady < done <= end for done in asker.done) / (end - steady)
 
 
-async def measure_arrivals(http: httpx.AsyncClient, arrivals: Sequence[Arrival]) -> Measured:
+async def measure_arrivals(http: httpx.AsyncClient, arrivals: Sequence[Arrival]) -> Latency:
     """Send requests at the times of ``arrivals``; the first part of them is not counted, as in a simulation."""
     began = time.monotonic()
     askers: list[Asker] = []
@@ -231,28 +230,30 @@ async def measure_arrivals(http: httpx.AsyncClient, arrivals: Sequence[Arrival])
             askers.append(asker)
             group.create_task(asker.ask())
     warm = WARM_UP_FRACTION * LATENCY_SECONDS * SLOWNESS
-    seconds = [asker.seconds[0] for asker, arrival in zip(askers, arrivals, strict=True) if arrival.at >= warm]
-    return Measured(len(arrivals) / (LATENCY_SECONDS * SLOWNESS), percentile(sorted(seconds), 0.99))
+    counted = zip(askers, arrivals, strict=True)
+    seconds = sorted(asker.seconds[0] for asker, arrival in counted if arrival.at >= warm)
+    return Latency(percentile(seconds, 0.5), percentile(seconds, 0.99))
 
 
-def predicted_p99(system: NamespaceSystem, directory: Path, arrivals: Sequence[Arrival]) -> float:
-    """What ``omnibus whatif`` says of the current plan and these requests."""
+def predict_latency(system: NamespaceSystem, directory: Path, arrivals: Sequence[Arrival]) -> Latency:
+    """What ``omnibus whatif`` says of the current plan, which is declared in ``directory``, and these requests."""
     trace = directory / "trace.csv"
     with trace.open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(("t_s", "num_images", "image_tokens", "text_tokens", "output_tokens"))
         rows.writerows((each.at, 1, IMAGE, WORDS, ANSWER) for each in arrivals)
     process = system.command(
-        "whatif", "--plan", "current", "--trace", str(trace), "--seconds", str(LATENCY_SECONDS * SLOWNESS), "--json"
+        *("whatif", "--plan", "current", "--models", str(directory / "models.json"), "--json"),
+        *("--trace", str(trace), "--seconds", str(LATENCY_SECONDS * SLOWNESS)),
     )
     output, _ = process.communicate(timeout=_WHATIF_SECONDS)
     if process.returncode:
         raise RuntimeError(output)
     [found] = msgspec.json.decode(output)["types"]
-    return float(found["p99"]["done"])
+    return Latency(found["median"]["done"], found["p99"]["done"])
 
 
-async def measure(system: NamespaceSystem, node: Node) -> dict[str, float]:
+async def measure(system: NamespaceSystem, node: Node, directory: Path) -> dict[str, float]:
     plan = await current_plan(system)
     promised = float(plan.explain["planned"]["models"][MODEL]["capacity"])
     seconds = LATENCY_SECONDS * SLOWNESS
@@ -266,16 +267,15 @@ async def measure(system: NamespaceSystem, node: Node) -> dict[str, float]:
         rate = await measure_rate(Asker(http))
     if crossed < 4 * IMAGE * WIDTH:
         raise RuntimeError(f"{crossed:.0f} bytes crossed for a request: the plan was to be one over both nodes")
-    with tempfile.TemporaryDirectory() as directory:
-        p99 = await asyncio.to_thread(predicted_p99, system, Path(directory), arrivals)
-    figures = {"promised": promised * SLOWNESS, "measured": rate * SLOWNESS, "p99": p99, "live": live.p99}
-    print({name: round(value, 4) for name, value in figures.items()}, file=sys.stderr)
+    said = await asyncio.to_thread(predict_latency, system, directory, arrivals)
+    rates = f"{promised * SLOWNESS:.2f} req/s promised, {rate * SLOWNESS:.2f} measured"
+    print(f"{rates}; {len(arrivals)} requests: {said} predicted, {live} measured", file=sys.stderr)
     return {
         "nodes.predicted_over_measured": round(promised / rate, 4),
-        "nodes.p99_predicted_over_measured": round(p99 / live.p99, 4),
+        "nodes.p99_predicted_over_measured": round(said.p99 / live.p99, 4),
     }
 
 
 if __name__ == "__main__":
-    with running() as (found_system, found_node):
-        print(json.dumps(asyncio.run(measure(found_system, found_node))))
+    with running() as made:
+        print(json.dumps(asyncio.run(measure(*made))))

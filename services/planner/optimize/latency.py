@@ -82,9 +82,7 @@ def link_wait(busy: float, mean: float, squares: float, cubes: float) -> Wait:
         return NO_WAIT
     queued, shared = _queued_transfers(busy, mean, squares, cubes), _shared_transfers(busy, mean, squares)
     limits = busy ** (PULLS_AT_ONCE - 1), busy ** ((PULLS_AT_ONCE - 1) / 2)
-    whole, second = (
-        part * one + (1 - part) * other for part, one, other in zip(limits, queued, shared, strict=True)
-    )
+    whole, second = (part * one + (1 - part) * other for part, one, other in zip(limits, queued, shared, strict=True))
     part = 1 - (1 - busy) * math.exp(-busy)  # of the others the link was free, and nobody came meanwhile
     return Wait(part, whole / part, max(0.0, second / part - (whole / part) ** 2))
 

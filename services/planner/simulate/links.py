@@ -1,8 +1,8 @@
 """Network links between nodes in virtual time.
 
 A sidecar pulls up to ``PULLS_AT_ONCE`` tensors of one node at a time, each over a connection of its own, and TCP gives
-these equal parts of the link: processor sharing with a limit. Further ones wait for a connection, the oldest first. Small
-tensors have a connection of their own and never wait for one.
+these equal parts of the link: processor sharing with a limit. Further ones wait for a connection, the oldest first.
+Small tensors have a connection of their own and never wait for one.
 """
 
 from collections import deque

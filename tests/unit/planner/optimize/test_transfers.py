@@ -89,7 +89,7 @@ def test_transfers_delay_each_other_as_in_a_simulation_of_the_link(busy: float, 
     dice, agenda, taken = random.Random(3), Agenda(), list[float]()
     network, at = Network(agenda, Links(0.0, lambda start, end: 1.0)), 0.0
     sizes = (1 - spread, 1 + spread)
-    for _ in range(30_000):
+    for _ in range(20_000):
         at += dice.expovariate(busy)
         gb, sent = dice.choice(sizes), at
         arrived = lambda when, sent=sent, gb=gb: taken.append(when - sent - gb)  # noqa: E731
