@@ -13,7 +13,7 @@ from omnibus.plan import Plan
 from omnibus.profile import EdgeProfile, ModelProfile, Point, TypeProfile
 from services.planner.declared.planned_spec import DeclaredNode, GpuType
 from services.planner.optimize.latency import link_wait
-from services.planner.optimize.links import PULL_GB_S
+from services.planner.optimize.links import PAYLOAD_FRACTION, PULL_GB_S
 from services.planner.optimize.load import ModelLoad
 from services.planner.optimize.model_inputs import ModelInputs
 from services.planner.optimize.planner import Planner
@@ -39,6 +39,7 @@ from tests.unit.planner.optimize.testbed import (
 )
 
 TEN_GBIT = 1.25
+CARRIED = TEN_GBIT * PAYLOAD_FRACTION  # of tensors
 #: Embeddings of 10,000 tokens of 3,584 bfloat16 numbers, and of 15.
 LARGE, SMALL = 10_000 * 3584 * 2, 15 * 3584 * 2
 ENCODE, THINK = 0.1, 0.15
@@ -71,10 +72,10 @@ def simulated(made: PlanningResult, nbytes: float) -> SimulatedPath:
     for name, count in planned(made)["deployments"][0]["nodes"].items():
         replica, node = name.removeprefix("q/").split("@")
         places.setdefault(replica, {})[node] = count
-    return SimulatedPath([Stop(places["E"], ENCODE), Stop(places["L"], THINK, nbytes / 1e9)], TEN_GBIT)
+    return SimulatedPath([Stop(places["E"], ENCODE), Stop(places["L"], THINK, nbytes / 1e9)], CARRIED)
 
 
-@pytest.mark.parametrize(("nbytes", "rate"), [(LARGE, TEN_GBIT / (LARGE / 1e9)), (SMALL, 2 / ENCODE)])
+@pytest.mark.parametrize(("nbytes", "rate"), [(LARGE, CARRIED / (LARGE / 1e9)), (SMALL, 2 / ENCODE)])
 def test_what_can_be_served_is_what_executors_and_links_carry(nbytes: float, rate: float):
     made = planner(apart(nbytes), GPUS, two_nodes()).plan()
 
@@ -106,7 +107,7 @@ def test_transfers_delay_each_other_as_in_a_simulation_of_the_link(busy: float, 
 def test_links_of_a_plan_are_those_that_its_nodes_declare():
     links = planned_links(planner(apart(LARGE), GPUS, two_nodes()).plan().explain)
 
-    assert (links.gb_s("n1", "n2"), links.gb_s("n2", "n3")) == (TEN_GBIT, PULL_GB_S)
+    assert (links.gb_s("n1", "n2"), links.gb_s("n2", "n3")) == (CARRIED, PULL_GB_S)
 
 
 @pytest.mark.parametrize("nbytes", [LARGE, SMALL])
@@ -118,7 +119,7 @@ def test_latencies_are_those_of_a_simulation_with_transfers(nbytes: float):
 
     assert path.crossed == 40_000
     told = planned(made)["models"]["q"]["types"][SEEN]
-    assert told["alone"] == pytest.approx(ENCODE + THINK + nbytes / 1.25e9 + 0.0005)
+    assert told["alone"] == pytest.approx(ENCODE + THINK + nbytes / 1e9 / CARRIED + 0.0005)
     assert told["latency"] == pytest.approx(sum(path.latencies) / 40_000, rel=AGREE)
     assert told["p99"] == pytest.approx(percentile(path.latencies, 0.99), rel=AGREE)
 
@@ -163,13 +164,13 @@ def test_links_show_what_crosses_them_and_warn_when_it_is_too_much():
         "from": "n1",
         "to": "n2",
         "gb_s": pytest.approx(18 * LARGE / 1e9),
-        "capacity": TEN_GBIT,
-        "utilisation": pytest.approx(18 * LARGE / 1e9 / TEN_GBIT),
+        "capacity": CARRIED,
+        "utilisation": pytest.approx(18 * LARGE / 1e9 / CARRIED),
     }
-    assert planned(made)["warnings"] == ["n1 would send 1.29 GB/s to n2; their link carries 1.25 GB/s"]
+    assert planned(made)["warnings"] == ["n1 would send 1.29 GB/s to n2; their link carries 1.19 GB/s"]
     assert planned(made)["models"]["q"]["types"][SEEN]["p99"] is None
     said = lines(made)
-    assert "n1         n2       1.29  1.25       103%" in said
+    assert "n1         n2       1.29  1.19       109%" in said
     assert "warning: n1 would send 1.29 GB/s to n2" in said
 
 
@@ -188,8 +189,10 @@ def test_a_node_that_sends_too_much_to_several_is_said():
     made = planner(apart(LARGE), {**GPUS, "H100": GpuType(3)}, nodes, goal="gpus", rate=16.0, headroom=0.0).plan()
 
     assert len(planned(made)["links"]) == 3
-    assert planned(made)["warnings"] == ["n1 would send 1.15 GB/s in all; its link carries 1 GB/s"]
-    assert [each["utilisation"] for each in planned(made)["links"]] == [pytest.approx(16 * LARGE / 1e9)] * 3
+    assert planned(made)["warnings"] == ["n1 would send 1.15 GB/s in all; its link carries 0.95 GB/s"]
+    assert [each["utilisation"] for each in planned(made)["links"]] == [
+        pytest.approx(16 * LARGE / 1e9 / PAYLOAD_FRACTION)
+    ] * 3
 
 
 def test_nothing_is_said_of_links_where_nothing_crosses():
