@@ -64,8 +64,11 @@ def text_chat(tokens: int = 1, stream: bool = False) -> bytes:
     return _chat(TEXT_MODEL, "Describe what you hear.", tokens, stream)
 
 
-def image_chat(png: bytes, distinct: bool = False) -> bytes:
-    """A chat request with a picture as data URL; ``distinct``: no two requests bring the same bytes."""
+def image_chat(png: bytes, distinct: bool = False, spoken: bool = True) -> bytes:
+    """A chat request with a picture as data URL; ``distinct``: no two requests bring the same bytes.
+
+    The answer is text, and ``spoken`` too.
+    """
     text = base64.b64encode(png).decode()
     if distinct:
         text = text[: -len(_NONCE)] + _NONCE.decode()
@@ -73,7 +76,7 @@ def image_chat(png: bytes, distinct: bool = False) -> bytes:
         {"type": "text", "text": "Describe what you see."},
         {"type": "image_url", "image_url": {"url": "data:image/png;base64," + text}},
     ]
-    return _chat(IMAGE_MODEL, content, 1, False)
+    return _chat(IMAGE_MODEL, content, 1, False, spoken)
 
 
 def echo() -> bytes:
@@ -81,12 +84,12 @@ def echo() -> bytes:
     return b'{"seed":' + _SEED + b',"text":"Describe what you hear.","stream":false,"tokens":1}'
 
 
-def _chat(model: str, content: Any, tokens: int, stream: bool) -> bytes:
+def _chat(model: str, content: Any, tokens: int, stream: bool, spoken: bool = True) -> bytes:
+    speech = {"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": "pcm16"}}
     request = {
         "model": model,
         "messages": [{"role": "user", "content": content}],
-        "modalities": ["text", "audio"],
-        "audio": {"voice": "alloy", "format": "pcm16"},
+        **(speech if spoken else {}),
         "max_tokens": tokens,
         "stream": stream,
         "seed": _SEED.decode(),

@@ -16,7 +16,7 @@ The spoken answer has no samples, so that the generator's hop is made but nothin
 
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -89,7 +89,10 @@ PROFILES = {"profile.encoder_over_truth": 1.1, "profile.el_over_truth": 1.1}
 #: Sessions by voice (``tests/bench/voice.py``): how many times what the engines take until the first sound a turn waits
 #: for it, and steps of a stage after an interruption (at most; the one under way is finished, of which nothing is sent).
 FIRST_AUDIO, STEPS_AFTER = "realtime.first_audio_over_compute", "realtime.barge_in_steps"
+#: A plan over two nodes against the system that runs (``tests/bench/node_plans.py``): to be 1 to within a tenth.
+NODE_PLANS = {"nodes.predicted_over_measured": 1.0, "nodes.p99_predicted_over_measured": 1.0}
 RATIOS = {
+    **NODE_PLANS,
     FIRST_AUDIO: 0.6,  # begun in the silence before; 1.2 without that
     **PROFILES,
     **PLANS,
@@ -122,14 +125,18 @@ PLANNER = {
 }
 #: Pulls over UCX, on a network that both can use, and both sidecars between them. Only where ucxx is installed.
 UCX = {"nodes.pull_ucx_over_tcp": ("x", 1.6), "nodes.ucx_idle_cpu_percent": ("%", 0.5)} if find_spec("ucxx") else {}
-#: Of tensors of other nodes: the unit, and the goal. A whole request has two such tensors, and both cross.
+#: Of tensors of other nodes: the unit, and the goal. Of an image question that is answered with text one tensor crosses;
+#: of a spoken answer another one does, from the thinker to the talker.
 NODES = {
     "nodes.tensor8MiB.c1.cpu_ms": ("ms", 7.0),
     "nodes.tensor32MiB.c1.cpu_ms": ("ms", 25.0),
+    "nodes.spoken8MiB.c1.cpu_ms": ("ms", 14.0),
+    "nodes.spoken32MiB.c1.cpu_ms": ("ms", 50.0),
     "nodes.pull32MiB.cpu_ms": ("ms", 25.0),
     "nodes.pull_over_memcpy": ("x", 14.0),
     "nodes.pull_over_streams": ("x", 0.7),
     "nodes.pull_over_uvloop_streams": ("x", 0.7),
+    "nodes.pull_huge_pages_over_small": ("x", 0.9),
     "nodes.idle_cpu_percent": ("%", 0.5),
     "nodes.control_lag_p99_ms": ("ms", 10.0),
     "nodes.control_lag_idle_p99_ms": ("ms", 10.0),
@@ -182,6 +189,12 @@ def _tensor(mib: int, count: int) -> Case:
     return Case(bodies.IMAGE_MODEL, template, 1, count, against=COPY, scale=mib / 32)
 
 
+def text_answer(case: Case, mib: int) -> Case:
+    """``case`` of tensors of ``mib`` MiB without speech: one of them, from vision to the thinker."""
+    template = bodies.image_chat(bodies.picture(mib * MIB), spoken=False)
+    return replace(case, template=template, kind="text")
+
+
 CASES: dict[str, Case] = {
     ECHO: Case("", bodies.echo(), 16, 6000, kind="echo", against="", path="/echo"),
     "control.text.c1.cpu_ms": Case(bodies.TEXT_MODEL, bodies.text_chat(), 1, 600),
@@ -210,7 +223,7 @@ PROFILED = (
 PROCESSES = "processes"
 
 #: Namespaces of nodes, see ``tests/nodes``.
-_NODES = tuple(NODES) if os.geteuid() == 0 and shutil.which("ip") and shutil.which("tc") else ()
+_NODES = (*NODES, *NODE_PLANS) if os.geteuid() == 0 and shutil.which("ip") and shutil.which("tc") else ()
 _BESIDE = (*VLLM.values(), TTFT) if VLLM_PYTHON.exists() else ()
 _ALONE = (
     REGISTER,

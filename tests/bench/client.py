@@ -31,7 +31,7 @@ class Load(msgspec.Struct, frozen=True):
     connections: int
     warm: int
     count: int
-    kind: Literal["echo", "chat", "stream"]
+    kind: Literal["echo", "text", "chat", "stream"]
     tokens: int = 1
 
 
@@ -127,6 +127,9 @@ def _check(body: bytes, seed: int, load: Load) -> None:
     wanted: Any
     if load.kind == "echo":
         found, wanted = msgspec.json.decode(body)["seed"], seed
+    elif load.kind == "text":
+        found = msgspec.json.decode(body)["choices"][0]["message"]["content"]
+        wanted = "".join(bodies.answer(seed, load.tokens))
     elif load.kind == "chat":
         message = msgspec.json.decode(body)["choices"][0]["message"]
         text = "".join(bodies.answer(seed, load.tokens))

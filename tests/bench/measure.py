@@ -26,6 +26,7 @@ from tests.bench.cases import (
     MEMORY,
     MEMORY_GOAL,
     MIRROR_P99,
+    NODE_PLANS,
     NODES,
     OVERLOAD,
     PLANNER,
@@ -65,6 +66,7 @@ _MODULES = {
     "quotes": set(QUOTES),
     "mirror": {MIRROR_P99},
     "nodes": set(NODES),
+    "node_plans": set(NODE_PLANS),
     "beside_vllm": {*VLLM.values(), TTFT},
 }
 _IDLE = 1.0  # seconds

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from tests.bench import bodies, floor
-from tests.bench.cases import CASES, UCX
+from tests.bench.cases import CASES, UCX, text_answer
 from tests.bench.system import PATHS, running
 from tests.nodes.cluster import MIB, Machine, nodes, until
 from tests.nodes.namespaces import DATA
@@ -35,15 +35,17 @@ _ROUNDS = 3
 async def measure() -> dict[str, float]:
     """Every value by its name."""
     found = await _measure_pulls()
+    found |= await _measure_huge_pages()
     if UCX:
         found |= await _measure_ucx()
     for how in ("killed", "frozen", "cut", "powered_off"):
         found[f"nodes.detect_s.{how}"] = await _measure_detection(how)
     async with running(bodies.IMAGE_MODEL, nodes=2) as system:
         for mib in (8, 32):
-            case = CASES[f"tensor.{mib}MiB.c1.cpu_ms"]
-            totals = [(await system.sample("nodes", case)).total for _ in range(_ROUNDS)]
-            found[f"nodes.tensor{mib}MiB.c1.cpu_ms"] = median(totals)
+            spoken = CASES[f"tensor.{mib}MiB.c1.cpu_ms"]
+            for name, case in (("tensor", text_answer(spoken, mib)), ("spoken", spoken)):
+                totals = [(await system.sample("nodes", case)).total for _ in range(_ROUNDS)]
+                found[f"nodes.{name}{mib}MiB.c1.cpu_ms"] = median(totals)
     return {name: round(value, 4) for name, value in found.items()}
 
 
@@ -76,24 +78,34 @@ async def _measure_pulls() -> dict[str, float]:
         }
 
 
+async def _measure_huge_pages() -> dict[str, float]:
+    """Pulls between arenas with pages of 2 MiB, in turns with those of 4 KiB."""
+    settings = {"OMNIBUS_SIDECAR_ARENA_MIB": "512"}
+    async with nodes("a", "b", **settings) as small, nodes("a", "b", huge_pages=True, **settings) as huge:
+        return {"nodes.pull_huge_pages_over_small": await _pull_in_turns(huge, small)}
+
+
 async def _measure_ucx() -> dict[str, float]:
     """Pulls over UCX's TCP, in turns with those over TCP."""
     settings = {"OMNIBUS_SIDECAR_ARENA_MIB": "512", "UCX_TLS": "tcp", "UCX_NET_DEVICES": DATA}
     async with nodes("a", "b", **settings) as tcp, nodes("a", "b", OMNIBUS_SIDECAR_TRANSPORT="ucx", **settings) as ucx:
-        taken: list[list[float]] = [[], []]
-        for turn in range(_ROUNDS + 1):
-            for pair, seconds in zip((tcp, ucx), taken, strict=True):
-                before = _cpu_seconds(*pair)
-                await _pull_all(*pair, _PULLS)
-                if turn:  # memory that was never touched costs more
-                    seconds.append(_cpu_seconds(*pair) - before)
+        ratio = await _pull_in_turns(ucx, tcp)
         stats = await ucx[1].agent.stats()
         if stats["ucx_failures_by_node"]:
             raise RuntimeError(f"UCX failed, and TCP did its work: {stats}")
-        return {
-            "nodes.pull_ucx_over_tcp": median(taken[1]) / median(taken[0]),
-            "nodes.ucx_idle_cpu_percent": await _idle_percent(*ucx),
-        }
+        return {"nodes.pull_ucx_over_tcp": ratio, "nodes.ucx_idle_cpu_percent": await _idle_percent(*ucx)}
+
+
+async def _pull_in_turns(pair: list[Machine], other: list[Machine]) -> float:
+    """CPU of pulls by ``pair`` over that of as many by ``other``."""
+    taken: list[list[float]] = [[], []]
+    for turn in range(_ROUNDS + 1):
+        for machines, seconds in zip((pair, other), taken, strict=True):
+            before = _cpu_seconds(*machines)
+            await _pull_all(*machines, _PULLS)
+            if turn:  # memory that was never touched costs more
+                seconds.append(_cpu_seconds(*machines) - before)
+    return median(taken[0]) / median(taken[1])
 
 
 async def _pull_all(a: Machine, b: Machine, count: int) -> None:

@@ -159,10 +159,12 @@ class Machine:
 
 
 @asynccontextmanager
-async def nodes(*names: str, ahead: Mapping[str, float] | None = None, **env: str) -> AsyncIterator[list[Machine]]:
+async def nodes(
+    *names: str, ahead: Mapping[str, float] | None = None, huge_pages: bool = False, **env: str
+) -> AsyncIterator[list[Machine]]:
     """Nodes that know each other, until the end of the block; ``env`` is of their sidecars and agents.
 
-    ``ahead`` is by how many seconds clocks of nodes are ahead.
+    ``ahead`` is by how many seconds clocks of nodes are ahead; ``huge_pages``: see ``Switch.add_node``.
     """
     async with AsyncExitStack() as stack:
         directory = Path(tempfile.mkdtemp(prefix="omnibus-nodes-"))  # short: sockets have at most 107 bytes
@@ -172,7 +174,7 @@ async def nodes(*names: str, ahead: Mapping[str, float] | None = None, **env: st
         bus_url = await start_nats(switch, directory)
         machines = []
         for name in names:
-            node = stack.enter_context(switch.add_node(name))
+            node = stack.enter_context(switch.add_node(name, huge_pages))
             clock = _clock_env(ahead[name]) if ahead and name in ahead else {}
             machines.append(Machine(node, directory, {"OMNIBUS_BUS_URL": bus_url, **env, **clock}))
             stack.callback(machines[-1].close)

@@ -51,6 +51,7 @@ def system(
         "TEST_NODES": json.dumps(places),
         "OMNIBUS_UP_FORK_SERVER": "false",
         "OMNIBUS_GATEWAY_QUARANTINE": "0",
+        "OMNIBUS_EXECUTOR_INLINE": "256",  # this model is so small that otherwise little is pulled
     }
     models = {OMNI: declaration("qwen2_5_omni", omni_checkpoint)}
     made = NamespaceSystem(tmp_path_factory.mktemp("nodes"), models, settings, ("--nodes", str(NODES)))

@@ -26,7 +26,7 @@ from omnibus.process.parent_death import die_with_parent
 BUS, DATA = "bus", "data"
 _SUBNETS = {BUS: "10.199.1", DATA: "10.199.2"}
 _HUB_NUMBER = 1
-_SHM_SIZE = "1g"
+_SHM_SIZE = "4g"
 _COMMAND_SECONDS = 20.0
 _START_SECONDS = 10.0
 #: ``/sys`` shows network devices of those who mounted it, and UCX reads them there; cgroups remain those of outside.
@@ -128,10 +128,10 @@ class Switch(Namespaces):
     def address(self, cable: str) -> str:
         return f"{_SUBNETS[cable]}.{_HUB_NUMBER}"
 
-    def add_node(self, name: str) -> "Node":
-        """A node that is not started yet: enter it."""
+    def add_node(self, name: str, huge_pages: bool = False) -> "Node":
+        """A node that is not started yet: enter it. ``huge_pages``: its shared memory has pages of 2 MiB."""
         self._count += 1
-        return Node(self, name, self._count)
+        return Node(self, name, self._count, huge_pages)
 
     def run(self, command: str) -> str:
         """Run ``command`` in the hub and return its output."""
@@ -141,8 +141,9 @@ class Switch(Namespaces):
 class Node(Namespaces):
     """One machine. ``number`` is the last part of its addresses."""
 
-    def __init__(self, switch: Switch, name: str, number: int) -> None:
-        mount = f"mount -t tmpfs -o size={_SHM_SIZE} tmpfs /dev/shm && {{ {_OWN_SYS} || true; }}"
+    def __init__(self, switch: Switch, name: str, number: int, huge_pages: bool = False) -> None:
+        options = f"size={_SHM_SIZE}" + ",huge=within_size" * huge_pages
+        mount = f"mount -t tmpfs -o {options} tmpfs /dev/shm && {{ {_OWN_SYS} || true; }}"
         super().__init__(("--net", "--mount", "--ipc", "--uts", "--pid", "--mount-proc"), mount)
         self.name = name
         self._switch = switch

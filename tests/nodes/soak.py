@@ -1,8 +1,16 @@
-"""Load of many requests over three nodes, and faults of nodes beside it."""
+"""Load of many requests over three nodes, and faults of nodes beside it.
+
+| environment | |
+|---|---|
+| ``OMNIBUS_TEST_SOAK_REQUESTS`` | requests of the long run (10,000) |
+| ``OMNIBUS_TEST_SOAK_SEED`` | of the chance that draws faults (15) |
+| ``OMNIBUS_TEST_SOAK_AT_ONCE`` | requests at a time (6) |
+"""
 
 import asyncio
-import itertools
+import os
 import signal
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from random import Random
@@ -17,11 +25,20 @@ from tests.e2e.system import OMNI, System, command_line
 from tests.nodes.namespaces import DATA, Node
 from tests.nodes.system import APART, TOGETHER, ask
 
-_AT_ONCE = 6
-_SEED = 15
+REQUESTS = int(os.environ.get("OMNIBUS_TEST_SOAK_REQUESTS", "10000"))
+_SEED = int(os.environ.get("OMNIBUS_TEST_SOAK_SEED", "15"))
+_AT_ONCE = int(os.environ.get("OMNIBUS_TEST_SOAK_AT_ONCE", "6"))
 #: How long a fault lasts, and how long all is well before the next one, in seconds.
 _FAULT_SECONDS = (0.5, 5.0)
-_CALM_SECONDS = (3.0, 6.0)
+_CALM_SECONDS = (1.0, 6.0)
+#: Rate of a cable that is slow for a while: a tensor of these models then takes up to a second.
+_SLOW_RATE = "200kbit"
+#: Questions by turns, and whether the answer is spoken, which is ten times the work.
+_TURNS = (*(("image", False), ("audio", False)) * 6, ("text", True), ("image", True), ("audio", True))
+#: Requests after which a long run says how far it is.
+_REPORT_EVERY = 500
+_SHOWN_CHARACTERS = 600
+ANSWERED = "answered"
 #: No request may take longer: its deadline and what a client waits besides.
 _HANG_SECONDS = 90.0
 _TYPED = {
@@ -38,7 +55,7 @@ def text_body(question: Question) -> Body:
 
 
 class FaultDrawer:
-    """Faults of nodes, one after the other, each of which is undone."""
+    """Faults of nodes at random times, one after the other, each of which is undone."""
 
     def __init__(self, system: System, nodes: list[Node]) -> None:
         self.system = system
@@ -47,11 +64,12 @@ class FaultDrawer:
         self.done: Counter[str] = Counter()
 
     async def run(self) -> None:
-        """Never ends by itself."""
-        for fault in itertools.cycle((cut_cable, kill_executor, deafen, freeze_sidecar, kill_sidecar)):
-            await fault(self)
-            self.done[fault.__name__] += 1
-            await asyncio.sleep(self.dice.uniform(*_CALM_SECONDS))
+        """Draw every kind once in each round. Never ends by itself."""
+        while True:
+            for fault in self.dice.sample(_FAULTS, len(_FAULTS)):
+                self.done[fault.__name__] += 1
+                await fault(self)
+                await asyncio.sleep(self.dice.uniform(*_CALM_SECONDS))
 
     async def last(self) -> None:
         """Let the fault be there for a while."""
@@ -69,6 +87,15 @@ async def cut_cable(faults: FaultDrawer) -> None:
         await faults.last()
     finally:
         node.heal_cable(DATA)
+
+
+async def slow_cable(faults: FaultDrawer) -> None:
+    node = faults.dice.choice(faults.nodes)
+    node.limit_rate(_SLOW_RATE)
+    try:
+        await faults.last()
+    finally:
+        node.lift_rate()
 
 
 async def deafen(faults: FaultDrawer) -> None:
@@ -97,22 +124,31 @@ async def kill_executor(faults: FaultDrawer) -> None:
     faults.process(faults.dice.choice(["services.encoder", "services.llm", "services.generator"])).kill()
 
 
+_FAULTS: tuple[Fault, ...] = (cut_cable, slow_cable, kill_executor, deafen, freeze_sidecar, kill_sidecar)
+
+
 class Load:
-    """Requests at ``_AT_ONCE`` connections, each compared with the answer of one executor."""
+    """Requests at ``_AT_ONCE`` connections, each compared with the answer of one executor.
+
+    ``outcomes`` counts answers that were right, and typed errors by their code; ``faults`` says what is neither: a
+    wrong answer, an error that is none of ``_TYPED``, a request that hung.
+    """
 
     def __init__(self, system: System) -> None:
         self.system = system
         self.outcomes: Counter[str] = Counter()
+        self.faults: list[str] = []
         self._truths: list[tuple[Body, str, Spoken | str]] = []
 
     async def learn(self) -> None:
         """Have every request answered by one executor."""
-        for name in ("text", "audio", "image"):
+        truths: dict[tuple[str, bool], tuple[Body, str, Spoken | str]] = {}
+        for name, speech in dict.fromkeys(_TURNS):
             question = OMNI_QUESTIONS[name]
-            for speech in (False, True):
-                body = wanted(question) if speech else text_body(question)
-                truth = await ask(self.system, body, taken(TOGETHER, question, speech))
-                self._truths.append((body, taken(APART, question, speech), answer_of(truth)))
+            body = wanted(question) if speech else text_body(question)
+            truth = await ask(self.system, body, taken(TOGETHER, question, speech))
+            truths[name, speech] = (body, taken(APART, question, speech), answer_of(truth))
+        self._truths = [truths[turn] for turn in _TURNS]
 
     async def run(self, count: int) -> None:
         numbers = iter(range(count))
@@ -122,17 +158,28 @@ class Load:
 
     async def _ask_all(self, http: httpx.AsyncClient, numbers: Iterator[int]) -> None:
         for number in numbers:
-            body, route, truth = self._truths[number % len(self._truths)]
-            answer = await http.post("/v1/chat/completions", json=body, headers={"x-omnibus-path": route})
-            if answer.status_code == 200:
-                self.outcomes["answered"] += 1
-                agree(answer_of(answer.json()), truth)
+            try:
+                outcome = await self._ask(http, number)
+            except (AssertionError, httpx.HTTPError, KeyError, ValueError) as error:
+                self.faults.append(f"request {number}: {error!r}"[:_SHOWN_CHARACTERS])
                 continue
-            code = str(answer.json()["error"]["code"])
-            self.outcomes[code] += 1
-            assert answer.status_code in (429, 502, 503, 504), answer.text
-            assert code in _TYPED, answer.text
-            await asyncio.sleep(0.2)
+            self.outcomes[outcome] += 1
+            if outcome != ANSWERED:
+                await asyncio.sleep(0.2)
+            if number and not number % _REPORT_EVERY:
+                print(f"{time.strftime('%H:%M:%S')} request {number}: {dict(self.outcomes)}", flush=True)
+
+    async def _ask(self, http: httpx.AsyncClient, number: int) -> str:
+        """The outcome of one request. Raises ``AssertionError`` for one that is neither right nor a typed error."""
+        body, route, truth = self._truths[number % len(self._truths)]
+        answer = await http.post("/v1/chat/completions", json=body, headers={"x-omnibus-path": route})
+        if answer.status_code == 200:
+            agree(answer_of(answer.json()), truth)
+            return ANSWERED
+        code = str(answer.json()["error"]["code"])
+        assert answer.status_code in (429, 502, 503, 504), answer.text
+        assert code in _TYPED, answer.text
+        return code
 
 
 def answer_of(body: Any) -> Spoken | str:
@@ -151,7 +198,7 @@ async def load_again(load: Load) -> None:
     """Wait until every request is answered again."""
     async with asyncio.timeout(90):
         while True:
-            before = load.outcomes["answered"]
-            await load.run(_AT_ONCE)
-            if load.outcomes["answered"] == before + _AT_ONCE:
+            before = load.outcomes[ANSWERED]
+            await load.run(len(_TURNS))
+            if load.outcomes[ANSWERED] == before + len(_TURNS):
                 return

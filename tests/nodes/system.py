@@ -33,7 +33,7 @@ class NamespaceSystem(System):
         Arenas of nodes that share no memory cannot be mapped from here.
         """
         await super().ledger_is_empty(within, node)
-        used = dict.fromkeys((self.node_name(each) for each in range(1, NODES)), -1)
+        used = dict.fromkeys((self.node_name(each) for each in range(1, self._nodes)), -1)
         deadline = asyncio.timeout(within + 2 * NODE_HEARTBEAT_SECONDS)
         async with deadline, self.bus() as bus, contextlib.aclosing(self._node_statuses(bus)) as heard:
             async for status in heard:

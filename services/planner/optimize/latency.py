@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from scipy.special import gammaincc
 
+from services.planner.simulate.links import PULLS_AT_ONCE
+
 #: The part of its time from which what serves has no waiting time that can be told.
 SATURATED_FRACTION = 0.995
 #: Bisections: enough for a relative error of 1e-9.
@@ -67,17 +69,36 @@ def queue_wait(seconds: float, replicas: int, busy: float) -> Wait:
 
 
 def link_wait(busy: float, mean: float, squares: float, cubes: float) -> Wait:
-    """Waiting for a link that is ``busy`` for this part of its time, one transfer after the other, at random times.
+    """Seconds by which others delay a transfer over a link that is ``busy`` for this part of its time.
 
-    ``mean``, ``squares`` and ``cubes`` are the means of seconds, their squares and cubes (Pollaczek-Khinchine).
+    Transfers come at random times, and up to ``PULLS_AT_ONCE`` share the link equally; ``mean``, ``squares`` and
+    ``cubes`` are the means of their seconds alone, their squares and cubes. Between one transfer after the other
+    (Pollaczek-Khinchine) and sharing without a limit (Yashkov's variance, with exponential waiting times in it): means
+    weigh as Avi-Itzhak and Halfin have it, second moments as simulated ones do.
     """
     if busy >= SATURATED_FRACTION:
         return Wait(1.0, math.inf, math.inf)
     if not busy * mean:
         return NO_WAIT
+    queued, shared = _queued_transfers(busy, mean, squares, cubes), _shared_transfers(busy, mean, squares)
+    limits = busy ** (PULLS_AT_ONCE - 1), busy ** ((PULLS_AT_ONCE - 1) / 2)
+    whole, second = (part * one + (1 - part) * other for part, one, other in zip(limits, queued, shared, strict=True))
+    part = 1 - (1 - busy) * math.exp(-busy)  # of the others the link was free, and nobody came meanwhile
+    return Wait(part, whole / part, max(0.0, second / part - (whole / part) ** 2))
+
+
+def _queued_transfers(busy: float, mean: float, squares: float, cubes: float) -> tuple[float, float]:
+    """Mean and second moment of the delay where one transfer follows the other."""
     whole = busy / (1 - busy) * squares / mean / 2
-    second = 2 * whole**2 + busy / (1 - busy) * cubes / mean / 3
-    return Wait(busy, whole / busy, max(0.0, second / busy - (whole / busy) ** 2))
+    return whole, 2 * whole**2 + busy / (1 - busy) * cubes / mean / 3
+
+
+def _shared_transfers(busy: float, mean: float, squares: float) -> tuple[float, float]:
+    """The same where all transfers share the link from the beginning."""
+    factor = busy / (1 - busy)
+    rate = 2 * (1 - busy) * mean / squares  # at which waiting times of a queue end
+    variance = 2 * busy / (1 - busy) ** 2 * (mean / rate + math.expm1(-rate * mean) / rate**2)
+    return factor * mean, factor**2 * squares + variance
 
 
 def percentile_seconds(cases: Sequence[LatencyCase], part: float = 0.99) -> float:

@@ -57,5 +57,12 @@ def simulation_links(nodes: Mapping[str, DeclaredNode]) -> Links:
     return Links(PULL_SECONDS, partial(_link_gb_s, nodes))
 
 
+def planned_links(explain: Mapping[str, Any]) -> Links:
+    """The links of a plan, as its explanation has them: pairs of nodes between which it expects tensors."""
+    rows = explain.get("planned", {}).get("links", ())
+    known = {(row["from"], row["to"]): row["capacity"] for row in rows if "capacity" in row}
+    return Links(PULL_SECONDS, lambda start, end: known.get((start, end), PULL_GB_S))
+
+
 def _link_gb_s(nodes: Mapping[str, DeclaredNode], start: str, end: str) -> float:
     return declared_gb_s(nodes, start, end) or PULL_GB_S

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from services.planner.declared.planned_spec import DeclaredNode
 from services.planner.optimize.joint import PlanningOutcome
 from services.planner.optimize.latency import NO_WAIT, Wait, link_wait
-from services.planner.optimize.links import declared_gb_s, transfer_seconds
+from services.planner.optimize.links import declared_gb_s, payload_gb_s, transfer_seconds
 from services.planner.solve.solution import Flow
 from services.planner.solve.traffic import crossing_shares
 
@@ -75,7 +75,7 @@ class TransferLoads:
         return transfer_seconds(moved.gb, declared_gb_s(self._nodes, *moved.nodes))
 
     def wait(self, nodes: tuple[str, str]) -> Wait:
-        """Waiting of a transfer for those before it: one queue for each direction."""
+        """Delay of a transfer by others over the same link, of which each direction is one."""
         load = self._loads.get(nodes)
         if load is None or not load.rate:
             return NO_WAIT
@@ -86,7 +86,7 @@ class TransferLoads:
         """The part of its time that a pair's link is busy with all that its nodes send and receive; None: unknown."""
         found = []
         for side, node in enumerate(nodes):
-            size = self._nodes[node].link_gb_s
+            size = payload_gb_s(self._nodes[node])
             if size:
                 found.append(sum(load.gb_s for pair, load in self._loads.items() if pair[side] == node) / size)
         return max(found, default=None)
@@ -111,12 +111,11 @@ class TransferLoads:
         for (start, end), load in sorted(self._loads.items()):
             size = declared_gb_s(self._nodes, start, end)
             if size and load.gb_s > size:
-                found.append(f"{start} would send {load.gb_s:.3g} GB/s to {end}; their link carries {size:g} GB/s")
+                found.append(f"{start} would send {load.gb_s:.3g} GB/s to {end}; their link carries {size:.3g} GB/s")
         for side, verb in enumerate(("send", "receive")):
             for name, node in self._nodes.items():
+                size = payload_gb_s(node)
                 sizes = [load.gb_s for pair, load in self._loads.items() if pair[side] == name]
-                if node.link_gb_s and len(sizes) > 1 and sum(sizes) > node.link_gb_s:
-                    found.append(
-                        f"{name} would {verb} {sum(sizes):.3g} GB/s in all; its link carries {node.link_gb_s:g} GB/s"
-                    )
+                if size and len(sizes) > 1 and sum(sizes) > size:
+                    found.append(f"{name} would {verb} {sum(sizes):.3g} GB/s in all; its link carries {size:.3g} GB/s")
         return found

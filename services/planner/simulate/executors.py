@@ -1,7 +1,6 @@
 """The executors that one request was given, and the work that it brings to them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 
 from omnibus.executor.sim.device import SimWork
 from omnibus.executor.sim.profile import SimComponent
@@ -9,21 +8,21 @@ from omnibus.executor.sim.request import ComponentLoad, SimulatedRequest
 from omnibus.plan import Path
 from services.planner.simulate.cluster import SimulatedCluster, component_work
 from services.planner.simulate.executor import ExecutorLane, SimulatedExecutor
-from services.planner.simulate.links import Links
+from services.planner.simulate.links import Network
 
 
 class RequestExecutors:
     """The executors that one request was given: the loop in which its components run (``RequestLoop``)."""
 
     __slots__ = (
-        "_agenda", "_charges", "_cluster", "_end", "_executors", "_kind", "_links", "_model", "_name", "_open",
+        "_agenda", "_charges", "_cluster", "_end", "_executors", "_kind", "_model", "_name", "_network", "_open",
         "_options", "_taken", "kinds", "lanes",
     )  # fmt: skip
 
     def __init__(
         self,
         cluster: SimulatedCluster,
-        links: Links,
+        network: Network,
         model: str,
         kind: str,
         path: Path,
@@ -33,7 +32,7 @@ class RequestExecutors:
     ) -> None:
         self._agenda = cluster.agenda
         self._cluster = cluster
-        self._links = links
+        self._network = network
         self._name = model
         self._model = cluster.models[model]
         self._kind = kind
@@ -82,22 +81,30 @@ class RequestExecutors:
         self._taken[component] = taken + 1
         items = self._executors[component]
         lane = items[taken % len(items)].lanes[component] if len(items) > 1 else self.lanes[component]
-        there = self._arrival_time(component, lane.executor.node, at) if not taken else at
-        if there > at:
-            self._agenda.add(there, partial(lane.queue_work, work))
-        else:
+        pulls = self._find_pulls(component, lane.executor.node) if not taken else []
+        if not pulls:
             lane.queue_work(work, at)
+            return
+        left = len(pulls)
 
-    def _arrival_time(self, component: str, node: str, at: float) -> float:
-        """Return when what ``component`` reads is on ``node``."""
+        def arrive(when: float) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                lane.queue_work(work, when)
+
+        for source, gb in pulls:
+            self._network.send(source, lane.executor.node, gb, at, arrive)
+
+    def _find_pulls(self, component: str, node: str) -> list[tuple[str, float]]:
+        """Return what ``component`` reads from other nodes than ``node``, as nodes and GB."""
         if not self._cluster.several_nodes:
-            return at
-        latest = at
-        for source, executors in self._executors.items():
-            gb = self._model.edge_gb(self._kind, source, component) if executors[0].node != node else 0.0
-            if gb > 0:
-                latest = max(latest, self._links.transfer(executors[0].node, node, gb, at))
-        return latest
+            return []
+        return [
+            (executors[0].node, gb)
+            for source, executors in self._executors.items()
+            if executors[0].node != node and (gb := self._model.edge_gb(self._kind, source, component)) > 0
+        ]
 
     def finish_component(self, component: str, at: float) -> None:
         """``component`` is done: its executors have less to do."""

@@ -24,7 +24,7 @@ from services.planner.optimize.cell_plans import divide_into_cells
 from services.planner.optimize.model_inputs import ModelInputs
 from services.planner.optimize.planner import Planner
 from services.planner.optimize.promise import PromiseChecker
-from services.planner.optimize.simulated import calibrated_devices, simulated_models, simulation_links
+from services.planner.optimize.simulated import calibrated_devices, planned_links, simulated_models, simulation_links
 from services.planner.simulate.cluster import SimulatedModel
 from services.planner.simulate.devices import ModelDevices, simulated_devices
 from services.planner.simulate.links import Links
@@ -83,7 +83,7 @@ async def find_deployment(question: WhatIfQuestion, store: Store) -> Deployment:
         simulated=simulated_models(known, plans, devices, explain),
         goals={name: dict(each.planned.goals.active_goals()) for name, each in models.items() if each.planned},
         prices={name: kind.weight for name, kind in gpus.items()},
-        links=simulation_links(nodes),
+        links=simulation_links(nodes) if nodes else planned_links(explain),
     )
 
 

@@ -69,37 +69,86 @@ class PlainStream:
         self._wake_bytes = 1
 
     async def read_into(self, target: memoryview, progress: Progress) -> None:
+        if len(target) > WAKE_BYTES:
+            await self._read_large(target, progress)
+            return
         at, nbytes = 0, len(target)
-        timer = self._wake_regularly() if nbytes > WAKE_BYTES else None
+        while at < nbytes:
+            count = await self._loop.sock_recv_into(self._socket, target[at:])
+            if not count:
+                raise _closed_error()
+            at += count
+            progress()
+
+    async def _read_large(self, target: memoryview, progress: Progress) -> None:
+        """Receive whenever the kernel says that bytes are there. One registration for all of them, and no task that is
+        woken for each part: that took an eighth of the CPU of a pull."""
+        done: asyncio.Future[None] = self._loop.create_future()
+        at = 0
+
+        def receive() -> None:
+            nonlocal at
+            if done.done():  # the reader waits no longer
+                return
+            try:
+                count = self._socket.recv_into(target[at:])
+            except BlockingIOError:
+                return
+            except OSError as error:
+                done.set_exception(error)
+                return
+            at += count
+            if not count:
+                done.set_exception(_closed_error())
+            elif at == len(target):
+                done.set_result(None)
+            else:
+                self._wake_for(min(WAKE_BYTES, len(target) - at))
+            progress()
+
+        timer, number = self._wake_regularly(), self._socket.fileno()
+        self._wake_for(WAKE_BYTES)
+        self._loop.add_reader(number, receive)
         try:
-            while at < nbytes:
-                if timer is not None:
-                    self._wake_for(min(WAKE_BYTES, nbytes - at))
-                count = await self._loop.sock_recv_into(self._socket, target[at:])
-                if not count:
-                    raise ConnectionResetError("the other sidecar closed the connection")
-                at += count
-                progress()
+            await done
         finally:
-            if timer is not None:
-                timer.cancel()
-                self._wake_for(1)
+            self._loop.remove_reader(number)
+            timer.cancel()
+            self._wake_for(1)
 
     async def write(self, data: bytes) -> None:
         await self._loop.sock_sendall(self._socket, data)
 
     async def send_range(self, offset: int, nbytes: int, progress: Progress) -> None:
-        source, target = self._arena.fileno(), self._socket.fileno()
-        while nbytes:
+        done: asyncio.Future[None] = self._loop.create_future()
+        source, target, end = self._arena.fileno(), self._socket.fileno(), offset + nbytes
+
+        def send() -> None:
+            nonlocal offset
+            if done.done():  # whoever sends waits no longer
+                return
             try:
-                sent = os.sendfile(target, source, offset, min(nbytes, SLICE_BYTES))
+                while offset < end:
+                    sent = os.sendfile(target, source, offset, min(end - offset, SLICE_BYTES))
+                    if not sent:
+                        raise ConnectionResetError("the arena's file ended early")
+                    offset += sent
+                    progress()
+                done.set_result(None)
             except BlockingIOError:
-                await self._wait_writable()
-                continue
-            if not sent:
-                raise ConnectionResetError("the arena's file ended early")
-            offset, nbytes = offset + sent, nbytes - sent
-            progress()
+                return
+            except OSError as error:
+                done.set_exception(error)
+
+        send()
+        if done.done():
+            done.result()
+            return
+        self._loop.add_writer(target, send)
+        try:
+            await done
+        finally:
+            self._loop.remove_writer(target)
 
     def _wake_for(self, nbytes: int) -> None:
         """Have the kernel call the socket readable once so many bytes are there, or its end."""
@@ -115,14 +164,6 @@ class PlainStream:
             self._closed = True
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NOT)
             self._socket.close()
-
-    async def _wait_writable(self) -> None:
-        ready, number = self._loop.create_future(), self._socket.fileno()
-        self._loop.add_writer(number, _set_done, ready)
-        try:
-            await ready
-        finally:
-            self._loop.remove_writer(number)
 
 
 class _Ticker:
@@ -240,9 +281,8 @@ def set_options(connection: socket.socket) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def _set_done(future: "asyncio.Future[None]") -> None:
-    if not future.done():
-        future.set_result(None)
+def _closed_error() -> OSError:
+    return ConnectionResetError("the other sidecar closed the connection")
 
 
 def _ignore() -> None:

@@ -1,6 +1,8 @@
 """What crosses between nodes: how much, where replicas go because of it, and what it does to rates and latencies."""
 
 import json
+import math
+import random
 from typing import Any
 
 import pytest
@@ -10,10 +12,15 @@ from omnibus.errors import BadRequest
 from omnibus.plan import Plan
 from omnibus.profile import EdgeProfile, ModelProfile, Point, TypeProfile
 from services.planner.declared.planned_spec import DeclaredNode, GpuType
+from services.planner.optimize.latency import link_wait
+from services.planner.optimize.links import PAYLOAD_FRACTION, PULL_GB_S
 from services.planner.optimize.load import ModelLoad
 from services.planner.optimize.model_inputs import ModelInputs
 from services.planner.optimize.planner import Planner
 from services.planner.optimize.result import PlanningResult
+from services.planner.optimize.simulated import planned_links
+from services.planner.simulate.agenda import Agenda
+from services.planner.simulate.links import Links, Network
 from services.planner.solve.problem import Infeasible
 from services.planner.solve.traffic import crossing_shares
 from tests.unit.planner.optimize.simulated_nodes import SimulatedPath, Stop, percentile
@@ -32,6 +39,7 @@ from tests.unit.planner.optimize.testbed import (
 )
 
 TEN_GBIT = 1.25
+CARRIED = TEN_GBIT * PAYLOAD_FRACTION  # of tensors
 #: Embeddings of 10,000 tokens of 3,584 bfloat16 numbers, and of 15.
 LARGE, SMALL = 10_000 * 3584 * 2, 15 * 3584 * 2
 ENCODE, THINK = 0.1, 0.15
@@ -64,10 +72,10 @@ def simulated(made: PlanningResult, nbytes: float) -> SimulatedPath:
     for name, count in planned(made)["deployments"][0]["nodes"].items():
         replica, node = name.removeprefix("q/").split("@")
         places.setdefault(replica, {})[node] = count
-    return SimulatedPath([Stop(places["E"], ENCODE), Stop(places["L"], THINK, nbytes / 1e9)], TEN_GBIT)
+    return SimulatedPath([Stop(places["E"], ENCODE), Stop(places["L"], THINK, nbytes / 1e9)], CARRIED)
 
 
-@pytest.mark.parametrize(("nbytes", "rate"), [(LARGE, TEN_GBIT / (LARGE / 1e9)), (SMALL, 2 / ENCODE)])
+@pytest.mark.parametrize(("nbytes", "rate"), [(LARGE, CARRIED / (LARGE / 1e9)), (SMALL, 2 / ENCODE)])
 def test_what_can_be_served_is_what_executors_and_links_carry(nbytes: float, rate: float):
     made = planner(apart(nbytes), GPUS, two_nodes()).plan()
 
@@ -75,6 +83,31 @@ def test_what_can_be_served_is_what_executors_and_links_carry(nbytes: float, rat
 
     assert told == pytest.approx(rate)
     assert told == pytest.approx(simulated(made, nbytes).run_closed(60, 20_000), rel=AGREE)
+
+
+@pytest.mark.parametrize(("busy", "spread"), [(0.5, 0.0), (0.7, 0.6), (0.85, 0.0)])
+def test_transfers_delay_each_other_as_in_a_simulation_of_the_link(busy: float, spread: float):
+    dice, agenda, taken = random.Random(3), Agenda(), list[float]()
+    network, at = Network(agenda, Links(0.0, lambda start, end: 1.0)), 0.0
+    sizes = (1 - spread, 1 + spread)
+    for _ in range(20_000):
+        at += dice.expovariate(busy)
+        gb, sent = dice.choice(sizes), at
+        arrived = lambda when, sent=sent, gb=gb: taken.append(when - sent - gb)  # noqa: E731
+        agenda.add(at, lambda now, gb=gb, arrived=arrived: network.send("a", "b", gb, now, arrived))
+    agenda.run_until(math.inf)
+
+    mean, squares, cubes = (sum(gb**power for gb in sizes) / 2 for power in (1, 2, 3))
+    wait = link_wait(busy, mean, squares, cubes)
+    second = wait.part * (wait.variance + wait.seconds**2)
+    assert wait.mean == pytest.approx(sum(taken) / len(taken), rel=0.1)
+    assert second == pytest.approx(sum(each**2 for each in taken) / len(taken), rel=0.2)
+
+
+def test_links_of_a_plan_are_those_that_its_nodes_declare():
+    links = planned_links(planner(apart(LARGE), GPUS, two_nodes()).plan().explain)
+
+    assert (links.gb_s("n1", "n2"), links.gb_s("n2", "n3")) == (CARRIED, PULL_GB_S)
 
 
 @pytest.mark.parametrize("nbytes", [LARGE, SMALL])
@@ -86,7 +119,7 @@ def test_latencies_are_those_of_a_simulation_with_transfers(nbytes: float):
 
     assert path.crossed == 40_000
     told = planned(made)["models"]["q"]["types"][SEEN]
-    assert told["alone"] == pytest.approx(ENCODE + THINK + nbytes / 1.25e9 + 0.0005)
+    assert told["alone"] == pytest.approx(ENCODE + THINK + nbytes / 1e9 / CARRIED + 0.0005)
     assert told["latency"] == pytest.approx(sum(path.latencies) / 40_000, rel=AGREE)
     assert told["p99"] == pytest.approx(percentile(path.latencies, 0.99), rel=AGREE)
 
@@ -131,13 +164,13 @@ def test_links_show_what_crosses_them_and_warn_when_it_is_too_much():
         "from": "n1",
         "to": "n2",
         "gb_s": pytest.approx(18 * LARGE / 1e9),
-        "capacity": TEN_GBIT,
-        "utilisation": pytest.approx(18 * LARGE / 1e9 / TEN_GBIT),
+        "capacity": CARRIED,
+        "utilisation": pytest.approx(18 * LARGE / 1e9 / CARRIED),
     }
-    assert planned(made)["warnings"] == ["n1 would send 1.29 GB/s to n2; their link carries 1.25 GB/s"]
+    assert planned(made)["warnings"] == ["n1 would send 1.29 GB/s to n2; their link carries 1.19 GB/s"]
     assert planned(made)["models"]["q"]["types"][SEEN]["p99"] is None
     said = lines(made)
-    assert "n1         n2       1.29  1.25       103%" in said
+    assert "n1         n2       1.29  1.19       109%" in said
     assert "warning: n1 would send 1.29 GB/s to n2" in said
 
 
@@ -156,8 +189,10 @@ def test_a_node_that_sends_too_much_to_several_is_said():
     made = planner(apart(LARGE), {**GPUS, "H100": GpuType(3)}, nodes, goal="gpus", rate=16.0, headroom=0.0).plan()
 
     assert len(planned(made)["links"]) == 3
-    assert planned(made)["warnings"] == ["n1 would send 1.15 GB/s in all; its link carries 1 GB/s"]
-    assert [each["utilisation"] for each in planned(made)["links"]] == [pytest.approx(16 * LARGE / 1e9)] * 3
+    assert planned(made)["warnings"] == ["n1 would send 1.15 GB/s in all; its link carries 0.95 GB/s"]
+    assert [each["utilisation"] for each in planned(made)["links"]] == [
+        pytest.approx(16 * LARGE / 1e9 / PAYLOAD_FRACTION)
+    ] * 3
 
 
 def test_nothing_is_said_of_links_where_nothing_crosses():
