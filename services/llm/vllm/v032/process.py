@@ -1,11 +1,9 @@
-"""The first thing that runs in the process of an engine core. Imports nothing of vLLM before ``run_core_process``."""
+"""The first things that run in the processes of an engine. Nothing of vLLM is imported before they are called."""
 
 import gc
 import multiprocessing
 import os
 from typing import Any
-
-import torch
 
 from omnibus.process.parent_death import die_with_parent
 from omnibus_models import torchvision_cpu
@@ -26,12 +24,22 @@ def run_core_process(*args: Any, parent: int, **kwargs: Any) -> None:
         bind_to_parent()  # the kernel watches the thread that has started this process; see ``VllmEngineProcess``
     os.setpgrp()
     from vllm.v1.engine import core
+    from vllm.v1.executor.multiproc_executor import WorkerProc
 
-    from services.llm.vllm.v032 import model_registry, worker
+    from services.llm.vllm.v032 import model_registry
 
     gc.enable()
-    config = kwargs["vllm_config"]
-    model_registry.register_models(config.model_config.architectures)
-    if config.device_config.device_type == "cpu":
-        torch.Generator = worker.Rewinding  # type: ignore[misc]
+    model_registry.register_models(kwargs["vllm_config"].model_config.architectures)
+    WorkerProc.worker_main = staticmethod(run_worker_process)  # of an engine that is split over several
     core.EngineCoreProc.run_engine_core(*args, **kwargs)
+
+
+def run_worker_process(*args: Any, **kwargs: Any) -> None:
+    """A worker of a tensor-parallel engine; it ends with its core."""
+    from vllm.v1.executor.multiproc_executor import WorkerProc
+
+    from services.llm.vllm.v032 import model_registry
+
+    gc.enable()
+    model_registry.register_models(kwargs["vllm_config"].model_config.architectures)
+    WorkerProc.worker_main(*args, **kwargs)
