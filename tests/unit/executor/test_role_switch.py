@@ -81,7 +81,8 @@ async def test_it_leaves_as_what_it_was_and_comes_as_what_it_is(here: Place, swi
 
 
 async def test_it_takes_what_is_of_its_new_role_and_nothing_of_the_old_one(here: Place, switch: RoleSwitch):
-    await here.office.done(here.office.send(invocation(**numbered())))
+    [chunk] = await here.office.done(here.office.send(invocation(**numbered())))
+    assert here.office.read(chunk) == [3.0] * 4
     await asked(here, SECOND)
     await in_role(here, "B")
 

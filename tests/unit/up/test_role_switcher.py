@@ -121,11 +121,16 @@ async def test_what_leaves_becomes_what_comes_and_its_process_goes_on(house: Hou
 
 async def test_a_process_that_ends_comes_back_in_the_role_that_it_had(house: House, crowd: Crowd):
     await stage(house, plan(2, P=1, D=2))
-    await has_options(crowd, m_P_0="P", m_P_1="D", m_D_0="D")
+    async with asyncio.timeout(20):
+        while house.supervisor.specs["m/P/1"].env["OMNIBUS_EXECUTOR_COMPONENTS"] != "decode":
+            await asyncio.sleep(0.01)
 
-    spec = house.supervisor.specs["m/P/1"]
+    before = house.pids()["m/P/1"]
+    house.supervisor.kill("m/P/1")
 
-    assert (spec.env[ID], spec.env["OMNIBUS_EXECUTOR_COMPONENTS"]) == ("m-P-1", "decode")
+    assert house.supervisor.specs["m/P/1"].env[ID] == "m-P-1"
+    assert crowd.options()["m-P-1"] == "D"
+    await house.until("m/P", "m/P/1", "m/D", but=(before,))
 
 
 async def test_one_that_refuses_is_replaced(house: House, crowd: Crowd):

@@ -3,6 +3,7 @@
 import gc
 import multiprocessing
 import os
+from collections.abc import Callable
 from typing import Any
 
 from omnibus.process.parent_death import die_with_parent
@@ -15,6 +16,9 @@ torchvision_cpu.install_operators()
 # Garbage is looked for again and again while modules are read, for a sixth of the time that this takes.
 if multiprocessing.parent_process() is not None:
     gc.disable()
+
+#: vLLM's own function where this process is forked from a core, which has replaced it; else it is still in its place.
+_worker_main: Callable[..., None] | None = None
 
 
 def run_core_process(*args: Any, parent: int, **kwargs: Any) -> None:
@@ -30,6 +34,8 @@ def run_core_process(*args: Any, parent: int, **kwargs: Any) -> None:
 
     gc.enable()
     model_registry.register_models(kwargs["vllm_config"].model_config.architectures)
+    global _worker_main
+    _worker_main = WorkerProc.worker_main
     WorkerProc.worker_main = staticmethod(run_worker_process)  # of an engine that is split over several
     core.EngineCoreProc.run_engine_core(*args, **kwargs)
 
@@ -42,4 +48,4 @@ def run_worker_process(*args: Any, **kwargs: Any) -> None:
 
     gc.enable()
     model_registry.register_models(kwargs["vllm_config"].model_config.architectures)
-    WorkerProc.worker_main(*args, **kwargs)
+    (_worker_main or WorkerProc.worker_main)(*args, **kwargs)
