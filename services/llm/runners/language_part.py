@@ -1,4 +1,4 @@
-"""What the runners of one loaded language model have in common: one may take the place of another without a load."""
+"""Base of the runners of one loaded language model: one may take the place of another without a load."""
 
 from typing import Any, ClassVar
 

@@ -1,4 +1,4 @@
-"""Where an executor takes invocations: the subjects of its unit tasks, and its registration as a NATS micro service."""
+"""Subscriptions of an executor: the subjects of its unit tasks, and its registration as a NATS micro service."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any

@@ -46,14 +46,14 @@ class Moves(KVConnectorMetadata):
 
 
 class HeadShard(NamedTuple):
-    """Heads of keys and values of one worker: ``count`` of the model's ``total``, from ``first`` on.
+    """Heads of keys and values of one worker: ``heads`` of the model's ``total``, from ``first`` on.
 
     Where a model has fewer heads than workers several have the same one, of which the first ``writes``.
     """
 
     total: int
     first: int
-    count: int
+    heads: int
     writes: bool = True
 
     @classmethod
@@ -131,9 +131,9 @@ class CacheConnector(KVConnectorBase_V1):
             return HeadShard(heads, 0, heads)
         total = 1 if model.use_mla else model.get_total_num_kv_heads()
         shard = HeadShard.of_rank(total, get_tensor_model_parallel_rank(), size)
-        if shard.count != heads:
+        if shard.heads != heads:
             raise Fatal(
-                f"this model's layers have {heads} heads of keys and values on each of {size} GPUs, not {shard.count}: "
+                f"this model's layers have {heads} heads of keys and values on each of {size} GPUs, not {shard.heads}: "
                 "its caches cannot be handed over; declare a thinker, or halves with tensor_parallel 1"
             )
         return shard
@@ -168,7 +168,7 @@ class CacheConnector(KVConnectorBase_V1):
         """Return this worker's heads in the bytes of ``count`` blocks of a layer: [count, heads, tokens, content]."""
         shard = self._shard
         whole = blocks.view(layer.dtype).view(count, shard.total, *layer.shape[2:])
-        return whole[:, shard.first : shard.first + shard.count]
+        return whole[:, shard.first : shard.first + shard.heads]
 
     def wait_for_save(self) -> None:
         if not self._shard.writes:
