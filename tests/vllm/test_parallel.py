@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from omnibus.errors import Fatal
+from omnibus.errors import BadRequest
 from omnibus.executor.settings import ExecutorSettings
 from services import engines
 from services.llm.runners.thinker import ThinkRunner
@@ -88,7 +88,7 @@ async def test_each_worker_has_a_part_of_the_weights_and_caches_travel_with_all_
 async def test_heads_that_cannot_be_divided_are_refused_before_workers_start(vl: Path) -> None:
     prefill, _ = made(vl, 3)
 
-    with pytest.raises(Fatal, match="cannot be split over 3 GPUs"):
+    with pytest.raises(BadRequest, match="cannot be split over 3 GPUs"):
         await prefill.load()
     await prefill.close()
 

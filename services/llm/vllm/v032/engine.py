@@ -16,6 +16,7 @@ from omnibus_models import torchvision_cpu
 
 torchvision_cpu.install_operators()
 
+from omnibus.checkpoints.heads import require_whole_heads  # noqa: E402
 from omnibus.errors import BadRequest, Fatal, OmnibusError, StageFailed, StageUnavailable  # noqa: E402
 from services.llm.engine.sampler import TokenLogprobs  # noqa: E402
 from services.llm.vllm.protocol import CacheBlockLayout, Generation, Launch, Tokens  # noqa: E402
@@ -256,12 +257,7 @@ def _require_whole_heads(config: Any) -> None:
     size = config.parallel_config.tensor_parallel_size
     if size == 1 or config.model_config.use_mla:
         return
-    heads = config.model_config.get_total_num_kv_heads()
-    if heads % size and size % heads:
-        raise Fatal(
-            f"{heads} heads of keys and values cannot be split over {size} GPUs: OMNIBUS_VLLM_TENSOR_PARALLEL, or the "
-            f"option's gpus, must divide {heads} or be a multiple of it"
-        )
+    require_whole_heads(config.model_config.get_total_num_kv_heads(), size)
 
 
 def _read_architectures(checkpoint: Path) -> list[str]:
