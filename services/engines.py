@@ -68,10 +68,6 @@ def _shared_vllm_core(component: str, settings: ExecutorSettings) -> "VllmCore":
     core = _engines.get((settings, halves))
     if core is None or core.closed:
         own = read_settings(VllmSettings)
-        if halves and own.tensor_parallel > 1:
-            raise BadRequest(
-                "prefill and decode in vLLM take one GPU each; set OMNIBUS_VLLM_TENSOR_PARALLEL=1 or declare a thinker"
-            )
         if own.speculative_tokens and (halves or settings.ttft or settings.tbt):
             raise BadRequest(
                 "vLLM guesses no tokens for halves of a model or with goals: set OMNIBUS_VLLM_SPECULATIVE_TOKENS=0"

@@ -11,7 +11,6 @@ import pytest_asyncio
 from omnibus.errors import BadRequest, ProtocolError, StageUnavailable
 from omnibus.executor.runner import Item
 from omnibus.executor.settings import ExecutorSettings
-from services import engines
 from services.llm.runners.thinker import ThinkRunner
 from tests.unit.jobs import MemoryJob, run
 from tests.unit.llm.halves import Halves
@@ -193,8 +192,20 @@ async def test_a_preempted_sequence_takes_its_cache_again(vl_three: Three, refer
     assert vl_three.far.stats()["preempted"] > 0
 
 
-async def test_halves_take_one_gpu_each(vl: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMNIBUS_VLLM_TENSOR_PARALLEL", "2")
+async def test_each_half_can_take_the_place_of_the_other_one(vl_three: Three, reference: ThinkRunner) -> None:
+    settings = ExecutorSettings()
+    prefill = vl_three.far.switch_role("prefill", settings)
+    decode = vl_three.prefill.switch_role("decode", settings)
+    for runner in (prefill, decode):
+        await runner.load()
 
-    with pytest.raises(BadRequest, match="one GPU"):
-        engines.vllm("prefill", ExecutorSettings(family="qwen2_5_vl", checkpoint=str(vl), components="prefill"))
+    answer = await Halves(prefill, decode, near=False).answer(job(text(7)))
+
+    whole = await run(reference, job(text(7)))
+    assert answer.ids == whole.ids
+    assert prefill._core is vl_three.far._core
+    with pytest.raises(BadRequest, match="was not started for thinker"):
+        decode.switch_role("thinker", settings)
+    for runner in (prefill, decode):
+        await runner.close()
+    assert vl_three.far.serving

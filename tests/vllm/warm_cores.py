@@ -50,6 +50,7 @@ def fork_engine_cores(patch: pytest.MonkeyPatch) -> None:
 def _run_forked_core(*args: Any, parent: int, **kwargs: Any) -> None:
     # As long as it lives so does the process that has forked it: it has to see for itself that the tests have gone.
     threading.Thread(target=_exit_with_tests, daemon=True).start()
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the environment is that of the process that forks
     core_process.run_core_process(*args, parent=os.getppid(), **kwargs)
 
 

@@ -117,6 +117,15 @@ class BatchingEngine(Generic[S]):
         if self.limits.goals:
             await self._compute(self._measure_budgets)
 
+    async def start_decoding(self) -> None:
+        """Take the memory of slots, and find budgets with them, where nothing was to be decoded before.
+
+        No sequence may be here: the slots are measured.
+        """
+        if not self.limits.decodes:
+            self.limits = self.limits._replace(decodes=True)
+            await self.start()
+
     def _measure_budgets(self) -> None:
         """Measure decode steps by their sequences, and prefills by their tokens."""
         context, goals, decode = self.limits.context, self.limits.goals, None

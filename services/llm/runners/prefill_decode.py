@@ -7,7 +7,6 @@ section 4.3 (migration by pull).
 """
 
 from collections.abc import Sequence as Rows
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +15,6 @@ from omnibus.bus.messages import BatchCounts
 from omnibus.executor.runner import Job
 from omnibus_models.contract import PrefillInputs
 from services.llm.engine.grammar import GrammarState
-from services.llm.engine.model import ThinkerCore
 from services.llm.engine.params import TextGenerationParams, build_sampling
 from services.llm.engine.sampler import Picker
 from services.llm.engine.sequence import TokenStep
@@ -24,6 +22,7 @@ from services.llm.engine.thinker_feed import Thinking
 from services.llm.runners.answer_shape import answer_grammar
 from services.llm.runners.detokenize import Reply
 from services.llm.runners.kv_transfer import TRANSFORMERS, DecodeStart, put_cache, put_start, read_start, started_tokens
+from services.llm.runners.language_part import LanguagePart
 from services.llm.runners.request import (
     ThinkRequest,
     close_counted,
@@ -37,23 +36,7 @@ from services.llm.runners.talker_inputs import SpeechWriter, send_prompt
 from services.llm.runners.thinker import send_answer, send_tokens
 
 
-class _HalfRunner:
-    """Base class of both runners: one loaded model, whose other half may run in the same process."""
-
-    def __init__(self, core: ThinkerCore) -> None:
-        self._core = core
-
-    async def load(self) -> None:
-        await self._core.load()
-
-    async def close(self) -> None:
-        await self._core.close()
-
-    def stats(self) -> dict[str, Any]:
-        return self._core.stats()
-
-
-class PrefillRunner(_HalfRunner):
+class PrefillRunner(LanguagePart, component="prefill", decodes=False):
     """A ``Runner`` for the first half.
 
     Inputs: those of a thinker. Outputs: ``cache`` [layers, 2, kv_heads, T, head_dim] and ``start``
@@ -98,7 +81,7 @@ class PrefillRunner(_HalfRunner):
             await paused.taken.wait()
 
 
-class DecodeRunner(_HalfRunner):
+class DecodeRunner(LanguagePart, component="decode"):
     """A ``Runner`` for the second half.
 
     Inputs: ``cache``, ``start`` and ``params`` (``TextGenerationParams``). Outputs: streamed ``text``; for a talker

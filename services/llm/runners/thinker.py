@@ -1,14 +1,13 @@
 """The engine of an LLM component: messages and media embeddings in, text out, rows for a talker beside it."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
 
 from omnibus.bus.messages import BatchCounts
 from omnibus.executor.runner import Job
-from services.llm.engine.model import ThinkerCore
 from services.llm.engine.sampler import TokenLogprobs
 from services.llm.engine.sequence import TokenStep
 from services.llm.runners.detokenize import Reply
+from services.llm.runners.language_part import LanguagePart
 from services.llm.runners.request import close_counted, open_reply, open_request
 from services.llm.runners.talker_inputs import SpeechWriter
 
@@ -19,16 +18,13 @@ MAX_CHUNK_TOKENS = 256
 Take = Callable[[], Awaitable[Sequence[TokenStep]]]
 
 
-class ThinkRunner:
+class ThinkRunner(LanguagePart, component="thinker"):
     """A ``Runner`` for LLMs.
 
     Inputs: ``messages`` (JSON list, or an ``Item`` of its UTF-8 bytes), ``items`` (``Item`` list of
     embeddings [n, H] with their meta, in order of appearance), ``params`` (``TextGenerationParams``), ``voice``.
     Outputs: streamed ``text``; for a talker ``prompt``, ``layout`` and streamed ``rows``.
     """
-
-    def __init__(self, core: ThinkerCore) -> None:
-        self._core = core
 
     @property
     def busy(self) -> float:
@@ -37,9 +33,6 @@ class ThinkRunner:
     @property
     def batch_counts(self) -> BatchCounts:
         return self._core.batch_counts
-
-    async def load(self) -> None:
-        await self._core.load()
 
     async def run(self, job: Job) -> None:
         async with open_request(self._core, job) as asked:
@@ -51,12 +44,6 @@ class ThinkRunner:
             with self._core.engine.admit(sequence):
                 await send_answer(job, sequence.inbox.take_steps, reply, speech)
             job.close("text", {"finish_reason": reply.finish, "usage": reply.usage(asked.counts)})
-
-    async def close(self) -> None:
-        await self._core.close()
-
-    def stats(self) -> dict[str, Any]:
-        return self._core.stats()
 
 
 async def send_answer(job: Job, take: Take, reply: Reply, speech: SpeechWriter | None) -> None:

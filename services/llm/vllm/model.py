@@ -88,6 +88,16 @@ class VllmCore:
         return self._keeper.engine
 
     @property
+    def component(self) -> str:
+        """The component that the engine was started for."""
+        return self._launch.component
+
+    @property
+    def has_halves(self) -> bool:
+        """True if the engine gives caches of prompts and takes them."""
+        return self._launch.halves
+
+    @property
     def slots(self) -> int:
         return self._launch.slots
 

@@ -29,7 +29,7 @@ from services.llm.vllm.runner import VllmPart
 from services.llm.vllm.shared_memory import SharedBuffer, map_memory
 
 
-class VllmPrefillRunner(VllmPart):
+class VllmPrefillRunner(VllmPart, half="prefill"):
     """A ``Runner`` for the first half.
 
     Inputs: those of a thinker. Outputs: ``cache`` uint8 [layers, blocks, nbytes] and ``start``
@@ -125,7 +125,7 @@ class DecodeState(NamedTuple):
     speech: SpeechWriter | None
 
 
-class VllmDecodeRunner(VllmPart):
+class VllmDecodeRunner(VllmPart, half="decode"):
     """A ``Runner`` for the second half.
 
     Inputs: ``cache``, ``start`` and ``params`` (``TextGenerationParams``). Outputs: streamed ``text``; for a talker

@@ -1,9 +1,11 @@
 """The ``Runner`` of a thinker whose layers run in vLLM, in a process of its own."""
 
 from contextlib import aclosing, closing
-from typing import Any
+from typing import Any, ClassVar
 
+from omnibus.errors import BadRequest
 from omnibus.executor.runner import Job
+from omnibus.executor.settings import ExecutorSettings
 from omnibus.executor.stopwatch import OccupancyTimer
 from services.llm.runners.request import close_counted, open_reply
 from services.llm.runners.talker_inputs import SpeechWriter
@@ -12,7 +14,13 @@ from services.llm.vllm.model import VllmCore
 
 
 class VllmPart:
-    """Base class of the runners of all parts of a language model."""
+    """Base class of the runners of all parts of a language model. ``half`` is the half that a subclass runs."""
+
+    _halves: ClassVar[dict[str, type["VllmPart"]]] = {}
+
+    def __init_subclass__(cls, *, half: str = "") -> None:
+        if half:
+            cls._halves[half] = cls
 
     def __init__(self, core: VllmCore) -> None:
         self._core = core
@@ -27,6 +35,16 @@ class VllmPart:
     def busy(self) -> float:
         """Seconds in which the engine had at least one request."""
         return self._inside.seconds
+
+    def switch_role(self, component: str, settings: ExecutorSettings) -> "VllmPart":
+        """See ``Runner``: the engine of one half serves the other one as well."""
+        made = self._halves.get(component)
+        if made is None or not self._core.has_halves:
+            raise BadRequest(
+                f"vLLM's engine of {self._core.component} was not started for {component}; prefill and decode alone "
+                "can take each other's place"
+            )
+        return made(self._core)
 
     async def load(self) -> None:
         await self._core.load()

@@ -163,7 +163,10 @@ class Autoscaler:
         self._window_pace.note_solved(found)
         if not self._is_current(plan):
             return
-        best, rerouted = (deployment_capacity(planner, running, each) for each in (found.best, found.rerouted))
+        switches = not self._settings.reconcile
+        best, rerouted = (
+            deployment_capacity(planner, running, each, switches=switches) for each in (found.best, found.rerouted)
+        )
         verdict = adapt.decide(ScalingSnapshot(loads, found.now, rerouted, best))
         if verdict is Verdict.KEEP:
             return

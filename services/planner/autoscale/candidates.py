@@ -2,10 +2,12 @@
 
 import math
 import time
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from omnibus.cluster.desired import added_replicas, replica_counts
+from omnibus.cluster.desired import ExecutorKind, added_replicas, replica_counts
+from omnibus.cluster.roles import SWITCH_SECONDS, role_switches
 from omnibus.errors import BadRequest
 from omnibus.plan import ModelPlan
 from services.planner.autoscale.policy import EQUAL_CAPACITY_FRACTION, DeploymentCapacity
@@ -80,13 +82,18 @@ def serves_more(name: str, found: PlanCandidates) -> bool:
 
 
 def deployment_capacity(
-    planner: "Planner", running: Mapping[str, ModelPlan], planned: PlanningResult
+    planner: "Planner", running: Mapping[str, ModelPlan], planned: PlanningResult, *, switches: bool = False
 ) -> DeploymentCapacity:
+    """``switches``: executors may take another role, which takes less than a start."""
     there, news = replica_counts(running), 0.0
+    switched = Counter[ExecutorKind]()
+    for (_, kind), count in role_switches(running, planned.models).items() if switches else ():
+        switched[kind] += count
     for kind, count in added_replicas(running, planned.models).items():
         option = planned.models[kind.model].options[kind.option]
-        fresh = count - there.get(kind, 0)
-        news += fresh * max(1, option.gpus) * planner.start_seconds.get((kind.model, kind.option), 0.0)
+        starts = planner.start_seconds.get((kind.model, kind.option), 0.0)
+        fresh = count - there.get(kind, 0) - switched[kind]
+        news += max(1, option.gpus) * (fresh * starts + switched[kind] * min(starts, SWITCH_SECONDS))
     return DeploymentCapacity(planned.capacity, _gpu_count(planned.models), news)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from omnibus.errors import BadRequest
-from omnibus.plan import DeploymentOption, ImageDefaults
+from omnibus.plan import LANGUAGE_COMPONENTS, DeploymentOption, ImageDefaults
 from omnibus.process import run_module
 from omnibus.suggestions import closest_name
 from services.planner.declared import declarations_file
@@ -30,7 +30,8 @@ _AREAS: tuple[type[msgspec.Struct], ...] = (
 
 
 def check_declarations(path: Path) -> list[dict[str, Any]]:
-    """The models of the file at ``path``: name, family, checkpoint, adapters, and engine where one is named.
+    """The models of the file at ``path``: name, family, checkpoint, adapters, engines that are
+    named, and of each option its engine and degree of tensor parallelism.
 
     Raises ``BadRequest`` with the line and, for a field that does not exist, the name that was meant.
     """
@@ -84,7 +85,15 @@ def _describe_model(name: str, model: DeclaredModel) -> dict[str, Any]:
         "checkpoint": model.checkpoint,
         "engines": engines,
         "adapters": model.adapters,
+        "degrees": {name: [option.engine, _degree(option)] for name, option in (model.options or {}).items()},
     }
+
+
+def _degree(option: DeploymentOption) -> int:
+    """Return the GPUs over which the language model of ``option`` is split; 1 without one."""
+    if LANGUAGE_COMPONENTS.isdisjoint(option.components):
+        return 1
+    return int((option.vllm or {}).get("tensor_parallel", max(1, option.gpus)))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from omnibus.cluster.desired import ExecutorKind, replica_counts
+from omnibus.cluster.roles import Role, plan_roles
 from omnibus.errors import OmnibusError
 from omnibus.plan import ModelPlan, Path
 from services.planner.optimize.result import PlanningResult
@@ -46,10 +47,15 @@ class _Rollback(NamedTuple):
 
 
 class RolloutPath:
-    """Finds steps. Times are of one monotonic clock, in seconds; ``pause`` is the first one."""
+    """Finds steps. Times are of one monotonic clock, in seconds; ``pause`` is the first one.
 
-    def __init__(self, pause: float) -> None:
+    ``switches``: executors may take another role on the GPUs that they have.
+    """
+
+    def __init__(self, pause: float, *, switches: bool = False) -> None:
         self._pause = pause
+        self._switches = switches
+        self._roles: dict[ExecutorKind, Role] = {}
         self._goal: Models = {}
         self._home: Models | None = None  # what was current before the way to the goal began
         self._rests: dict[str, _Rollback] = {}
@@ -59,6 +65,8 @@ class RolloutPath:
     async def next_step(self, models: Models, goal: PlanTarget, now: float) -> RolloutStep:
         """The next plan after the current one, ``models``, on the way to ``goal``."""
         self._sizes |= {**executor_sizes(models), **executor_sizes(goal.models)}
+        if self._switches:
+            self._roles |= {**plan_roles(models), **plan_roles(goal.models)}
         if goal.models != self._goal or models == goal.models:
             self._goal, self._rests = goal.models, {}
         if self._home is None or models == goal.models:
@@ -68,7 +76,7 @@ class RolloutPath:
         known, asked = self._known, (after, goal.gpus, goal.explain)
         if known is None or known[0] is not models or known[1] != asked:
             aim = await asyncio.to_thread(
-                _find_step, models, after, goal, self._home if resting else None, set(resting)
+                _find_step, models, after, goal, self._home if resting else None, set(resting), self._switches
             )
             self._known = known = models, asked, aim
         aim, look = known[2], min((rest.ends for rest in resting.values()), default=INFINITE_SECONDS)
@@ -93,7 +101,9 @@ class RolloutPath:
         asked = {kind: max(count, have.get(kind, 0)) for kind, count in {**have, **want}.items()}
         leaving = {kind: count for kind, count in there.items() if count > asked.get(kind, 0)}
         both = {**have, **leaving}
-        return bool(fresh and leaving) and bool(missing_gpus(both, {**both, **fresh}, self._sizes, aim.target.gpus))
+        return bool(fresh and leaving) and bool(
+            missing_gpus(both, {**both, **fresh}, self._sizes, aim.target.gpus, self._roles)
+        )
 
     def uses_declared_gpus(self, kinds: Iterable[ExecutorKind]) -> bool:
         """Return whether any of them takes GPUs that were declared."""
@@ -111,14 +121,19 @@ class RolloutPath:
 
 
 def _find_step(
-    models: Models, after: dict[str, ModelPlan], goal: PlanTarget, home: Models | None, resting: Iterable[str]
+    models: Models,
+    after: dict[str, ModelPlan],
+    goal: PlanTarget,
+    home: Models | None,
+    resting: Iterable[str],
+    switches: bool,
 ) -> RolloutStep:
     """The next plan. Models for which there is no room stay as they are; all go ``home`` when those that are
     ``resting`` cannot do so alone."""
     faults: list[str] = []
     while True:
         try:
-            way = rollout_steps(models, after, goal.gpus)
+            way = rollout_steps(models, after, goal.gpus, switches=switches)
             break
         except InsufficientGpus as error:
             if home is not None and after != home:

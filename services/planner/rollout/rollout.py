@@ -48,7 +48,8 @@ class PlanRollout:
         self._ready = ready
         self._announce = announce
         self._trials = Trials(settings.ready, settings.retry)
-        self._ways = RolloutPath(settings.retry)
+        # Processes that follow the store switch roles; workloads of a cluster are of one role each.
+        self._ways = RolloutPath(settings.retry, switches=not settings.reconcile)
         self._leaves = settings.ready / 2  # seconds that those who leave may take before others start
         self._swaps = -INFINITE_SECONDS  # when the last swap was
         self._me = secrets.token_hex(4)

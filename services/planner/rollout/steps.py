@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
 from omnibus.cluster.desired import ExecutorKind, added_replicas, replica_counts, tied_models
+from omnibus.cluster.roles import Role, find_switches, plan_roles
 from omnibus.errors import Retryable
 from omnibus.plan import ModelPlan
 from services.planner.rollout.change_group import ChangeGroup, Counts, ExecutorSize, executor_sizes
@@ -32,31 +33,44 @@ class InsufficientGpus(Retryable):
         self.models = models
 
 
-def rollout_steps(before: Models, after: Models, gpus: Mapping[str, int]) -> list[dict[str, ModelPlan]]:
+def rollout_steps(
+    before: Models, after: Models, gpus: Mapping[str, int], *, switches: bool = False
+) -> list[dict[str, ModelPlan]]:
     """The plans that lead from ``before`` to ``after``; none when they are the same.
 
     ``gpus`` is how many there are by type; a type that it does not name is never short. Executors of two plans in
     a row fit into it together. What ``before`` and ``after`` both serve, each plan between them does. Each plan leads
-    to the same ones as this. Raises ``InsufficientGpus``.
+    to the same ones as this. ``switches``: executors may take another role on the GPUs that they have. Raises
+    ``InsufficientGpus``.
     """
     found: list[dict[str, ModelPlan]] = []
     state = dict(before)
     while state != after:
-        state = _StepFinder(state, after, gpus).next_step()
+        state = _StepFinder(state, after, gpus, switches=switches).next_step()
         found.append(state)
     return found
 
 
 def missing_gpus(
-    have: Counts, want: Counts, sizes: Mapping[ExecutorKind, ExecutorSize], gpus: Mapping[str, int]
+    have: Counts,
+    want: Counts,
+    sizes: Mapping[ExecutorKind, ExecutorSize],
+    gpus: Mapping[str, int],
+    roles: Mapping[ExecutorKind, Role] | None = None,
 ) -> dict[str, int]:
-    """The GPUs that lack, by type, for executors ``want`` to start beside those that are there."""
+    """The GPUs that lack, by type, for executors ``want`` to start beside those that are there.
+
+    ``roles`` are of those that can take another one (``omnibus.cluster.roles``), on the GPUs that they have.
+    """
     begins = {sizes[kind].gpu for kind, count in want.items() if count > have.get(kind, 0) and kind in sizes}
     used = dict.fromkeys(begins & gpus.keys(), 0)
     for kind in have.keys() | want.keys():
         size = sizes.get(kind)
         if size is not None and size.gpu in used:
             used[size.gpu] += size.gpus * max(have.get(kind, 0), want.get(kind, 0))
+    for (kind, _), count in find_switches(have, want, roles or {}).items():
+        if kind in sizes and sizes[kind].gpu in used:
+            used[sizes[kind].gpu] -= sizes[kind].gpus * count
     return {gpu: count - gpus[gpu] for gpu, count in used.items() if count > gpus[gpu]}
 
 
@@ -80,7 +94,8 @@ def describe_step(before: Models, step: Models, after: Models) -> str:
 class _StepFinder:
     """From one plan to another."""
 
-    def __init__(self, before: Models, after: Models, gpus: Mapping[str, int]) -> None:
+    def __init__(self, before: Models, after: Models, gpus: Mapping[str, int], *, switches: bool = False) -> None:
+        self._roles = {**plan_roles(before), **plan_roles(after)} if switches else {}
         self._before, self._after, self._gpus = before, after, gpus
         self._sizes = {
             kind: size for kind, size in {**executor_sizes(before), **executor_sizes(after)}.items() if size.gpu in gpus
@@ -182,7 +197,7 @@ class _StepFinder:
             there[least] = there.get(least, 0) + 1
 
     def _missing_gpus(self, there: Counts, want: Counts) -> dict[str, int]:
-        return missing_gpus(there, want, self._sizes, self._gpus)
+        return missing_gpus(there, want, self._sizes, self._gpus, self._roles)
 
     def _insufficient_gpus_error(self) -> InsufficientGpus:
         """Says what lacks for the change that needs the least."""

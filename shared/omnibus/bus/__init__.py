@@ -86,10 +86,10 @@ class Bus(Protocol):
         metadata: dict[str, str],
         endpoints: Mapping[str, tuple[str, Responder]],
         stats: Callable[[str], Any] | None = None,
-    ) -> None:
+    ) -> Callable[[], Awaitable[None]]:
         """Register as a NATS micro service: ``endpoints`` maps a name to subject and responder.
 
-        ``stats`` gives the data that ``nats service stats`` shows for an endpoint.
+        ``stats`` gives the data that ``nats service stats`` shows for an endpoint. Returns what ends it.
         """
 
     async def open_records(self, seconds: float, limit: int, stream: StreamSpec = INVOCATIONS) -> None:

@@ -103,9 +103,14 @@ class MemoryBus:
         metadata: dict[str, str],
         endpoints: Mapping[str, tuple[str, Responder]],
         stats: Callable[[str], Any] | None = None,
-    ) -> None:
-        for subject, responder in endpoints.values():
-            await self.add_responder(subject, responder, queue="q")
+    ) -> Callable[[], Awaitable[None]]:
+        ends = [await self.add_responder(subject, responder, queue="q") for subject, responder in endpoints.values()]
+
+        async def stop_service() -> None:
+            for end in ends:
+                await end()
+
+        return stop_service
 
     async def open_records(self, seconds: float, limit: int, stream: StreamSpec = INVOCATIONS) -> None:
         self._streams[stream.name] = stream

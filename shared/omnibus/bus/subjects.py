@@ -5,6 +5,7 @@
 | ``omnibus.task.<unit-task>``        | an invocation, for any executor (hands and tools)   |
 | ``omnibus.task.<unit-task>.<exec>`` | a source-routed invocation                          |
 | ``omnibus.edge.<executor>``         | handles and stream chunks, producer to consumer     |
+| ``omnibus.edge.<executor>.role``    | another role of its model, for an executor          |
 | ``omnibus.reply.<gateway>``         | accepted, busy, chunks, done, failed                |
 | ``omnibus.end.<invocation>``        | done, cancelled, expired, failed                    |
 | ``omnibus.inv.<app>.<invocation>``  | the recorded invocation and its end                 |
@@ -74,6 +75,11 @@ def edge_subject(executor: str) -> str:
 def no_responders_prefix(executor: str) -> str:
     """Prefix of the reply-to of an executor's frames: the server answers there when nobody listens."""
     return f"{ROOT}.edge.{executor}.unheard"
+
+
+def role_subject(executor: str) -> str:
+    """Return the subject on which ``executor`` is given another role."""
+    return f"{ROOT}.edge.{executor}.role"
 
 
 def node_subject(node: str) -> str:

@@ -32,6 +32,7 @@ from omnibus.executor.job import LiveJob
 from omnibus.executor.job_clock import set_current_clock
 from omnibus.executor.runner import Item, Runner
 from omnibus.executor.status import Vitals
+from omnibus.executor.task_subscriptions import TaskSubscriptions
 from omnibus.graph import Invocation
 from omnibus.metrics import EXECUTOR
 from omnibus.tensors.client import TensorClient
@@ -65,11 +66,17 @@ class Executor:
         self._state = "ready"
         self._vitals = Vitals(identity, runners)
         self._energy = EnergyBill(meter, self._vitals.busy_seconds) if meter is not None else None
+        self._tasks = TaskSubscriptions(bus, self._on_invocation, self._on_manual_request, self._vitals.component_stats)
         self._heart: asyncio.Task[None] | None = None
         self._metering: asyncio.Task[None] | None = None
         self._confirmations = Confirmations(identity.id, self._outbox)
         self._comeback = ReconnectMonitor(bus)
         self._refusals = RefusalMonitor(bus, RECONNECT_GRACE_SECONDS)
+
+    @property
+    def runners(self) -> Mapping[str, Runner]:
+        """The runners by component."""
+        return self._runners
 
     # Life
 
@@ -79,17 +86,10 @@ class Executor:
             await runner.load()
         me = self.identity
         self._vitals.register_metrics(lambda: len(self._live))
-        for task in me.tasks:  # one by one: its user on the bus may be allowed these alone
-            await self._bus.subscribe(subjects.task_subject(task, me.id), self._on_invocation)
         await self._bus.subscribe(subjects.edge_subject(me.id), self._on_edges)
         await self._bus.subscribe(f"{subjects.no_responders_prefix(me.id)}.*", self._on_no_responders)
         await self._bus.subscribe(subjects.event_subject(subjects.CENSUS), lambda _: self._publish_status())
-        await self._bus.register_service(
-            f"omnibus-{subjects.subject_token(me.option)}",
-            {"executor": me.id, "model": me.model, "option": me.option, "node": me.node},
-            {task: (subjects.task_subject(task), self._on_manual_request) for task in me.tasks},
-            lambda task: self._vitals.component_stats(me.tasks[task]),
-        )
+        await self._tasks.open(me)
         loop = asyncio.get_running_loop()
         self._heart = loop.create_task(self._send_heartbeats())
         self._metering = loop.create_task(self._energy.follow_meter()) if self._energy is not None else None
@@ -97,6 +97,46 @@ class Executor:
 
     async def drain(self, seconds: float) -> None:
         """Refuse new work, finish what was accepted, then leave."""
+        await self._finish_work(seconds)
+        if self._heart is not None:
+            self._heart.cancel()
+        if self._metering is not None:
+            self._metering.cancel()
+        for runner in self._runners.values():
+            await runner.close()
+
+    async def take_role(self, identity: ExecutorIdentity, runners: Mapping[str, Runner], seconds: float) -> None:
+        """Finish what was accepted within ``seconds``, then go on as ``identity`` with ``runners``.
+
+        To gateways one executor leaves and another one comes: what was not finished moves. What engines of both roles
+        have loaded stays.
+        """
+        await self._finish_work(seconds)
+        await self._stop_unfinished()
+        await self._tasks.close()
+        before, self._runners = self._runners, runners
+        for component, runner in runners.items():
+            if before.get(component) is not runner:
+                await runner.load()
+        for component, runner in before.items():
+            if runners.get(component) is not runner:
+                await runner.close()
+        self.identity = identity
+        self._vitals.change_role(identity, runners)
+        await self._tasks.open(identity)
+        self._state = "ready"
+        self._publish_status()
+        log.info("now %s of %s", "+".join(identity.tasks.values()), identity.model)
+
+    async def _stop_unfinished(self) -> None:
+        """Stop what a drain has not waited for: it runs again elsewhere."""
+        tasks = [task for live in self._live for task in live.tasks.values()]
+        for invocation in {live.invocation.id for live in self._live}:
+            self._stop_invocation(invocation)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _finish_work(self, seconds: float) -> None:
+        """Refuse new work and finish what was accepted, within ``seconds``; then say that this executor is gone."""
         self._state = "draining"
         self._publish_status()
         tasks = [task for live in self._live for task in live.tasks.values()]
@@ -107,12 +147,6 @@ class Executor:
         self._outbox.flush()
         self._state = "gone"
         self._publish_status()
-        if self._heart is not None:
-            self._heart.cancel()
-        if self._metering is not None:
-            self._metering.cancel()
-        for runner in self._runners.values():
-            await runner.close()
 
     async def _send_heartbeats(self) -> None:
         while True:

@@ -115,6 +115,10 @@ class Runner(Protocol):
     A language model whose engine knows its batches has a property ``batch_counts`` (``BatchCounts``), which goes with
     ``busy``: how long it is busy says little of one that batches, as it is for one sequence as for sixteen.
 
+    A runner whose engine serves other components of its model with what it has loaded has a method
+    ``switch_role(component, settings) -> Runner``, which makes the runner of another one for an executor with these
+    ``ExecutorSettings``, and raises ``BadRequest`` for one that it cannot serve.
+
     A runner whose engine may come and go also has ``serving: bool``. While that is false its executor says
     that it is not ready and answers ``busy``.
     """

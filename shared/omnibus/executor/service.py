@@ -12,12 +12,13 @@ from omnibus.errors import BadRequest
 from omnibus.executor.energy_meters import open_meter
 from omnibus.executor.identity import ExecutorIdentity
 from omnibus.executor.loop import Executor
+from omnibus.executor.role_switch import RoleSwitch
 from omnibus.executor.runner import Runner
 from omnibus.executor.settings import ExecutorSettings, VllmSettings
 from omnibus.families import catalog, plugins
 from omnibus.process import run_module
 from omnibus.process.garbage import tune_garbage_collector
-from omnibus.settings import BusSettings, SidecarSettings, read_settings
+from omnibus.settings import BusSettings, ServiceSettings, SidecarSettings, read_settings
 from omnibus.tensors import waiting
 from omnibus.tensors.client import TensorClient
 
@@ -44,10 +45,14 @@ class ExecutorService:
         self.executor: Executor | None = None
         self._bus: NatsBus | None = None
         self._tensors: TensorClient | None = None
+        self._roles: RoleSwitch | None = None
 
-    def make_identity(self, node: str) -> ExecutorIdentity:
-        """Raises ``BadRequest`` when model or components are not named, or their unit tasks are not known."""
-        wanted = self.settings
+    def make_identity(self, node: str, settings: ExecutorSettings | None = None) -> ExecutorIdentity:
+        """The identity by its own ``settings``, or by others.
+
+        Raises ``BadRequest`` when model or components are not named, or their unit tasks are not known.
+        """
+        wanted = settings or self.settings
         components = [component for component in wanted.components.split(",") if component]
         if not wanted.model or not components:
             raise BadRequest("set OMNIBUS_EXECUTOR_MODEL and OMNIBUS_EXECUTOR_COMPONENTS (e.g. vision,thinker)")
@@ -83,6 +88,13 @@ class ExecutorService:
         meter = open_meter(self.settings.device, read_settings(VllmSettings).tensor_parallel)
         self.executor = Executor(identity, runners, self._bus, self._tensors, bus.max_payload, meter)
         await self.executor.startup()
+        self._roles = RoleSwitch(
+            self.executor,
+            self.settings,
+            lambda settings: self.make_identity(sidecar.node_name, settings),
+            read_settings(ServiceSettings).drain_seconds("executor"),
+        )
+        await self._roles.listen(self._bus)
         tune_garbage_collector()
 
     async def fetch_checkpoint(self) -> None:
@@ -95,6 +107,8 @@ class ExecutorService:
             await run_module.call_module("omnibus.checkpoints", checkpoint, within=wanted.download_seconds, env=online)
 
     async def drain(self, seconds: float) -> None:
+        if self._roles is not None:
+            await self._roles.close()
         if self.executor is not None:
             await self.executor.drain(seconds)
 

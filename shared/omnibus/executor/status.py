@@ -37,9 +37,21 @@ class Vitals:
 
     def register_metrics(self, inflight: Callable[[], int]) -> None:
         """Let the metrics of this process be of this executor; ``inflight`` counts the invocations that it has."""
-        me = self._identity
         EXECUTOR.inflight.set_value(inflight)
-        EXECUTOR.credits.set_value(lambda: me.credits)
+        EXECUTOR.credits.set_value(lambda: self._identity.credits)
+        self._register_role()
+
+    def change_role(self, identity: ExecutorIdentity, runners: Mapping[str, Runner]) -> None:
+        """From now on this is the status of ``identity`` and its ``runners``."""
+        me = self._identity
+        EXECUTOR.about.remove(me.id, me.model, me.option, me.node)
+        for component in self._runners:
+            EXECUTOR.busy.remove(component)
+        self._identity, self._runners = identity, runners
+        self._register_role()
+
+    def _register_role(self) -> None:
+        me = self._identity
         EXECUTOR.about.labels(me.id, me.model, me.option, me.node).set(1)
         metrics.watch_runners(self._runners)
         for component in self._runners:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from omnibus.bus import subjects
 from omnibus.cluster.desired import ID, DesiredExecutors, desired_executors
+from omnibus.cluster.roles import switching_executors
 from omnibus.families.catalog import PYTHON
 from omnibus.plan import Plan
 from omnibus.process.spec import ROOT, ProcessSpec, python_command
@@ -19,13 +20,16 @@ _OF_OPTIONS = ("OMNIBUS_EXECUTOR_ENGINE", "OMNIBUS_EXECUTOR_BATCH", "OMNIBUS_EXE
 _PARALLEL = "OMNIBUS_VLLM_TENSOR_PARALLEL"
 
 
-def process_specs(*plans: Plan, env: Mapping[str, str], fork_server: str = "") -> dict[str, ProcessSpec]:
+def process_specs(
+    *plans: Plan, env: Mapping[str, str], fork_server: str = "", switches: bool = False
+) -> dict[str, ProcessSpec]:
     """The processes that ``plans`` ask for together, by name.
 
     ``env`` is the environment of all of them. ``fork_server`` is the socket of one, which bears those that it can.
+    ``switches``: executors may take another role, see ``omnibus.cluster.roles``.
     """
     found: dict[str, ProcessSpec] = {}
-    for each in desired_executors(*plans).values():
+    for each in (switching_executors if switches else desired_executors)(*plans).values():
         for replica in range(each.replicas):
             spec = _executor_spec(each, replica, env, fork_server)
             spec = _with_origin_name(spec) if spec.name in found else spec

@@ -11,6 +11,7 @@ from omnibus.process.logs import Log
 from omnibus.process.spec import ProcessSpec
 from omnibus.store import Store
 from omnibus.up.executor_specs import reconcile_specs
+from omnibus.up.role_switcher import RoleSwitcher
 from omnibus.up.supervisor import Supervisor
 
 READY_TIMEOUT_SECONDS = (
@@ -26,7 +27,7 @@ class Executors:
 
     What did not change is left alone. What appears is ready before what disappears begins to drain, and so have
     all gateways left the plan that asked for it. ``make`` gives the processes of plans by name, with ``ID`` in
-    their environment.
+    their environment. With ``roles`` one that would end becomes one that would start, where it can.
     """
 
     def __init__(
@@ -36,7 +37,9 @@ class Executors:
         make: Callable[..., dict[str, ProcessSpec]],
         ready: ReadyExecutors | None = None,
         gateways: GatewayPlans | None = None,
+        roles: RoleSwitcher | None = None,
     ) -> None:
+        self._roles = roles
         self._supervisor = supervisor
         self._log = log
         self._make = make
@@ -113,9 +116,30 @@ class Executors:
         unchanged, fresh = reconcile_specs(self._specs, there, self._ending, vital=first)
         for name in unchanged & self._leaving.keys():
             self._leaving.pop(name).cancel()  # it is wanted again, and has not begun to end
-        for name in there.keys() - unchanged - self._leaving.keys():
+        leaving = {name: spec for name, spec in there.items() if name not in unchanged and name not in self._ending}
+        fresh, switched = await self._switch_roles(fresh, leaving)
+        for name in switched & self._leaving.keys():
+            self._leaving.pop(name).cancel()
+        for name in there.keys() - unchanged - switched - self._leaving.keys():
             self._leaving[name] = asyncio.create_task(self._drain_executor(name, [spec.env[ID] for spec in fresh]))
         await self._supervisor.add(*fresh)
+
+    async def _switch_roles(
+        self, fresh: list[ProcessSpec], leaving: dict[str, ProcessSpec]
+    ) -> tuple[list[ProcessSpec], set[str]]:
+        """Let executors that are ``leaving`` become ``fresh`` ones; returns those that are left to be started, and the
+        names of those that have another role."""
+        if self._roles is None:
+            return fresh, set()
+        left, switched = list[ProcessSpec](), set[str]()
+        for spec in fresh:
+            found = await self._roles.switch({n: one for n, one in leaving.items() if n not in switched}, spec)
+            if found is None:
+                left.append(spec)
+            else:
+                self._supervisor.change_spec(found)
+                switched.add(found.name)
+        return left, switched
 
     async def _drain_executor(self, name: str, successors: list[str]) -> None:
         await self._wait_until_replaced(name, successors)

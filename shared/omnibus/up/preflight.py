@@ -10,6 +10,7 @@ from typing import Any
 
 from omnibus import checkpoints
 from omnibus.checkpoints.adapters import read_adapter
+from omnibus.checkpoints.heads import key_value_heads, require_whole_heads
 from omnibus.checkpoints.precheck import require_usable
 from omnibus.errors import BadRequest, OmnibusError
 from omnibus.executor.settings import ExecutorSettings
@@ -24,6 +25,7 @@ CHECK_TIMEOUT_SECONDS = 60.0
 _DTYPES = ("float32", "bfloat16", "float16")
 _MIB = 1 << 20
 _SIMULATED = "services.engines:sim"
+_VLLM = "services.engines:vllm"
 #: Engines that load adapters as ``omnibus.checkpoints.adapters`` reads them.
 _ADAPTING = {"services.engines:transformers", "services.engines:vllm"}
 
@@ -48,6 +50,7 @@ async def check_declarations(path: Path, settings: ExecutorSettings) -> None:
             _check_checkpoint(path.parent, model, settings)
             _check_adapters(path.parent, model, settings)
             _check_profile(path.parent, model, settings)
+            _check_degrees(path.parent, model, settings)
     except OmnibusError as error:
         raise BadRequest(f"{path}: {error.message}") from error
 
@@ -85,6 +88,22 @@ def _check_adapters(directory: Path, model: Mapping[str, Any], settings: Executo
             read_adapter(_find_directory(directory, checkpoint))
         except OmnibusError as error:
             raise BadRequest(f"model {model['name']}, adapter {name}: {error.message}") from error
+
+
+def _check_degrees(directory: Path, model: Mapping[str, Any], settings: ExecutorSettings) -> None:
+    """Check that vLLM can split the language model over as many GPUs as options say."""
+    for option, (engine, degree) in model["degrees"].items():
+        if degree < 2 or (engine or settings.engine) != _VLLM:
+            continue
+        named = str(model["checkpoint"])
+        if checkpoints.is_id(named) and settings.download:
+            continue
+        try:
+            heads = key_value_heads(_find_directory(directory, named))
+            if heads is not None:
+                require_whole_heads(heads, degree)
+        except OmnibusError as error:
+            raise BadRequest(f"model {model['name']}, option {option}: {error.message}") from error
 
 
 def _check_profile(directory: Path, model: Mapping[str, Any], settings: ExecutorSettings) -> None:

@@ -44,6 +44,7 @@ from omnibus.up.motion import find_forked_pid
 from omnibus.up.nodes import NODE, Nodes, sidecar_name
 from omnibus.up.ports import free_ports, require_free_port
 from omnibus.up.probes import not_ready, wait_for_port, wait_for_socket
+from omnibus.up.role_switcher import RoleSwitcher
 from omnibus.up.run_dir import RunDirectory
 from omnibus.up.runs import RunState
 from omnibus.up.supervisor import Supervisor
@@ -195,7 +196,8 @@ class Stack:
         self._stack.push_async_callback(store.close)
         await self._endpoints.listen(self.bus)
         ready, gateways = self._ready, GatewayPlans()
-        born = Executors(self.supervisor, self._log, self._executor_specs, ready, gateways)
+        roles = RoleSwitcher(self.bus, ready, self._log)
+        born = Executors(self.supervisor, self._log, self._executor_specs, ready, gateways, roles)
         await ready.listen(self.bus, born.confirm_ready)
         await gateways.listen(self.bus)
         self._stack.push_async_callback(born.close)
@@ -206,7 +208,8 @@ class Stack:
 
     def _executor_specs(self, *plans: Plan) -> dict[str, ProcessSpec]:
         """The executors that ``plans`` ask for, by the names of their processes."""
-        found = executor_specs.process_specs(*plans, env=self._env, fork_server=self._executors_socket)
+        socket = self._executors_socket
+        found = executor_specs.process_specs(*plans, env=self._env, fork_server=socket, switches=True)
         alive = self._endpoints.executor_answers
         return {
             name: self._nodes.place_executor(replace(spec, alive=partial(alive, spec.env[ID])))

@@ -87,6 +87,11 @@ class Supervisor:
         if name in self._keepers:
             self._keepers[name].terminate()
 
+    def change_spec(self, spec: ProcessSpec) -> None:
+        """Keep the process of this name running as ``spec`` from its next start on; what runs goes on."""
+        if spec.name in self._keepers:
+            self._keepers[spec.name].spec = spec
+
     def confirm(self, name: str) -> None:
         """The process ``name`` has served: it is restarted for ever from now on."""
         if name in self._keepers:

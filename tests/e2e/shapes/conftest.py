@@ -18,6 +18,8 @@ def shapes(tmp_path_factory: pytest.TempPathFactory, vl_checkpoint: Path, omni_c
     rest = {"components": ["vision", "audio", "talker", "vocoder"], "service": "llm"}
     omni |= {"options": {**omni["options"], "R": rest}, "paths": [{"options": ["R", "P", "D"], "share": 1}]}
     models = {VL: catalog.split_declaration("qwen2_5_vl", str(vl_checkpoint), *PATHS), OMNI: omni}
+    models[VL] |= {"options": {name: {**option, "replicas": 1} for name, option in models[VL]["options"].items()}}
+    models[VL]["options"]["P"]["replicas"] = 2  # of which one may become a decode
     # With goals, so that encoders and language models of one executor share a loop.
     goals = {"OMNIBUS_EXECUTOR_TTFT": "1.0", "OMNIBUS_EXECUTOR_TBT": "0.2"}
     with running(tmp_path_factory.mktemp("shapes"), models, **goals) as system:

@@ -5,12 +5,15 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from omnibus.errors import BadRequest
 from omnibus.executor.service import load_engine as named
 from omnibus.executor.settings import ExecutorSettings
 from omnibus.executor.sim import Simulation
+from omnibus.executor.sim.language import SimulatedDecode
+from omnibus.executor.sim.profile import decode_profile
 from tests.unit.executor.simulated import (
     ENCODER,
     TALKER,
@@ -106,3 +109,22 @@ async def test_late_timers_do_not_slow_a_busy_device_down():
 
     assert late.time - began == pytest.approx(1.0 + 39 * 1.0 + 0.3)
     await runner.close()
+
+
+async def test_another_role_starts_nothing_and_is_as_the_profile_says():
+    late = VirtualClock()
+    parts = {"prefill": {"batch": {"base": 1.0}, "steps": 5}, "decode": {"step": {"base": 0.5}}}
+    given = decode_profile(msgspec.json.encode({"default": {"startup": 30.0, "components": parts}}))
+    first = Simulation(settings(option="P", components="prefill"), given, late.clock)
+    prefill, role = first.make_runner("prefill"), settings(option="D", components="decode")
+    began = late.time
+    await prefill.load()
+    started = late.time
+
+    decode = prefill.switch_role("decode", role)
+    await decode.load()
+    await prefill.close()
+
+    assert isinstance(decode, SimulatedDecode)
+    assert (started, late.time) == (began + 30.0, started)
+    await decode.close()

@@ -3,15 +3,26 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from omnibus.errors import BadRequest
 from omnibus.executor.settings import ExecutorSettings
+from omnibus.families import catalog
 from omnibus.up import preflight
 from omnibus.up.tiny_models import TRAINED
 
 WHOLE = TRAINED / "qwen_image"
+
+
+def split_thinker(degree: int) -> dict[str, Any]:
+    """An omni model whose thinker runs in vLLM on so many GPUs."""
+    made = catalog.model_declaration("qwen2_5_omni", str(TRAINED / "qwen2_5_omni"))
+    made["options"]["Th"] = {**made["options"]["Th"], "engine": "services.engines:vllm", "gpus": degree}
+    return made
+
+
 #: The text of a declarations file, and what is said of it. ``{tmp}`` is the directory of the file.
 MISTAKES = {
     "a comma too many": ('{"models": {\n "a": {"family": "qwen2",,}}}', "line 2: "),
@@ -38,6 +49,10 @@ MISTAKES = {
                                "b": {"family": "qwen2_5_omni", "checkpoint": str(TRAINED / "qwen2_5_omni"),
                                      "adapters": {"poet": "./empty"}}}}),
         "model b, adapter poet: adapter .*empty: it has no adapter_config.json",
+    ),
+    "heads that cannot be split": (
+        json.dumps({"models": {"a": split_thinker(7)}}),
+        "model a, option Th: . heads of keys and values cannot be split over 7 GPUs: .* must divide . or be a multiple",
     ),
     "weights cut off": ('{"models": {"a": {"family": "qwen_image", "checkpoint": "./cut"}}}', "is cut off: .* bytes are there"),
 }  # fmt: skip

@@ -16,6 +16,7 @@ from omnibus_models import torchvision_cpu
 
 torchvision_cpu.install_operators()
 
+from omnibus.checkpoints.heads import require_whole_heads  # noqa: E402
 from omnibus.errors import BadRequest, Fatal, OmnibusError, StageFailed, StageUnavailable  # noqa: E402
 from services.llm.engine.sampler import TokenLogprobs  # noqa: E402
 from services.llm.vllm.protocol import CacheBlockLayout, Generation, Launch, Tokens  # noqa: E402
@@ -58,8 +59,8 @@ class VllmEngineProcess:
             self._memory = {name: self._memory.get(name, 0) + value for name, value in worker.items()}
         await self._adapters.load_declared(self._llm)
         if self._launch.halves:
-            [found] = await self._llm.collective_rpc("omnibus_cache")
-            self._layout = CacheBlockLayout(**found)
+            found = await self._llm.collective_rpc("omnibus_cache")  # of each worker: the same, of all heads
+            self._layout = CacheBlockLayout(**found[0])
 
     @property
     def layout(self) -> CacheBlockLayout:
@@ -137,6 +138,7 @@ class VllmEngineProcess:
         try:
             config = _engine_arguments(self._launch).create_engine_config()
             _require_kernels(config)
+            _require_whole_heads(config)
             if self._launch.goals:
                 _set_scheduler(config)
             self._llm = AsyncLLM.from_vllm_config(
@@ -168,6 +170,8 @@ def _set_environment(launch: Launch) -> None:
         wanted["TORCHDYNAMO_DISABLE"] = "1"
         if launch.threads:
             wanted |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(launch.threads)}
+        elif launch.tensor_parallel > 1:  # workers would be bound to a memory node each, of which there may be one
+            wanted["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
     for name, value in wanted.items():
         os.environ.setdefault(name, value)
 
@@ -246,6 +250,14 @@ def _require_kernels(config: Any) -> None:
             f"this model has heads of {size}, and vLLM's kernels for CPUs take only {', '.join(map(str, sizes))}; "
             "use services.engines:transformers for it"
         )
+
+
+def _require_whole_heads(config: Any) -> None:
+    """vLLM's layers say this by an assertion in a worker."""
+    size = config.parallel_config.tensor_parallel_size
+    if size == 1 or config.model_config.use_mla:
+        return
+    require_whole_heads(config.model_config.get_total_num_kv_heads(), size)
 
 
 def _read_architectures(checkpoint: Path) -> list[str]:

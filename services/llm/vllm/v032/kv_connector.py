@@ -2,12 +2,16 @@
 
 The scheduler's half says which blocks, the workers' half copies them: into a request's shared memory as soon as
 its prompt is computed, and out of it before the first step of a request that brings a cache along.
+
+vLLM shows each layer as [blocks, heads, tokens, content], whatever lies where in memory, so a cache travels with all
+heads of the model, one after the other. With tensor parallelism each worker copies its own heads to and from their
+places: engines with different degrees read each other's caches.
 """
 
 import logging
 import os
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from vllm.config import VllmConfig
@@ -16,11 +20,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     KVConnectorRole,
 )
+from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request
 
+from omnibus.errors import Fatal
 from services.llm.vllm.shared_memory import Place, map_memory, open_memory
 
 log = logging.getLogger(__name__)
@@ -39,6 +45,26 @@ class Moves(KVConnectorMetadata):
     takes: list[tuple[Place, list[int]]] = field(default_factory=list)
 
 
+class HeadShard(NamedTuple):
+    """Heads of keys and values of one worker: ``heads`` of the model's ``total``, from ``first`` on.
+
+    Where a model has fewer heads than workers several have the same one, of which the first ``writes``.
+    """
+
+    total: int
+    first: int
+    heads: int
+    writes: bool = True
+
+    @classmethod
+    def of_rank(cls, total: int, rank: int, size: int) -> "HeadShard":
+        """The heads of worker ``rank`` of ``size``, as vLLM's layers divide them; one is a multiple of the other."""
+        if total >= size:
+            return cls(total, rank * (total // size), total // size)
+        copies = size // total
+        return cls(total, rank // copies, 1, rank % copies == 0)
+
+
 class CacheConnector(KVConnectorBase_V1):
     """Both ways, for models whose layers all have one kind of cache. A cache is uint8 [layers, blocks, nbytes]."""
 
@@ -49,6 +75,8 @@ class CacheConnector(KVConnectorBase_V1):
         self._giving: dict[str, Request] = {}
         self._takes: list[tuple[Place, list[int]]] = []
         self._layers: list[torch.Tensor] = []
+        self._shard = HeadShard(1, 0, 1)
+        self._config = vllm_config
 
     # The scheduler's half
 
@@ -95,14 +123,28 @@ class CacheConnector(KVConnectorBase_V1):
         # Blocks are the first or the second dimension, as the kernels want it.
         layers = kv_caches.values()
         self._layers = [layer if layer.shape[0] == self._blocks else layer.movedim(1, 0) for layer in layers]
+        self._shard = self._find_shard(self._layers[0].shape[1])
+
+    def _find_shard(self, heads: int) -> HeadShard:
+        model, size = self._config.model_config, self._config.parallel_config.tensor_parallel_size
+        if size == 1:
+            return HeadShard(heads, 0, heads)
+        total = 1 if model.use_mla else model.get_total_num_kv_heads()
+        shard = HeadShard.of_rank(total, get_tensor_model_parallel_rank(), size)
+        if shard.heads != heads:
+            raise Fatal(
+                f"this model's layers have {heads} heads of keys and values on each of {size} GPUs, not {shard.heads}: "
+                "its caches cannot be handed over; declare a thinker, or halves with tensor_parallel 1"
+            )
+        return shard
 
     def describe_layout(self, backend: str) -> dict[str, Any]:
         """The fields of ``services.llm.vllm.protocol.CacheBlockLayout``."""
-        first = self._layers[0]
+        first, total = self._layers[0], self._shard.total
         kind = str(first.dtype).removeprefix("torch.")
         order = _kernel_layout(first, self._tokens)
-        name = f"vllm 0.32 {backend} {order} {kind} {len(self._layers)} x {list(first.shape[1:])}"
-        nbytes = first[0].numel() * first.itemsize
+        name = f"vllm 0.32 {backend} {order} {kind} {len(self._layers)} x {[total, *first.shape[2:]]}"
+        nbytes = first[0, 0].numel() * first.itemsize * total
         return {
             "name": name,
             "layers": len(self._layers),
@@ -120,9 +162,17 @@ class CacheConnector(KVConnectorBase_V1):
                 continue
             index = torch.tensor(ids, device=self._layers[0].device)
             for layer, blocks in zip(self._layers, words.view(len(self._layers), -1), strict=True):
-                layer[index] = blocks.view(layer.dtype).view(len(ids), *layer.shape[1:]).to(layer.device)
+                layer[index] = self._own_heads(layer, blocks, len(ids)).to(layer.device)
+
+    def _own_heads(self, layer: torch.Tensor, blocks: torch.Tensor, count: int) -> torch.Tensor:
+        """Return this worker's heads in the bytes of ``count`` blocks of a layer: [count, heads, tokens, content]."""
+        shard = self._shard
+        whole = blocks.view(layer.dtype).view(count, shard.total, *layer.shape[2:])
+        return whole[:, shard.first : shard.first + shard.heads]
 
     def wait_for_save(self) -> None:
+        if not self._shard.writes:
+            return
         for place, ids in cast(Moves, self._get_connector_metadata()).gives:
             try:
                 self._write_cache(place, ids)
@@ -132,13 +182,15 @@ class CacheConnector(KVConnectorBase_V1):
     def _write_cache(self, place: Place, ids: list[int]) -> None:
         fd = open_memory(place, os.O_RDWR)
         try:
-            os.ftruncate(fd, sum(len(ids) * layer[0].numel() * layer.itemsize for layer in self._layers))
+            # Of all heads: whichever worker is first, the others find it as large as they make it.
+            heads = sum(layer[0, 0].numel() * layer.itemsize for layer in self._layers)
+            os.ftruncate(fd, len(ids) * self._shard.total * heads)
             whole = map_memory({**place, "nbytes": os.fstat(fd).st_size}, torch.uint8, shared=True)
         finally:
             os.close(fd)
         index = torch.tensor(ids, device=self._layers[0].device)
         for layer, out in zip(self._layers, whole.view(len(self._layers), -1), strict=True):
-            out.copy_(layer[index].contiguous().view(torch.uint8).view(-1))
+            self._own_heads(layer, out, len(ids)).copy_(layer[index])
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Everything was loaded before the step."""
@@ -153,9 +205,9 @@ def extra_arguments(params: Any) -> dict[str, Any]:
 
 
 def _kernel_layout(layer: torch.Tensor, tokens: int) -> str:
-    """Return the rest of the layout of a block: strides, or on a CPU the instruction set of the attention kernel."""
+    """Return the rest of the layout of a block: its order in memory, or on a CPU the kernel's instruction set."""
     if layer.device.type != "cpu":
-        return str(layer.stride())
+        return "".join(name for _, name in sorted(zip(layer.stride(), "BHNC", strict=True), reverse=True))
     from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
     return _get_attn_isa(layer.dtype, tokens)

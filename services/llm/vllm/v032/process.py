@@ -1,11 +1,10 @@
-"""The first thing that runs in the process of an engine core. Imports nothing of vLLM before ``run_core_process``."""
+"""The first things that run in the processes of an engine. Nothing of vLLM is imported before they are called."""
 
 import gc
 import multiprocessing
 import os
+from collections.abc import Callable
 from typing import Any
-
-import torch
 
 from omnibus.process.parent_death import die_with_parent
 from omnibus_models import torchvision_cpu
@@ -18,6 +17,9 @@ torchvision_cpu.install_operators()
 if multiprocessing.parent_process() is not None:
     gc.disable()
 
+#: vLLM's own function where this process is forked from a core, which has replaced it; else it is still in its place.
+_worker_main: Callable[..., None] | None = None
+
 
 def run_core_process(*args: Any, parent: int, **kwargs: Any) -> None:
     """An engine core that dies with ``parent`` and hears none of its terminal's signals."""
@@ -26,12 +28,24 @@ def run_core_process(*args: Any, parent: int, **kwargs: Any) -> None:
         bind_to_parent()  # the kernel watches the thread that has started this process; see ``VllmEngineProcess``
     os.setpgrp()
     from vllm.v1.engine import core
+    from vllm.v1.executor.multiproc_executor import WorkerProc
 
-    from services.llm.vllm.v032 import model_registry, worker
+    from services.llm.vllm.v032 import model_registry
 
     gc.enable()
-    config = kwargs["vllm_config"]
-    model_registry.register_models(config.model_config.architectures)
-    if config.device_config.device_type == "cpu":
-        torch.Generator = worker.Rewinding  # type: ignore[misc]
+    model_registry.register_models(kwargs["vllm_config"].model_config.architectures)
+    global _worker_main
+    _worker_main = WorkerProc.worker_main
+    WorkerProc.worker_main = staticmethod(run_worker_process)  # of an engine that is split over several
     core.EngineCoreProc.run_engine_core(*args, **kwargs)
+
+
+def run_worker_process(*args: Any, **kwargs: Any) -> None:
+    """A worker of a tensor-parallel engine; it ends with its core."""
+    from vllm.v1.executor.multiproc_executor import WorkerProc
+
+    from services.llm.vllm.v032 import model_registry
+
+    gc.enable()
+    model_registry.register_models(kwargs["vllm_config"].model_config.architectures)
+    (_worker_main or WorkerProc.worker_main)(*args, **kwargs)

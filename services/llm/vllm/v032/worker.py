@@ -23,6 +23,8 @@ class Worker:
         Returns how many parameters this worker holds.
         """
         runner = self.model_runner
+        if runner.device.type == "cpu":
+            torch.Generator = Rewinding  # type: ignore[misc]
         model = runner.get_model()
         if hasattr(model, "get_mrope_input_positions"):
             model.get_mrope_input_positions = _request_positions(model.get_mrope_input_positions)

@@ -144,7 +144,7 @@ class NatsBus:
         metadata: dict[str, str],
         endpoints: Mapping[str, tuple[str, Responder]],
         stats: Callable[[str], Any] | None = None,
-    ) -> None:
+    ) -> Callable[[], Awaitable[None]]:
         service = await nats.micro.add_service(
             self._nc,
             name=name,
@@ -166,6 +166,12 @@ class NatsBus:
                 EndpointConfig(name=key, subject=subject, handler=endpoint_handler(responder), metadata={})
             )
         await self._flush_connection(5)
+
+        async def stop_service() -> None:
+            with suppress(nats.errors.Error):  # a connection that is closed serves nothing
+                await service.stop()
+
+        return stop_service
 
     async def _flush_connection(self, seconds: int) -> None:
         """Return when the server has read everything so far. Raises ``BusUnavailable``.

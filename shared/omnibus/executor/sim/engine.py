@@ -50,13 +50,19 @@ class Simulation:
         profile: Profile,
         clock: Clock = REAL_CLOCK,
         kinds: Mapping[str, type[SimulatedRunner]] = KINDS,
+        *,
+        loaded: bool = False,
     ) -> None:
+        """``loaded``: its executor runs already, and has another role from now on."""
         self.settings = settings
+        self._clock = clock
         self._kinds = kinds
+        self._successor: Simulation | None = None
         self._profile = profile
         self._option = with_goals(profile.find_option(_plain_option(settings), settings.model), settings)
         self._device = device_of(self._option, profile.time_scale)
-        self._machine = SimulatedMachine(self._device, self._option.startup * profile.time_scale, clock)
+        startup = 0.0 if loaded else self._option.startup * profile.time_scale
+        self._machine = SimulatedMachine(self._device, startup, clock)
 
     def make_runner(self, component: str) -> SimulatedRunner:
         """Raises ``BadRequest`` when the profile does not say enough about ``component``."""
@@ -69,8 +75,15 @@ class Simulation:
                 f"not for {component}: {kind}"
             )
         lane = lane_of(self._device, self._option, component, kind, settings.batch)
-        place = Place(self._machine, lane, self._profile.seed, self._profile.jitter, settings.context)
+        profile = self._profile
+        place = Place(self._machine, lane, profile.seed, profile.jitter, settings.context, self._make_other)
         return self._kinds[kind](component, part, place)
+
+    def _make_other(self, component: str, settings: ExecutorSettings) -> SimulatedRunner:
+        """A runner of the role that ``settings`` give this executor; with the same settings they share a device."""
+        if self._successor is None or self._successor.settings is not settings:
+            self._successor = Simulation(settings, self._profile, self._clock, self._kinds, loaded=True)
+        return self._successor.make_runner(component)
 
 
 def with_goals(option: SimOption, settings: ExecutorSettings) -> SimOption:

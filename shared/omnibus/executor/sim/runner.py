@@ -1,7 +1,7 @@
 """Simulated components: what they read and write is real, what they compute is time."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple, TypeVar
 from zlib import crc32
 
@@ -11,6 +11,7 @@ import numpy as np
 from omnibus.bus.messages import BatchCounts
 from omnibus.errors import BadMedia, BadRequest
 from omnibus.executor.runner import Item, Job
+from omnibus.executor.settings import ExecutorSettings
 from omnibus.executor.sim.async_device import SimulatedMachine
 from omnibus.executor.sim.device import Lane, SimSequence, SimWork
 from omnibus.executor.sim.distributions import Draw
@@ -20,13 +21,17 @@ P = TypeVar("P")
 
 
 class Place(NamedTuple):
-    """Placement of a simulated component. ``context``: longest sequence in tokens; 0: no limit."""
+    """Placement of a simulated component. ``context``: longest sequence in tokens; 0: no limit.
+
+    ``make_other`` makes the runner of another component in its executor's place.
+    """
 
     machine: SimulatedMachine
     lane: Lane
     seed: int
     jitter: float
     context: int = 0
+    make_other: Callable[[str, ExecutorSettings], "SimulatedRunner"] | None = None
 
 
 class SimulatedRunner(ABC):
@@ -58,6 +63,12 @@ class SimulatedRunner(ABC):
     def batch_counts(self) -> BatchCounts:
         """Passes and steps of the device for this component."""
         return self.lane.batch_counts
+
+    def switch_role(self, component: str, settings: ExecutorSettings) -> "SimulatedRunner":
+        """See ``Runner``: what is simulated is not loaded."""
+        if self._place.make_other is None:
+            raise BadRequest(f"{self.name} was made by hand and has no profile of {component}")
+        return self._place.make_other(component, settings)
 
     async def load(self) -> None:
         await self._machine.start()

@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
+from omnibus.cluster.roles import SWITCH_SECONDS
 from omnibus.plan import ModelPlan
-from services.planner.autoscale.candidates import faster_plan
+from services.planner.autoscale.candidates import deployment_capacity, faster_plan
 from services.planner.declared.model import DeclaredModel, Model
 from services.planner.declared.planned_spec import GpuType, PlannedModel
 from services.planner.optimize import ModelLoad
@@ -14,6 +16,7 @@ from services.planner.optimize.promise import PromiseChecker
 from services.planner.optimize.result import PlanningResult
 from tests.bench.burst import measured_profile
 from tests.e2e.planned import cell
+from tests.unit.planner.optimize.testbed import SPLIT, option, planner, profile, split
 
 MANY: dict[str, float] = {
     "prompt_tokens": 10 * cell.IMAGE + cell.WORDS,
@@ -79,3 +82,22 @@ def test_a_plan_of_running_options_is_left_as_it_is_and_without_a_simulation_any
 def test_options_that_run_and_do_not_serve_a_load_are_no_plan(checker: PromiseChecker, running: dict[str, ModelPlan]):
     assert checker.planner.plan_of_running_options(burst(1000.0), running) is None
     assert checker.planner.plan_of_running_options(burst(4.5), running) is not None
+
+
+def test_executors_that_take_another_role_cost_seconds_and_new_ones_a_start():
+    singles = {"E": ("vision", 0.2), "P": ("prefill", 0.1), "D": ("decode", 0.4)}
+    options = {
+        name: option(part, (part, each), service="llm", gpu="H100", start_s=60.0)
+        for name, (part, each) in singles.items()
+    }
+    whole = split()
+    plans = planner(profile(options, components=whole.components, types=whole.types, order=whole.order), declared=SPLIT)
+    made = plans.plan()
+    there = made.models["q"].options
+    before = {name: there[name].replicas + more for name, more in (("E", 0), ("P", 1), ("D", -1))}
+    running = {name: msgspec.structs.replace(there[name], replicas=count) for name, count in before.items()}
+    models = {"q": msgspec.structs.replace(made.models["q"], options=running)}
+
+    costs = [deployment_capacity(plans, models, made, switches=can).starts for can in (False, True)]
+
+    assert costs == [60.0, SWITCH_SECONDS]

@@ -254,3 +254,28 @@ def test_every_step_fits_and_serves_all_and_the_last_one_is_the_goal(
         assert all(used(both(one, other), known)[gpu] <= count for gpu, count in gpus.items())
         assert served(before) & served(after) <= served(other)
         assert rollout_steps(other, after, gpus) == found[found.index(other) + 1 :]
+
+
+# Roles
+
+
+def halves(**replicas: int) -> ModelPlan:
+    parts = {"P": ("prefill",), "D": ("decode",)}
+    options = {name: DeploymentOption(parts[name], "llm", count, 1, gpu=H) for name, count in replicas.items()}
+    path = Path("P>D", {"prefill": "P", "decode": "D"}, 1.0)
+    return ModelPlan("f", "/m", ("prefill", "decode"), {}, options, {"prefill+decode": (path,)})
+
+
+def test_executors_that_take_another_role_need_no_room():
+    before, after = {"m": halves(P=3, D=1)}, {"m": halves(P=1, D=3)}
+
+    assert rollout_steps(before, after, {H: 4}, switches=True) == [after]
+    assert [replicas(step) for step in rollout_steps(before, after, {H: 4})] == [{"P": 1, "D": 1}, {"P": 1, "D": 3}]
+
+
+def test_what_no_switch_provides_needs_room_as_ever():
+    found = rollout_steps({"m": halves(P=3, D=1)}, {"m": halves(P=2, D=3)}, {H: 5}, switches=True)
+
+    assert found == [{"m": halves(P=2, D=3)}]
+    with pytest.raises(InsufficientGpus):
+        rollout_steps({"m": halves(P=3, D=1)}, {"m": halves(P=3, D=2)}, {H: 4}, switches=True)

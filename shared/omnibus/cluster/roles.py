@@ -1,0 +1,93 @@
+"""Executors that can take another role of their model: the same weights, other parts of its language model.
+
+One that serves prefill becomes one that serves decode when the next plan has fewer of the one and more of the other.
+It drains, keeps its process and what it has loaded, and takes invocations of its new role: seconds, where a new
+executor would load. No I/O.
+"""
+
+from collections.abc import Hashable, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from omnibus.cluster.desired import DesiredExecutors, ExecutorKind, desired_executors, replica_counts
+from omnibus.plan import LANGUAGE_COMPONENTS, ModelPlan, Plan
+
+#: Seconds that a role switch is expected to take: what runs is finished, nothing is loaded.
+SWITCH_SECONDS = 2.0
+#: What of its environment is an executor's role; in all else those that take each other's place are equal.
+ROLE_VARIABLES = frozenset(f"OMNIBUS_EXECUTOR_{name}" for name in ("OPTION", "ORIGIN", "COMPONENTS", "TASKS"))
+#: Parts of a language model that one engine serves with what it has loaded, by engine; others serve none but their own.
+_PARTS_BY_ENGINE = {
+    "": LANGUAGE_COMPONENTS,
+    "services.engines:transformers": LANGUAGE_COMPONENTS,
+    "services.engines:sim": LANGUAGE_COMPONENTS,
+    "services.engines:vllm": LANGUAGE_COMPONENTS - {"thinker"},
+}
+
+#: How many executors of the first kind become some of the second.
+RoleSwitches = dict[tuple[ExecutorKind, ExecutorKind], int]
+
+
+class Role(NamedTuple):
+    """The parts of a language model that an executor serves, and all else that it is."""
+
+    parts: frozenset[str]
+    rest: Hashable
+
+    def can_become(self, other: "Role") -> bool:
+        """Return whether an executor of this role can take the ``other`` one without loading anything."""
+        return self.rest == other.rest and self.parts != other.parts
+
+
+def executor_role(env: Mapping[str, str], *placement: Hashable) -> Role | None:
+    """Return the role of executors with the environment ``env``; None for those that have no other than their own.
+
+    ``placement`` is what else has to be the same in executors that take each other's place.
+    """
+    components = frozenset(env.get("OMNIBUS_EXECUTOR_COMPONENTS", "").split(","))
+    parts = components & LANGUAGE_COMPONENTS
+    if not parts or not parts <= _PARTS_BY_ENGINE.get(env.get("OMNIBUS_EXECUTOR_ENGINE", ""), frozenset()):
+        return None
+    same = frozenset((name, value) for name, value in env.items() if name not in ROLE_VARIABLES)
+    return Role(parts, (components - parts, same, placement))
+
+
+def plan_roles(models: Mapping[str, ModelPlan]) -> dict[ExecutorKind, Role]:
+    """Return the roles of all kinds of executors that may have another one."""
+    wanted = desired_executors(Plan(1, 0, 0.0, dict(models)))
+    roles = {kind: executor_role(each.env, each.service, each.gpus, each.gpu) for kind, each in wanted.items()}
+    return {kind: role for kind, role in roles.items() if role is not None}
+
+
+def find_switches(
+    have: Mapping[ExecutorKind, int], want: Mapping[ExecutorKind, int], roles: Mapping[ExecutorKind, Role]
+) -> RoleSwitches:
+    """Return the switches on the way from ``have`` to ``want``. One of each kind stays until all of them are over."""
+    spare = {kind: count - max(1, want.get(kind, 0)) for kind, count in have.items() if kind in roles}
+    found: RoleSwitches = {}
+    for kind in sorted(roles.keys() & want.keys()):
+        lacks = want[kind] - have.get(kind, 0)
+        for other in sorted(spare):
+            count = min(lacks, spare[other])
+            if count > 0 and roles[other].can_become(roles[kind]):
+                found[other, kind] = count
+                spare[other] -= count
+                lacks -= count
+    return found
+
+
+def role_switches(before: Mapping[str, ModelPlan], after: Mapping[str, ModelPlan]) -> RoleSwitches:
+    """Return the switches on the way from the models ``before`` to those ``after``."""
+    roles = {**plan_roles(before), **plan_roles(after)}
+    return find_switches(replica_counts(before), replica_counts(after), roles)
+
+
+def switching_executors(*plans: Plan) -> dict[ExecutorKind, DesiredExecutors]:
+    """The executors that ``plans`` request together, as ``desired_executors``, where roles can be switched: without
+    those of the first plan that become executors of the last one."""
+    found = desired_executors(*plans)
+    if len(plans) > 1:
+        for (left, _), count in role_switches(plans[0].models, plans[-1].models).items():
+            found[left] = msgspec.structs.replace(found[left], replicas=found[left].replicas - count)
+    return found

@@ -1,0 +1,47 @@
+"""Subscriptions of an executor: the subjects of its unit tasks, and its registration as a NATS micro service."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from omnibus.bus import Bus, Handler, Responder, subjects
+from omnibus.executor.identity import ExecutorIdentity
+
+
+class TaskSubscriptions:
+    """Subscriptions that follow the executor's role.
+
+    ``on_invocation`` gets what gateways send, ``on_manual_request`` what hands and tools ask; ``component_stats`` gives
+    the data of a component for ``nats service stats``.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        on_invocation: Handler,
+        on_manual_request: Responder,
+        component_stats: Callable[[str], Any],
+    ) -> None:
+        self._bus = bus
+        self._on_invocation = on_invocation
+        self._on_manual_request = on_manual_request
+        self._component_stats = component_stats
+        self._ends: list[Callable[[], Awaitable[None]]] = []
+
+    async def open(self, me: ExecutorIdentity) -> None:
+        """Take invocations of the unit tasks of ``me``."""
+        for task in me.tasks:  # one by one: its user on the bus may be allowed these alone
+            self._ends.append(await self._bus.subscribe(subjects.task_subject(task, me.id), self._on_invocation))
+        self._ends.append(
+            await self._bus.register_service(
+                f"omnibus-{subjects.subject_token(me.option)}",
+                {"executor": me.id, "model": me.model, "option": me.option, "node": me.node},
+                {task: (subjects.task_subject(task), self._on_manual_request) for task in me.tasks},
+                lambda task: self._component_stats(me.tasks[task]),
+            )
+        )
+
+    async def close(self) -> None:
+        """Take nothing any more."""
+        ends, self._ends = self._ends, []
+        for end in ends:
+            await end()

@@ -1,0 +1,87 @@
+"""Gives executors of this machine another role of their model instead of ending them."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import msgspec
+
+from omnibus.bus import Bus, subjects
+from omnibus.bus.role_messages import TAKEN, RoleAssignment
+from omnibus.cluster.desired import ID, ExecutorKind
+from omnibus.cluster.presence import ReadyExecutors
+from omnibus.cluster.roles import Role, executor_role
+from omnibus.errors import OmnibusError, ProblemDetails, ProtocolError, from_problem
+from omnibus.process.logs import Log
+from omnibus.process.spec import ProcessSpec
+
+ANSWER_TIMEOUT_SECONDS = 5.0  # seconds that an executor may take to say whether it takes a role
+_PREFIX = "OMNIBUS_EXECUTOR_"
+
+
+class RoleSwitcher:
+    """Asks executors on ``bus``; ``ready`` are those that serve, of which one at least stays in its role."""
+
+    def __init__(self, bus: Bus, ready: ReadyExecutors, log: Log) -> None:
+        self._bus = bus
+        self._ready = ready
+        self._log = log
+        self._refused: set[tuple[str, str]] = set()  # ids, and the options that they did not become
+
+    async def switch(self, there: Mapping[str, ProcessSpec], wanted: ProcessSpec) -> ProcessSpec | None:
+        """Let one of the processes ``there``, by name, become ``wanted``; return it as it is from now on.
+
+        None when nobody can, or may leave its role: then ``wanted`` has to be started.
+        """
+        for spec in there.values():
+            refusal = (spec.env[ID], wanted.env[f"{_PREFIX}OPTION"])
+            if not can_become(spec, wanted) or refusal in self._refused or not self._may_leave(spec):
+                continue
+            try:
+                await self._assign(spec.env[ID], wanted)
+            except OmnibusError as error:
+                self._refused.add(refusal)
+                self._log.write_line(spec.name, f"stays what it is: {error}")
+                continue
+            self._log.write_line(spec.name, f"becomes {wanted.name}: the plan has more of these and fewer of it")
+            return in_role(spec, wanted)
+        return None
+
+    def _may_leave(self, spec: ProcessSpec) -> bool:
+        """Return whether another executor of its kind serves, so that no request is without one meanwhile."""
+        kind = ExecutorKind(*(spec.env[f"{_PREFIX}{name}"] for name in ("MODEL", "OPTION", "ORIGIN")))
+        return self._ready.count_ready(kind) > 1
+
+    async def _assign(self, executor: str, wanted: ProcessSpec) -> None:
+        """Raises the executor's problem, and ``NotFound`` and ``DeadlineExceeded`` where none answers."""
+        role = RoleAssignment(
+            option=wanted.env[f"{_PREFIX}OPTION"],
+            origin=wanted.env[f"{_PREFIX}ORIGIN"],
+            components=tuple(wanted.env[f"{_PREFIX}COMPONENTS"].split(",")),
+            tasks=tuple(task for task in wanted.env.get(f"{_PREFIX}TASKS", "").split(",") if task),
+        )
+        answer = await self._bus.request(
+            subjects.role_subject(executor), msgspec.json.encode(role), ANSWER_TIMEOUT_SECONDS
+        )
+        if answer == TAKEN:
+            return
+        try:
+            problem = msgspec.json.decode(answer, type=ProblemDetails)
+        except msgspec.DecodeError as error:
+            raise ProtocolError(f"executor {executor} answers no problem that can be read: {error}") from error
+        raise from_problem(problem)
+
+
+def can_become(spec: ProcessSpec, wanted: ProcessSpec) -> bool:
+    """Return whether both differ in their role alone, and in what they run."""
+    one, other = _process_role(spec), _process_role(wanted)
+    return one is not None and other is not None and one.can_become(other)
+
+
+def in_role(spec: ProcessSpec, wanted: ProcessSpec) -> ProcessSpec:
+    """``spec`` as it is told from its next start on: ``wanted`` with its own name and id."""
+    return replace(wanted, name=spec.name, env={**wanted.env, ID: spec.env[ID]}, vital=spec.vital, alive=spec.alive)
+
+
+def _process_role(spec: ProcessSpec) -> Role | None:
+    others = {name: value for name, value in spec.env.items() if name != ID}
+    return executor_role(others, spec.argv, spec.cwd, spec.after, spec.blocks, spec.grace)

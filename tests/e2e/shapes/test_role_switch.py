@@ -1,0 +1,107 @@
+"""A plan with fewer prefills and more decodes: one of them becomes the other, and keeps its process and its weights."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from omnibus.bus import subjects
+from tests import models_oracle as oracle
+from tests.e2e.questions import Question, ask, image
+from tests.e2e.system import VL, System
+from tests.e2e.watch import Watch
+
+pytestmark = pytest.mark.e2e
+
+WITHIN = 60.0  # seconds for a plan to be made and followed
+TOKENS = 24
+SECOND = "qwen2_5-vl-tiny-P-1"
+QUESTIONS = [ask(image(1), "describe the image"), ask("three cats on a mat")]
+
+
+def declare(system: System, prefills: int, decodes: int) -> None:
+    """Write the declarations that the planner follows."""
+    path = Path(system.state.directory) / "models.json"
+    declared = json.loads(path.read_text())
+    options = declared["models"][VL]["options"]
+    options["P"]["replicas"], options["D"]["replicas"] = prefills, decodes
+    path.write_text(json.dumps(declared))
+
+
+async def serves(system: System, executor: str, option: str) -> int:
+    """Wait until ``executor`` is ready as one of ``option``; its process id."""
+    async with asyncio.timeout(WITHIN), system.bus() as bus, contextlib.aclosing(system.statuses(bus)) as heard:
+        async for status in heard:
+            if (status.id, status.option, status.state) == (executor, option, "ready"):
+                return status.pid
+    raise AssertionError("unreachable")
+
+
+async def settled(system: System, prefills: int, decodes: int) -> None:
+    """Wait until that is the plan."""
+    async with asyncio.timeout(WITHIN), system.store() as store:
+        while True:
+            plan = await store.plan()
+            assert plan is not None
+            options = plan.models[VL].options
+            if (options["P"].replicas, options["D"].replicas) == (prefills, decodes):
+                return
+            await asyncio.sleep(0.05)
+
+
+@contextlib.asynccontextmanager
+async def questions_without_end(system: System) -> AsyncIterator[dict[str, set[str]]]:
+    """Ask over P and D inside the block; what was answered, by question. No request may fail."""
+    answers: dict[str, set[str]] = {str(number): set() for number in range(len(QUESTIONS))}
+    stop = asyncio.Event()
+
+    async def worker(number: int, question: Question) -> None:
+        body = {"model": VL, "messages": question.messages, "max_tokens": TOKENS, "temperature": 0}
+        path = {"x-omnibus-path": "E>P>D" if question.media else "P>D"}
+        async with system.http() as http:
+            while not stop.is_set():
+                answer = await http.post("/v1/chat/completions", json=body, headers=path)
+                assert answer.status_code == 200, answer.text
+                answers[str(number)].add(answer.json()["choices"][0]["message"]["content"])
+
+    async with asyncio.TaskGroup() as group:
+        for number, question in enumerate(QUESTIONS * 2):
+            group.create_task(worker(number % len(QUESTIONS), question))
+        try:
+            yield answers
+        finally:
+            stop.set()
+
+
+async def given_work(system: System, executor: str, task: str) -> None:
+    """Wait until the next invocation is sent to ``executor`` for ``task``."""
+    subject = subjects.task_subject(task, executor)
+    async with Watch.on(system) as watch:
+        await watch.until(lambda: any(each.subject == subject for each in watch.seen))
+
+
+async def test_a_prefill_becomes_a_decode_and_again_a_prefill(
+    shapes: System, everybody: dict[str, int], vl_checkpoint: Path
+):
+    expected = [oracle.vl_answer(vl_checkpoint, one.plain, one.media, TOKENS)[1] for one in QUESTIONS]
+    loaded = shapes.log.count("ready: prefill of")
+
+    async with questions_without_end(shapes) as answers:
+        await given_work(shapes, SECOND, f"prefill-{subjects.subject_token(VL)}-prefill")
+        declare(shapes, prefills=1, decodes=2)
+        there = await serves(shapes, SECOND, "D")
+        await settled(shapes, 1, 2)
+        await given_work(shapes, SECOND, f"decode-{subjects.subject_token(VL)}-decode")
+        declare(shapes, prefills=2, decodes=1)
+        back = await serves(shapes, SECOND, "P")
+        await settled(shapes, 2, 1)
+        await given_work(shapes, SECOND, f"prefill-{subjects.subject_token(VL)}-prefill")
+
+    assert [answers[str(number)] for number in range(len(QUESTIONS))] == [{text} for text in expected]
+    assert there == back == everybody[SECOND]
+    assert await shapes.whole() == everybody
+    assert shapes.log.count("ready: prefill of") == loaded
+    await shapes.ledger_is_empty()

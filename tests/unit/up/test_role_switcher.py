@@ -1,0 +1,165 @@
+"""A process that the next plan has too many of becomes one of which it has too few, where executors agree."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from omnibus.bus import Delivery, subjects
+from omnibus.bus.memory import MemoryBus
+from omnibus.bus.messages import ExecutorStatus
+from omnibus.bus.role_messages import TAKEN, RoleAssignment, decode_role
+from omnibus.cluster.desired import ID
+from omnibus.cluster.presence import ReadyExecutors
+from omnibus.errors import BadRequest
+from omnibus.plan import DeploymentOption, Plan
+from omnibus.process.spec import ProcessSpec
+from omnibus.settings import BusSettings
+from omnibus.up.executor_specs import process_specs
+from omnibus.up.executors import Executors
+from omnibus.up.role_switcher import RoleSwitcher, can_become, in_role
+from tests.unit.up.house import House, model
+from tests.unit.up.programs import log_to
+
+PARTS = {"P": ("prefill",), "D": ("decode",)}
+
+
+def plan(epoch: int, **replicas: int) -> Plan:
+    options = {name: DeploymentOption(PARTS[name], "llm", count) for name, count in replicas.items()}
+    return Plan(epoch, 0, float(epoch), {"m": model(options)})
+
+
+class Crowd:
+    """The executors of a house as the bus has them: each serves what its process was told, or its last role."""
+
+    def __init__(self, house: House, bus: MemoryBus) -> None:
+        self.house = house
+        self.bus = bus
+        self.roles: dict[str, RoleAssignment] = {}
+        self.refuses = False
+
+    async def come(self) -> None:
+        """All processes say that they are ready."""
+        for spec in [spec for spec in self.house.supervisor.specs.values() if ID in spec.env]:
+            id = spec.env[ID]
+            if id not in self.roles:
+                self.roles[id] = _told(spec)
+                await self.bus.add_responder(subjects.role_subject(id), self._responder(id))
+            self._say(id)
+
+    def _say(self, id: str) -> None:
+        role = self.roles[id]
+        status = ExecutorStatus(id, "m", role.option, role.components, ("t",), "n", "ready", 1, origin=role.origin)
+        self.bus.publish(subjects.event_subject(subjects.EXECUTOR), msgspec.json.encode(status))
+
+    def _responder(self, id: str) -> Any:
+        async def take(delivery: Delivery) -> AsyncIterator[bytes]:
+            if self.refuses:
+                yield msgspec.json.encode(BadRequest("not this one").to_problem())
+                return
+            self.roles[id] = decode_role(delivery.data)
+            self._say(id)
+            yield TAKEN
+
+        return take
+
+    def options(self) -> dict[str, str]:
+        return {id: role.option for id, role in self.roles.items()}
+
+
+def _told(spec: ProcessSpec) -> RoleAssignment:
+    env = {name.removeprefix("OMNIBUS_EXECUTOR_"): value for name, value in spec.env.items()}
+    return RoleAssignment(env["OPTION"], env["ORIGIN"], tuple(env["COMPONENTS"].split(",")))
+
+
+@pytest.fixture
+async def crowd(house: House) -> AsyncIterator[Crowd]:
+    """Two of P and one of D, all ready."""
+    bus, ready = MemoryBus(BusSettings()), ReadyExecutors()
+    roles = RoleSwitcher(bus, ready, log_to(house.lines))
+    make, house.make = house.make, lambda *plans: _switching(make, house, *plans)  # type: ignore[method-assign]
+    house.executors = Executors(house.supervisor, log_to(house.lines), house.make, ready, house.gateways, roles)
+    await ready.listen(bus)
+    made = Crowd(house, bus)
+    await house.swap(plan(1, P=2, D=1))
+    await house.executors.start(plan(1, P=2, D=1), house.store)
+    await house.until("m/P", "m/P/1", "m/D")
+    await made.come()
+    yield made
+    await bus.drain()
+
+
+def _switching(make: Any, house: House, *plans: Plan) -> dict[str, ProcessSpec]:
+    wanted = process_specs(*plans, env=house.env, switches=True)
+    return {name: spec for name, spec in make(*plans).items() if name in wanted}
+
+
+async def stage(house: House, plan: Plan) -> None:
+    await house.store.stage_plan(plan, "planner", 60.0)
+
+
+async def has_options(crowd: Crowd, **options: str) -> None:
+    async with asyncio.timeout(20):
+        while crowd.options() != {id.replace("_", "-"): option for id, option in options.items()}:
+            await asyncio.sleep(0.01)
+
+
+async def test_what_leaves_becomes_what_comes_and_its_process_goes_on(house: House, crowd: Crowd):
+    first = house.pids()
+
+    await stage(house, plan(2, P=1, D=2))
+    await has_options(crowd, m_P_0="P", m_P_1="D", m_D_0="D")
+    await house.swap(plan(2, P=1, D=2))
+    await stage(house, plan(3, P=2, D=1))
+    await has_options(crowd, m_P_0="P", m_P_1="P", m_D_0="D")
+    await house.swap(plan(3, P=2, D=1))
+
+    assert await house.until("m/P", "m/P/1", "m/D") == first
+
+
+async def test_a_process_that_ends_comes_back_in_the_role_that_it_had(house: House, crowd: Crowd):
+    await stage(house, plan(2, P=1, D=2))
+    async with asyncio.timeout(20):
+        while house.supervisor.specs["m/P/1"].env["OMNIBUS_EXECUTOR_COMPONENTS"] != "decode":
+            await asyncio.sleep(0.01)
+
+    before = house.pids()["m/P/1"]
+    house.supervisor.kill("m/P/1")
+
+    assert house.supervisor.specs["m/P/1"].env[ID] == "m-P-1"
+    assert crowd.options()["m-P-1"] == "D"
+    await house.until("m/P", "m/P/1", "m/D", but=(before,))
+
+
+async def test_one_that_refuses_is_replaced(house: House, crowd: Crowd):
+    crowd.refuses, first = True, house.pids()
+
+    await stage(house, plan(2, P=1, D=2))
+    await house.until("m/P", "m/P/1", "m/D", "m/D/1")
+    await crowd.come()
+    await house.swap(plan(2, P=1, D=2))
+    last = await house.until("m/P", "m/D", "m/D/1")
+
+    assert {"m/P": first["m/P"], "m/D": first["m/D"]}.items() <= last.items()
+    assert set(crowd.options().values()) == {"P", "D"}
+    await house.lines.until("m/P/1 .*stays what it is: not this one")
+
+
+async def test_the_last_one_that_serves_its_role_keeps_it(house: House, crowd: Crowd):
+    crowd.bus.publish(subjects.event_subject(subjects.GONE), b"m-P-0")
+
+    await stage(house, plan(2, P=1, D=2))
+    await house.until("m/P", "m/P/1", "m/D", "m/D/1")
+
+    assert crowd.options()["m-P-1"] == "P"
+
+
+def test_a_process_that_differs_in_more_than_its_role_becomes_nothing_else():
+    one, other = (process_specs(plan(1, P=1, D=1), env=env) for env in ({}, {"OMNIBUS_EXECUTOR_NODE": "n"}))
+
+    assert can_become(one["m/P"], one["m/D"])
+    assert not can_become(one["m/P"], one["m/P"])
+    assert not can_become(one["m/P"], other["m/D"])
+    assert in_role(one["m/P"], one["m/D"]).name == "m/P"
