@@ -12,6 +12,7 @@ gateway has taken the session over and sent what was missed; the rest is the mod
 import argparse
 import asyncio
 import json
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -31,6 +32,8 @@ QUESTIONS = 24
 #: Seconds after which no gateway is killed any more, however few sessions were resumed.
 MAX_SECONDS = 600
 SAMPLE_BYTES = 2
+#: The longest gaps, of which all steps are printed.
+WORST = 10
 
 
 class Callers:
@@ -44,6 +47,7 @@ class Callers:
         self.samples: Counter[str] = Counter()
         self.gaps: list[float] = []
         self.taken: list[float] = []
+        self.steps: list[list[tuple[float, str]]] = []  # of each gap
         self.resumed = 0
         self.over = False
 
@@ -62,6 +66,7 @@ class Callers:
             self.resumed += len(session.gaps)
             self.gaps += session.gaps
             self.taken += session.taken
+            self.steps += session.gap_steps
         more = (len(session.sound) - len(known.sound)) // SAMPLE_BYTES
         self.samples["lost"] += max(0, -more)
         self.samples["repeated"] += max(0, more)
@@ -78,6 +83,8 @@ async def measure(system: System, sessions: int, resumed: int) -> dict[str, Any]
     kills = await kill(system, MAX_SECONDS, lambda: callers.resumed >= resumed)
     callers.over = True
     await asyncio.gather(*held)
+    for steps in sorted(callers.steps, key=lambda each: each[-1][0])[-WORST:]:
+        print(f"gap: {steps}", file=sys.stderr)
     times = {
         f"{name} p{int(share * 100)}": round(1000 * percentile(values, share))
         for name, values in (("taken_ms", callers.taken), ("resume_gap_ms", callers.gaps))

@@ -27,6 +27,7 @@ class RestoredTurn:
     input: list[ConversationItem]
     items: list[ConversationItem] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    codes: list[int | tuple[int, ...]] = field(default_factory=list)
 
 
 class RestoredSession:
@@ -67,6 +68,9 @@ class RestoredSession:
         for id, ids in entry.tokens.items():
             if id in self.turns:
                 self.turns[id].token_ids += ids
+        for id, codes in entry.codes.items():
+            if id in self.turns:
+                self.turns[id].codes += codes
         self.waits_for_turn = entry.waits if entry.waits is not None else self.waits_for_turn
         self.over = entry.over or self.over
         for body in entry.events:

@@ -65,6 +65,11 @@ class PrefillRunner(_HalfRunner):
         return self._core.busy - self._core.engine.decoding.seconds
 
     @property
+    def keeps_prompts(self) -> bool:
+        """See ``Runner``."""
+        return self._core.keeps_prompts
+
+    @property
     def batch_counts(self) -> BatchCounts:
         counts = self._core.batch_counts
         return BatchCounts(passes=counts.passes, tokens=counts.tokens)
@@ -122,7 +127,7 @@ class DecodeRunner(_HalfRunner):
     async def _run(self, job: Job, params: TextGenerationParams, adapter: int | None) -> None:
         core = self._core
         start, seen, rows = read_start(await job.value("start"), TRANSFORMERS)
-        if params.count_only:
+        if params.count_only or params.prefill_only:
             close_counted(job, start.counts)
             return
         script = await self._core.tokenize_script(params, start.length - start.resumed)

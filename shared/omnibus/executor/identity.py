@@ -9,6 +9,8 @@ from omnibus.process.memory import resident_bytes
 
 #: See ``ExecutorStatus.takes``.
 TAKES = ("cache_key", "cache_salt")
+#: The parameter that executors take which keep prompts: others would compute for nobody.
+PREFILL_ONLY = "prefill_only"
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class ExecutorIdentity:
         done: tuple[int, ...] = (),
         gpu_bytes: int = 0,
         batches: tuple[BatchCounts, ...] = (),
+        keeps_prompts: bool = False,
     ) -> ExecutorStatus:
         """The status event; ``state`` is ready, draining or gone."""
         return ExecutorStatus(
@@ -61,5 +64,5 @@ class ExecutorIdentity:
             memory_bytes=resident_bytes(),
             gpu_bytes=gpu_bytes,
             batches=batches,
-            takes=TAKES,
+            takes=(*TAKES, PREFILL_ONLY) if keeps_prompts else TAKES,
         )

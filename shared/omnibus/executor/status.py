@@ -53,6 +53,7 @@ class Vitals:
             inflight=inflight,
             steps=self.steps,
             keeps=any(getattr(runner, "keeps", False) for runner in self._runners.values()),
+            keeps_prompts=any(getattr(runner, "keeps_prompts", False) for runner in self._runners.values()),
             busy=tuple(round(self._busy_seconds(component), 6) for component in components),
             done=tuple(self.done[component] for component in components),
             gpu_bytes=0 if self._identity.device in _NO_GPU else self._gpu_bytes(),

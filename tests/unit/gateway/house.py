@@ -256,7 +256,7 @@ class House:
 
     def serve(self, *models: str, **more: Any) -> None:
         """A plan of the usual declarations; ``toy.omni`` speaks. ``more`` are declarations of others by name."""
-        declared = {name: catalog.model_declaration(_FAMILIES[name], "") for name in models} | more
+        declared = {name: catalog.untrained_declaration(_FAMILIES[name], "") for name in models} | more
         plans = declarations_file.build_static_plans(
             msgspec.convert(declared, dict[str, declarations_file.DeclaredModel])
         )
