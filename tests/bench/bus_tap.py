@@ -95,7 +95,7 @@ async def start(url: str) -> asyncio.subprocess.Process:
     tap = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tests.bench.bus_tap", url, stdout=asyncio.subprocess.PIPE, limit=1 << 28
     )
-    assert tap.stdout is not None  # noqa: S101 - for the type checker
+    assert tap.stdout is not None
     await tap.stdout.readline()
     return tap
 

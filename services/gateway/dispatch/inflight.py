@@ -293,7 +293,7 @@ class InflightInvocation:
                 yield node, output, {CODES: codes}
 
     def read_codes(self, begin: int) -> list[Any]:
-        """Codes, or frames, of the answer's talker that are known here, from number ``begin`` on; none where they are not
+        """Codes, or frames, of the answer's talker that are known, from number ``begin`` on; none where they are not
         retained."""
         record = next((record for (_, output), record in self.records.items() if output == CODES), None)
         return record.joined_list(CODES)[begin:] if record is not None else []

@@ -65,12 +65,9 @@ class RestoredSession:
             self.conversation.delete_item(entry.deleted)
         if entry.turn is not None:
             self._begin_turn(entry.turn)
-        for id, ids in entry.tokens.items():
-            if id in self.turns:
-                self.turns[id].token_ids += ids
-        for id, codes in entry.codes.items():
-            if id in self.turns:
-                self.turns[id].codes += codes
+        for id, turn in self.turns.items():
+            turn.token_ids += entry.tokens.get(id, ())
+            turn.codes += entry.codes.get(id, ())
         self.waits_for_turn = entry.waits if entry.waits is not None else self.waits_for_turn
         self.over = entry.over or self.over
         for body in entry.events:

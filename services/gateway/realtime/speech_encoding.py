@@ -1,10 +1,10 @@
 """Audio of a turn that is read while its user speaks, so that behind its end only the last windows are left.
 
-Encoders that attend within windows keep those that they have encoded (``services/encoder/known_parts.py``), and language
-models that keep prompts of conversations the rows of them (``services/llm/engine/kept_prompts.py``). Each time that
-another window is complete, the conversation with all that was said so far is sent to both, which compute what is new of
-it; where no language model keeps it, what was said goes to the encoder alone. Nothing is read of that here, and nothing
-depends on it: the answer computes what was not kept.
+Encoders that attend within windows keep those that they have encoded (``services/encoder/known_parts.py``), and
+language models that keep prompts of conversations the rows of them (``services/llm/engine/kept_prompts.py``). Each time
+that another window is complete, the conversation with all that was said so far is sent to both, which compute what is
+new of it; where no language model keeps it, what was said goes to the encoder alone. Nothing is read of that here, and
+nothing depends on it: the answer computes what was not kept.
 """
 
 import asyncio

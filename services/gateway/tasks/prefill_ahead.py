@@ -66,7 +66,7 @@ class AheadPrefill:
             raise StageUnavailable(f"no executor of {model} keeps prompts", stage="thinker")
 
     def _check_path(self, run: ClientRequest, whole: Segment) -> None:
-        """Raises ``StageUnavailable`` where the answer, whose graph is ``whole``, takes another path than this prompt."""
+        """Raises ``StageUnavailable`` where the answer, whose graph is ``whole``, takes another path than it."""
         sent = run.segments[-1].invocation
         used = dict(zip([node.component for node in sent.nodes], sent.options, strict=True))
         for model, component, option in self._find_options(run, whole, sent.id):
@@ -74,7 +74,7 @@ class AheadPrefill:
                 raise StageUnavailable(f"answers of {run.model} take another path", stage=component)
 
     def _find_options(self, run: ClientRequest, whole: Segment, id: str) -> Iterator[tuple[str, str, str]]:
-        """Models, components that compute the prompt of ``whole``, and the options that run them for its conversation."""
+        """Models, their components that compute the prompt of ``whole``, and the options of its conversation."""
         router = self._chat.runs.router
         for part in router.assign(whole.nodes, run.model).parts:
             if PREFILL_COMPONENTS.isdisjoint(part.components):

@@ -112,9 +112,7 @@ class PreparedChat:
         """Have the prompt computed and kept for its conversation, with what a talker will need if it is to be spoken;
         no answer is made."""
         self.params = _encode({**msgspec.json.decode(self.params), "prefill_only": True})
-        self.input = self.input.model_copy(
-            update={"params": msgspec.Raw(self.params), "speech": None, "answer": 1}
-        )
+        self.input = self.input.model_copy(update={"params": msgspec.Raw(self.params), "speech": None, "answer": 1})
 
     @property
     def needs_arena(self) -> bool:

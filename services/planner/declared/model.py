@@ -39,8 +39,8 @@ class DeclaredModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     None is what the family says. A model that is ``planned`` has no options or paths of its own. ``adapters`` are LoRA
     adapters of its language model: the names that requests call them by, and directories or ids of the hub.
     Executors of an encoder serve all models whose encoder is the same, unless ``share_equal`` is false. ``cells`` above
-    0: so many equal cells, each of which has all options and serves whole requests by itself. ``speech_detector`` is one
-    of ``SPEECH_DETECTORS``, for a model whose users speak no words; empty: the gateway's usual one.
+    0: so many equal cells, each of which has all options and serves whole requests by itself. ``speech_detector``, of
+    ``SPEECH_DETECTORS``, is for a model whose users speak no words; empty: the gateway's usual one.
     """
 
     family: str

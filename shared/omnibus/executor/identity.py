@@ -39,7 +39,6 @@ class ExecutorIdentity:
         done: tuple[int, ...] = (),
         gpu_bytes: int = 0,
         batches: tuple[BatchCounts, ...] = (),
-        keeps_prompts: bool = False,
     ) -> ExecutorStatus:
         """The status event; ``state`` is ready, draining or gone."""
         return ExecutorStatus(
@@ -64,5 +63,5 @@ class ExecutorIdentity:
             memory_bytes=resident_bytes(),
             gpu_bytes=gpu_bytes,
             batches=batches,
-            takes=(*TAKES, PREFILL_ONLY) if keeps_prompts else TAKES,
+            takes=TAKES,
         )

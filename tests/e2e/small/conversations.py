@@ -57,9 +57,11 @@ class Conversation:
                         await self._converse(socket)
                 except (OSError, WebSocketException, InvalidHandshake, TimeoutError) as error:
                     self._broken = self._broken or time.monotonic()
-                    self._note_step(f"gateway {gateway}: {type(error).__name__}")
-                    if isinstance(error, websockets.InvalidStatus) and error.response.status_code < 500:
-                        raise AssertionError(error.response.body) from error
+                    refused = error.response if isinstance(error, websockets.InvalidStatus) else None
+                    what = f" {refused.status_code} {bytes(refused.body or b'')[:200]!r}" if refused is not None else ""
+                    self._note_step(f"gateway {gateway}: {type(error).__name__}{what}")
+                    if refused is not None and refused.status_code < 500:
+                        raise AssertionError(refused.body) from error
                     # At random, as behind a load balancer: who takes the next one each time may follow who kills them so.
                     gateway = (gateway + random.randrange(1, max(2, len(self.urls)))) % len(self.urls)
                     await asyncio.sleep(RETRY_SECONDS)

@@ -93,13 +93,16 @@ async def test_a_plugin_finds_the_turns_of_a_session(tmp_path: Path, name: str):
     assert threading.get_ident() not in SlowShouts.threads  # where everybody is answered
 
 
-@pytest.mark.parametrize(("setting", "declared", "kind"), [
-    ("auto", "", SileroDetector),
-    ("auto", "energy", EnergyDetector),
-    ("auto", "silero", SileroDetector),
-    ("energy", "silero", EnergyDetector),
-    (f"{__name__}:shouts", "energy", Shouts),
-])
+@pytest.mark.parametrize(
+    ("setting", "declared", "kind"),
+    [
+        ("auto", "", SileroDetector),
+        ("auto", "energy", EnergyDetector),
+        ("auto", "silero", SileroDetector),
+        ("energy", "silero", EnergyDetector),
+        (f"{__name__}:shouts", "energy", Shouts),
+    ],
+)
 def test_models_declare_detectors_unless_the_gateway_names_one(setting: str, declared: str, kind: type):
     assert isinstance(SpeechDetectors(setting).choose(declared)(0.5, RATE), kind)
 

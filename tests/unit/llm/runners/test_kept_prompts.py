@@ -163,7 +163,9 @@ async def test_a_prefill_of_its_own_takes_prompts_over_too(vl: Path) -> None:
 
 
 @pytest.mark.numeric
-async def test_a_prompt_that_was_only_prefilled_is_how_its_answer_begins(keeping: ThinkRunner, thinker: Thinker) -> None:
+async def test_a_prompt_that_was_only_prefilled_is_how_its_answer_begins(
+    keeping: ThinkRunner, thinker: Thinker
+) -> None:
     """Nothing is decoded for it, and nothing of it is left but what is kept."""
     more = [*NEXT, {"role": "assistant", "content": "it runs"}, {"role": "user", "content": "and jumps?"}]
     ahead, later = turn(NEXT, prefill_only=True), turn(more)
