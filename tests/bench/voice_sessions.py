@@ -213,6 +213,17 @@ def cpu_seconds() -> float:
     return sum(each.user + each.system for each in times)
 
 
+async def start_watch() -> asyncio.subprocess.Process:
+    """Start a program that does nothing, and notes when it is woken late."""
+    return await asyncio.create_subprocess_exec(sys.executable, "-c", WATCH, stdout=asyncio.subprocess.PIPE)
+
+
+async def stop_watch(watch: asyncio.subprocess.Process) -> list[int]:
+    """Milliseconds by which ``watch`` was woken late, p99 and at most."""
+    watch.terminate()
+    return [int(each) for each in (await watch.communicate())[0].split()]
+
+
 async def measure(system: System, sessions: int, turns: int, buffer: float) -> dict[str, Any]:
     await system.becomes_ready()
     calls = [Call(buffer, turns, number + 1) for number in range(sessions)]
@@ -224,12 +235,11 @@ async def measure(system: System, sessions: int, turns: int, buffer: float) -> d
 
     gateways = len(system.urls)
     tap = await bus_tap.start(system.state.nats_url)
-    watch = await asyncio.create_subprocess_exec(sys.executable, "-c", WATCH, stdout=asyncio.subprocess.PIPE)
+    watch = await start_watch()
     begin, before = time.monotonic(), cpu_seconds()
     await asyncio.gather(*(hold(number, call) for number, call in enumerate(calls)))
     cores = (cpu_seconds() - before) / (time.monotonic() - begin)
-    watch.terminate()
-    late = (await watch.communicate())[0].split()
+    late = await stop_watch(watch)
     sent = await bus_tap.stop(tap)
     players = [player for call in calls for player in call.players]
     pauses = [pause for player in players for pause in player.pauses]
@@ -244,8 +254,7 @@ async def measure(system: System, sessions: int, turns: int, buffer: float) -> d
         "first_sound_ms p50": round(1000 * percentile(waits, 0.5)),
         "first_sound_ms p99": round(1000 * percentile(waits, 0.99)),
         "cores": round(cores, 2),
-        "machine_late_ms p99": int(late[0]),
-        "machine_late_ms most": int(late[1]),
+        "machine_late_ms p99, most": late,
         "real_time p50": round(statistics.median(player.real_time for player in players), 2),
     }
 
