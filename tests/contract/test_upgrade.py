@@ -66,7 +66,6 @@ ADDED: dict[str, set[str]] = {
         "prices",
         "models.*.adapters",
         "models.*.goals",
-        "models.*.speech_detector",
         "models.*.options.*.checkpoint",
         "models.*.options.*.dtype",
     },
