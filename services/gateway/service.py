@@ -6,7 +6,7 @@ import logging
 import secrets
 import socket
 from collections.abc import Coroutine
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import Any
 
@@ -71,6 +71,9 @@ log = logging.getLogger(__name__)
 
 #: Seconds until the next attempt to read a plan when the store was at fault.
 RETRY_PAUSE_SECONDS = 0.5
+#: Seconds that a gateway waits for the plan in force, or for word that there is none, before it opens its port: clients
+#: whose gateway has died take one that can answer.
+PLAN_WAIT_SECONDS = 2.0
 #: Seconds in which a stopping gateway refuses requests that come over open connections, before it closes its port.
 LINGER_SECONDS = 1.0
 #: Seconds that the connections of a stopping gateway may take to close: last requests, and clients that read slowly.
@@ -104,6 +107,7 @@ class GatewayService:
         self._serving: asyncio.Task[None] | None = None
         self._requests = OpenRequests()  # those of the server, once there is one
         self._router: Router | None = None
+        self._plan_read = asyncio.Event()
         self._closing = AsyncExitStack()  # what shutdown undoes, last things first
 
     async def startup(self) -> None:
@@ -133,7 +137,6 @@ class GatewayService:
         runs.quotes.store = self._store
         await bus.subscribe(subjects.event_subject(subjects.CENSUS), lambda _: self._announce_status("ready"))
         await self._open_frontend(bus, runs, chat, tenancy)
-        tune_garbage_collector()
 
     async def _create_router(self, gateway: str, bus: NatsBus, node: str) -> Router:
         """A router that knows executors and nodes from their events."""
@@ -209,6 +212,9 @@ class GatewayService:
         if settings.history_seconds > 0:
             history = HistoryRecorder(router.gateway, self._store, router.members, settings.history_seconds)
             self._start_task(history.run())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PLAN_WAIT_SECONDS):
+                await self._plan_read.wait()
         self._start_server(Frontend(settings, router, dispatcher, table, apps, tenancy.guard_application, console))
         self._closing.push_async_callback(console.close)
         scheme = "https" if settings.tls_cert else "http"
@@ -222,15 +228,17 @@ class GatewayService:
     async def _follow_plan(self, router: Router) -> None:
         """Read each new epoch. Without a store the plan that is known stays in force."""
         async for epoch in self._store.epoch_changes():
-            known = router.plan
-            if not epoch or (known is not None and epoch == known.epoch):
-                continue
-            plan = await self._read_plan(epoch)
-            # A store that lost everything counts from 1 again: what is newer is told by the clock.
-            if plan is not None and (known is None or plan.epoch > known.epoch or plan.created > known.created):
-                router.plan = plan
-                log.info("plan epoch %d: %s", plan.epoch, ", ".join(plan.models))
-                self._announce_status("ready")
+            if epoch and (router.plan is None or epoch != router.plan.epoch):
+                await self._use_epoch(router, epoch)
+            self._plan_read.set()
+
+    async def _use_epoch(self, router: Router, epoch: int) -> None:
+        known, plan = router.plan, await self._read_plan(epoch)
+        # A store that lost everything counts from 1 again: what is newer is told by the clock.
+        if plan is not None and (known is None or plan.epoch > known.epoch or plan.created > known.created):
+            router.plan = plan
+            log.info("plan epoch %d: %s", plan.epoch, ", ".join(plan.models))
+            self._announce_status("ready")
 
     async def _follow_cell_shares(self, router: Router) -> None:
         """Route by what operators give cells. Without a store what is known stays in force."""
@@ -262,15 +270,17 @@ class GatewayService:
 
     def _start_server(self, frontend: Frontend) -> None:
         settings = self._settings
-        try:
-            listener = socket.create_server((settings.host, settings.port), backlog=2048)
-        except OSError as error:
-            raise Fatal(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}") from error
+        # Made before the port is open: connections that nobody accepts yet wait, where others would be refused at once.
         limits = ConnectionLimits.from_settings(settings)
         self._requests = frontend.requests
         application = tracing.trace_http(frontend.build_application())
         direct = frontend.create_direct_route()
         self._server = create_server(application, settings.tls_cert, settings.tls_key, limits, direct)
+        tune_garbage_collector()
+        try:
+            listener = socket.create_server((settings.host, settings.port), backlog=2048)
+        except OSError as error:
+            raise Fatal(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}") from error
         self._serving = self._start_task(self._server.serve(sockets=[listener]))
 
     async def drain(self, seconds: float) -> None:

@@ -93,7 +93,8 @@ class ModelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``ttft`` and ``tbt`` are the seconds to the first token, and between two, that steps of its executors keep;
     0: what the executors' own settings say. ``image_defaults`` complete requests for images. ``goals`` are the seconds
     that 99 of 100 requests keep, by figure (``omnibus.cluster.latency_histogram.FIGURES``); none: nobody set any.
-    ``adapters`` are LoRA adapters of its language model by the names that requests call them by.
+    ``adapters`` are LoRA adapters of its language model by the names that requests call them by. ``speech_detector``
+    finds turns in what its users say, ``energy`` or ``silero``; unset: the gateway's usual one.
     """
 
     family: str
@@ -111,6 +112,7 @@ class ModelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     image_defaults: ImageDefaults = ImageDefaults()
     goals: dict[str, float] = {}
     adapters: dict[str, str] = {}
+    speech_detector: str | UnsetType = UNSET
 
     def option_adapters(self, option: str) -> dict[str, str]:
         """The adapters that executors of ``option`` load: all, or none where they do not run the language model."""

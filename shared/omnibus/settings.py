@@ -204,8 +204,9 @@ class GatewaySettings(Settings, frozen=True):
     #: their client), ``always``, ``off``.
     realtime_resume: Literal["off", "requested", "always"] = "requested"
     #: What tells speech from other sounds in realtime sessions: ``energy``, ``silero`` (its package is installed
-    #: apart), or ``module:function`` of a plugin.
-    realtime_detector: str = "energy"
+    #: apart), or ``module:function`` of a plugin; ``auto``: what the session's model declares, else ``silero`` where
+    #: its package is installed, else ``energy``.
+    realtime_detector: str = "auto"
     #: Whether realtime sessions begin an answer in the silence that may end a turn, where executors have less than half
     #: a batch to do. It is dropped if its user goes on speaking.
     realtime_early: bool = True

@@ -58,7 +58,7 @@ _SHOWN = 12_000  # characters of the log that a failure prints
 
 def declaration(family: str, checkpoint: Path, **changes: Any) -> dict[str, Any]:
     """The usual deployment of a tiny model, with other ``options`` and ``paths`` if they are given."""
-    return {**catalog.model_declaration(family, str(checkpoint)), **changes}
+    return {**catalog.untrained_declaration(family, str(checkpoint)), **changes}
 
 
 def _executor_ids(models: Mapping[str, Any]) -> set[str]:

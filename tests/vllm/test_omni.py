@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 
 from omnibus.errors import BadRequest
+from omnibus.executor.runner import Item
 from omnibus_models.families import load_family
 from services.llm.runners.thinker import ThinkRunner
 from services.llm.vllm.runner import VllmRunner
@@ -66,6 +67,33 @@ async def test_it_says_what_transformers_says(
 
     assert mine.ids == other.ids
     assert (mine.text, mine.end("text")) == (other.text, other.end("text"))
+
+
+async def test_a_prompt_whose_sound_goes_on_is_prefilled_from_there_on(
+    runner: VllmRunner, reference: ThinkRunner, encoders: list[Any]
+) -> None:
+    """What was only prefilled is how the answer begins; nothing is generated for it."""
+    question = ask("listen", audio(6.0))
+    asked, other, ahead, spoken = (job(question, encoders) for _ in range(4))
+    [sound] = asked.inputs["items"]
+    rows = 100  # of 4 s, after which its user goes on
+    for one in (ahead, spoken):
+        one._inputs["items"] = [Item({**sound.data, "n_tokens": rows, "audio_len": 4 * rows}, sound.array[:rows])]
+        one._inputs["params"] = {**one.inputs["params"], "prefill_only": True}
+    spoken._inputs["voice"] = "Ethan"
+    before = runner.busy
+
+    await run(runner, spoken)  # of answers that are spoken all rows are computed
+    assert runner.busy == before
+    await run(runner, ahead)
+    await run(runner, asked)
+    await run(reference, other)
+
+    assert ahead.ids == spoken.ids == []
+    assert asked.ids == other.ids
+    usage = asked.end("text")["usage"]
+    assert rows / 2 < usage.pop("cached_tokens") <= usage["prompt_tokens"] - rows / 4
+    assert usage == other.end("text")["usage"]
 
 
 @pytest.mark.cell("vllm", "qwen2_5_omni", "rows", shape="Th")

@@ -292,6 +292,12 @@ class InflightInvocation:
             elif node in again and output == CODES and (codes := record.joined_list(CODES)):
                 yield node, output, {CODES: codes}
 
+    def read_codes(self, begin: int) -> list[Any]:
+        """Codes, or frames, of the answer's talker that are known, from number ``begin`` on; none where they are not
+        retained."""
+        record = next((record for (_, output), record in self.records.items() if output == CODES), None)
+        return record.joined_list(CODES)[begin:] if record is not None else []
+
     def fail(self, error: OmnibusError) -> None:
         if self.failure is None:
             self.failure = error
@@ -309,6 +315,13 @@ def token_resume_states(
     if tokens and len(written) == 1:
         for each in _with_cache_source(nodes, written[0]):
             yield each, TEXT, {"ids": list(tokens)}
+
+
+def code_resume_states(nodes: Sequence[GraphNode], codes: Sequence[Any]) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    """Yield the state that the talker of an answer can begin with where ``codes`` of it, or frames, are known."""
+    talkers = {source for node in nodes for source, name in node.uses if name == CODES}
+    if codes and len(talkers) == 1:
+        yield talkers.pop(), CODES, {CODES: list(codes)}
 
 
 def _with_cache_source(nodes: Sequence[GraphNode], node: int) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from omnibus.recording.sessions import InputChange
 from services.gateway.openai.realtime.session import SessionConfig
 from services.gateway.realtime.audio_format import to_bytes
 from services.gateway.realtime.input_audio import InputAudioBuffer
-from services.gateway.realtime.speech_detectors import DetectorFactory, EnergyDetector
+from services.gateway.realtime.speech_detectors import EnergyDetector, FindDetector
 from services.gateway.realtime.turn_detection import SpeechEdge, TurnDetector
 
 #: Threads of the detectors that take long; they begin with the first session that has one.
@@ -30,7 +30,7 @@ _LEAST_PREFIX_MS = 100
 class InputTurns:
     """The input of one session; ``changed`` is called with the bytes that are held more, or fewer.
 
-    ``create_detector`` creates what tells speech from other sounds.
+    ``find_detector`` finds what tells speech from other sounds.
     """
 
     def __init__(
@@ -38,10 +38,10 @@ class InputTurns:
         config: SessionConfig,
         changed: Callable[[int], None],
         restored: InputChange | None = None,
-        create_detector: DetectorFactory = EnergyDetector,
+        find_detector: FindDetector = lambda _: EnergyDetector,
     ) -> None:
         self._config = config
-        self._create_speech_detector = create_detector
+        self._find_detector = find_detector
         self._buffer = InputAudioBuffer(config.input_format, changed, restored)
         self._detector = self._create_detector()
         self._logged_bytes = self._buffer.end_bytes
@@ -85,7 +85,7 @@ class InputTurns:
         """Take audio as ``config`` says from now on."""
         before, self._config = self._config, config
         self._buffer.change_format(config.input_format)
-        if (before.turn_detection, before.input_format) != (config.turn_detection, config.input_format):
+        if _detection_of(before) != _detection_of(config):
             self._detector = self._create_detector()
             self._differs = True
 
@@ -93,7 +93,8 @@ class InputTurns:
         detection, buffer = self._config.turn_detection, self._buffer
         if detection is None:
             return None
-        return TurnDetector(detection, buffer.format, buffer.end_ms, self._create_speech_detector)
+        create = self._find_detector(_hearing_model(self._config))
+        return TurnDetector(detection, buffer.format, buffer.end_ms, create)
 
     async def append_audio(self, data: bytes) -> Sequence[bool]:
         """Take more; returns which of its frames are speech, for ``find_edges``.
@@ -159,3 +160,13 @@ class InputTurns:
             return None
         self._logged_bytes, self._differs = end, False
         return InputChange(end, buffer.end_ms - back_ms, resets=True, noise_db=noise)
+
+
+def _hearing_model(config: SessionConfig) -> str:
+    """The model that what is said is for; empty while a session of transcription has none."""
+    return config.model or (config.transcription.model if config.transcription is not None else "")
+
+
+def _detection_of(config: SessionConfig) -> tuple[object, ...]:
+    """All that a detector is made of."""
+    return config.turn_detection, config.input_format, _hearing_model(config)

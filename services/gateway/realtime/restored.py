@@ -27,6 +27,7 @@ class RestoredTurn:
     input: list[ConversationItem]
     items: list[ConversationItem] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    codes: list[int | tuple[int, ...]] = field(default_factory=list)
 
 
 class RestoredSession:
@@ -64,9 +65,9 @@ class RestoredSession:
             self.conversation.delete_item(entry.deleted)
         if entry.turn is not None:
             self._begin_turn(entry.turn)
-        for id, ids in entry.tokens.items():
-            if id in self.turns:
-                self.turns[id].token_ids += ids
+        for id, turn in self.turns.items():
+            turn.token_ids += entry.tokens.get(id, ())
+            turn.codes += entry.codes.get(id, ())
         self.waits_for_turn = entry.waits if entry.waits is not None else self.waits_for_turn
         self.over = entry.over or self.over
         for body in entry.events:

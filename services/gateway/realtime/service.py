@@ -28,7 +28,7 @@ from services.gateway.realtime.restored import RestoredSession
 from services.gateway.realtime.resume_token import ResumeToken, new_session_id, parse_event_number
 from services.gateway.realtime.session import RealtimeSession
 from services.gateway.realtime.session_log import SessionLog
-from services.gateway.realtime.speech_detectors import find_detector
+from services.gateway.realtime.speech_detectors import DetectorFactory, SpeechDetectors
 from services.gateway.realtime.transcriber import require_hearing
 from services.gateway.realtime.turns import SessionContext
 from services.gateway.tasks.chat import Chat
@@ -82,7 +82,7 @@ class Realtime:
         if settings.realtime_resume not in RESUME_MODES:
             modes = ", ".join(RESUME_MODES)
             raise BadRequest(f"OMNIBUS_GATEWAY_REALTIME_RESUME={settings.realtime_resume!r}: it is one of {modes}")
-        self._create_detector = find_detector(settings.realtime_detector)
+        self._detectors = SpeechDetectors(settings.realtime_detector)
         self._settings = settings
         self._bus = bus
         self._chat = chat
@@ -146,6 +146,11 @@ class Realtime:
         found = self._chat.find_model(model)
         return ModelAbilities(found.has_talker, "audio" in found.encoders, found.voices)
 
+    def _find_detector(self, model: str) -> DetectorFactory:
+        router = self._chat.runs.router
+        plan = router.plan.models.get(router.base_model(model)) if router.plan is not None else None
+        return self._detectors.choose((plan is not None and plan.speech_detector) or "")
+
     @contextmanager
     def admit(self) -> Iterator[None]:
         """A place for one more session of the current tenant. Raises ``Overloaded`` and ``GatewayStopping``."""
@@ -193,7 +198,7 @@ class Realtime:
             _HeldBytes().count_bytes,
             _response_limit(limits),
             _rate_limit_events(limits),
-            self._create_detector,
+            self._find_detector,
             self._settings.realtime_early,
         )
         return RealtimeSession(opened.id, context, opened.config, outbox, opened.restored)

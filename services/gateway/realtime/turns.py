@@ -10,6 +10,7 @@ import msgspec
 from omnibus.errors import OmnibusError, Overloaded, TooSlow
 from omnibus.recording.sessions import BegunTurn
 from services.gateway.apps.chat import AppChats
+from services.gateway.openai.chat_request import ChatRequest
 from services.gateway.openai.realtime.session import SessionConfig, encode_event
 from services.gateway.realtime.config import ModelAbilities
 from services.gateway.realtime.conversation import Conversation, ConversationItem
@@ -20,11 +21,10 @@ from services.gateway.realtime.input_turns import InputTurns
 from services.gateway.realtime.logged_items import to_logged
 from services.gateway.realtime.response_events import Event, ResponseEvents
 from services.gateway.realtime.restored import RestoredTurn
-from services.gateway.realtime.speech_detectors import DetectorFactory, EnergyDetector
+from services.gateway.realtime.speech_detectors import EnergyDetector, FindDetector
 from services.gateway.realtime.speech_encoding import SpeechEncoding
 from services.gateway.realtime.turn import CLIENT_CANCELLED, Turn, TurnSpec
 from services.gateway.tasks.chat import Chat
-from services.gateway.tasks.encode_ahead import AheadEncoder
 
 #: Responses of one session at the same time: one of the conversation, the others beside it.
 MAX_TURNS = 8
@@ -33,7 +33,7 @@ MAX_TURNS = 8
 class SessionContext(NamedTuple):
     """Surroundings of a session. ``count_bytes`` is called with bytes that are held more, or fewer, and may refuse
     them; ``limit`` counts a response against the limits of the client's key; ``rate_limits`` shows these.
-    ``create_detector`` creates what tells speech from other sounds; ``begins_early`` allows answers to be begun in the
+    ``find_detector`` finds what tells speech from other sounds; ``begins_early`` allows answers to be begun in the
     silence that may end a turn."""
 
     chat: Chat
@@ -43,7 +43,7 @@ class SessionContext(NamedTuple):
     count_bytes: Callable[[int], None]
     limit: Callable[[], AbstractContextManager[None]]
     rate_limits: Callable[[], list[Event]]
-    create_detector: DetectorFactory = EnergyDetector
+    find_detector: FindDetector = lambda _: EnergyDetector
     begins_early: bool = False
 
 
@@ -67,7 +67,7 @@ class SessionTurns:
         self._on_over = on_over
         self._turns: dict[str, Turn] = {}
         self.early = EarlyAnswers(self._create_early)
-        self._ahead = SpeechEncoding(AheadEncoder(context.chat), conversation.id)
+        self._ahead = SpeechEncoding(context.chat, conversation, self._build_request)
 
     @property
     def count(self) -> int:
@@ -132,7 +132,7 @@ class SessionTurns:
         await self._ahead.drop()
 
     async def follow_speech(self, config: SessionConfig, input: InputTurns) -> None:
-        """Have what is being said encoded while it goes on, and drop that when it ends."""
+        """Have what is being said read while it goes on, and drop that when it ends."""
         if input.is_growing and self._may_work_ahead(config):
             self._ahead.follow(config, input)
         else:
@@ -180,7 +180,12 @@ class SessionTurns:
         beside: bool = False,
     ) -> TurnSpec:
         context, conversation = self._context, "" if beside else self._conversation.id
-        return TurnSpec(config, items, context.limit, context.chat, context.chats, restored, conversation)
+        return TurnSpec(
+            config, items, context.limit, context.chat, context.chats, restored, conversation, self._outbox.has_log
+        )
+
+    def _build_request(self, config: SessionConfig, items: list[ConversationItem]) -> ChatRequest:
+        return self._spec(config, items).build_request(items)
 
     def _response_events(
         self, id: str, config: SessionConfig, beside: bool, metadata: dict[str, str] | None

@@ -21,8 +21,8 @@ from omnibus.plan import choice_point
 from omnibus.recording.records import RequestLinks
 from omnibus.task import Segment
 from services.gateway.dispatch.digest import Fingerprint
-from services.gateway.dispatch.inflight import InflightInvocation, token_resume_states
-from services.gateway.dispatch.streams import ResultStream
+from services.gateway.dispatch.inflight import InflightInvocation, code_resume_states, token_resume_states
+from services.gateway.dispatch.streams import MAX_RESUMED_VALUES, ResultStream
 from services.gateway.media.blob_store import MediaStore
 from services.gateway.pricing.quantities import Estimates
 from services.gateway.pricing.quotes import PriceCheck
@@ -59,6 +59,7 @@ class ClientRequest:
         self.segments: list[InflightInvocation] = []
         self.failure: OmnibusError | None = None
         self.known: tuple[int, ...] = ()  # tokens of the answer, made at another gateway, that it goes on behind
+        self.known_codes: tuple[Any, ...] = ()  # and those, or frames of them, that its talker goes on behind
         self.status = ""  # how it ended
         self.estimates: Estimates = ()  # of its first segment
         self.answer: AnswerAccumulator | None = None  # what a chat's client has received
@@ -297,9 +298,19 @@ class ClientRequest:
             parent=self.id if self.segments else "",
             step=step,
             choices=segment.choices,
-            resumes=tuple(token_resume_states(assignment.nodes, segment.outputs, self.known)) if self.known else (),
+            resumes=self._resume_states(assignment, segment) if self.known else (),
         )
         return runs.dispatcher.submit(invocation, route.work, again, self.trace)
+
+    def _resume_states(self, assignment: Assignment, segment: Segment) -> tuple[tuple[int, str, dict[str, Any]], ...]:
+        """States behind which the nodes of ``segment`` begin, by what is known of the answer."""
+        nodes, frames = assignment.nodes, self.known_codes
+        groups = len(frames[0]) if frames and not isinstance(frames[0], int) else 1
+        room = max(0, MAX_RESUMED_VALUES - len(self.known))  # both travel in one message
+        return (
+            *token_resume_states(nodes, segment.outputs, self.known),
+            *code_resume_states(nodes, frames[: room // groups]),
+        )
 
     def _invocation_id(self, step: int) -> str:
         """The first segment that is sent has the request's own id."""

@@ -23,7 +23,7 @@ from services.gateway.tasks.chat import Chat
 from services.gateway.tasks.prepared_chat import hash_cache_key
 
 #: Seconds after which an encoding is given up: more audio has come by then.
-_MAX_SECONDS = 5.0
+MAX_SECONDS = 5.0
 #: Tokens that a second of audio becomes, about.
 _TOKENS_PER_SECOND = 25
 
@@ -50,11 +50,11 @@ class AheadEncoder:
         run.early, run.is_demand, run.cache_key = True, False, hash_cache_key(conversation)
         status = "cancelled"  # of what fails here nobody hears: no dead letter, for the answer is made nevertheless
         try:
-            async with asyncio.timeout(_MAX_SECONDS):
-                await _wait_quiet(await self._send(run, wav, ceil(_TOKENS_PER_SECOND * new_seconds)))
+            async with asyncio.timeout(MAX_SECONDS):
+                await wait_quiet(await self._send(run, wav, ceil(_TOKENS_PER_SECOND * new_seconds)))
             status = "done"
         except TimeoutError:
-            raise DeadlineExceeded(f"the audio was not encoded within {_MAX_SECONDS:g} s") from None
+            raise DeadlineExceeded(f"the audio was not encoded within {MAX_SECONDS:g} s") from None
         finally:
             run.end(status)
 
@@ -100,7 +100,7 @@ def _is_encoder_option(plan: ModelPlan, option: str) -> bool:
     return set(plan.options[option].components) <= set(plan.encoders.values())
 
 
-async def _wait_quiet(running: InflightInvocation) -> None:
+async def wait_quiet(running: InflightInvocation) -> None:
     """Wait until all nodes have reported. Raises what it failed with."""
     quiet = asyncio.Event()
     running.on_quiet = quiet.set

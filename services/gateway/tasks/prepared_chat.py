@@ -108,6 +108,12 @@ class PreparedChat:
         self.params = _encode({**msgspec.json.decode(self.params), "count_only": True})
         self.input = self.input.model_copy(update={"params": msgspec.Raw(self.params), "answer": 1})
 
+    def prefill_only(self) -> None:
+        """Have the prompt computed and kept for its conversation, with what a talker will need if it is to be spoken;
+        no answer is made."""
+        self.params = _encode({**msgspec.json.decode(self.params), "prefill_only": True})
+        self.input = self.input.model_copy(update={"params": msgspec.Raw(self.params), "speech": None, "answer": 1})
+
     @property
     def needs_arena(self) -> bool:
         """True if something has to be placed in the arena."""

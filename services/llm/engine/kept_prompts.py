@@ -42,7 +42,7 @@ class KeptPrompts:
     """Up to ``limit_bytes`` of prompts; the least recently used one leaves first. Used in the compute thread alone."""
 
     def __init__(self, limit_bytes: int) -> None:
-        self._limit = limit_bytes
+        self.limit_bytes = limit_bytes
         self._kept: OrderedDict[str, KeptPrompt] = OrderedDict()
         self.nbytes = 0
         self.reused_tokens = 0
@@ -55,15 +55,15 @@ class KeptPrompts:
 
     def keep(self, sequence: Thinking) -> None:
         """Keep the prompt of ``sequence``, which is computed, in the place of its conversation's earlier one."""
-        if not sequence.cache_key or not self._limit or sequence.attention is not None:
+        if not sequence.cache_key or not self.limit_bytes or sequence.attention is not None:
             return
         hidden = torch.cat(sequence.hidden) if sequence.voice is not None else None
         kept = KeptPrompt(sequence.inputs, sequence.positions, sequence.cache, hidden)
         self._drop(sequence.cache_key)
         size = kept.nbytes
-        if size > self._limit:
+        if size > self.limit_bytes:
             return
-        while self.nbytes + size > self._limit:
+        while self.nbytes + size > self.limit_bytes:
             self._drop(next(iter(self._kept)))
         self._kept[sequence.cache_key] = kept
         self.nbytes += size

@@ -129,6 +129,11 @@ class ThinkerCore(HostedDecoder[Thinker, Thinking]):
     def thinker(self) -> Thinker:
         return self.model
 
+    @property
+    def keeps_prompts(self) -> bool:
+        """True if prompts of conversations are kept for their next turns."""
+        return self._kept.limit_bytes > 0
+
     @asynccontextmanager
     async def use_adapter(self, params: TextGenerationParams) -> AsyncIterator[int | None]:
         """The number of the adapter that ``params`` ask for, in memory inside of the block; None without one.

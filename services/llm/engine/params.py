@@ -31,7 +31,8 @@ class TextGenerationParams(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     ``logprobs`` is how many alternatives of each token are reported, None: nothing. ``adapter`` is the name of the
     LoRA adapter that answers; empty: the model as it is. With an ``adapter_source`` it is loaded from there.
     ``cache_key`` is equal for the turns of a conversation, whose prompts are kept for the next one. What an engine
-    keeps of a prompt is used only for requests with the same ``cache_salt``.
+    keeps of a prompt is used only for requests with the same ``cache_salt``. With ``prefill_only`` the prompt is
+    computed and kept for its conversation, with what a talker will need where a ``voice`` is named; no answer is made.
     """
 
     max_tokens: Count | None = None
@@ -59,6 +60,7 @@ class TextGenerationParams(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     adapter_source: AdapterSource | None = None
     cache_key: Annotated[str, msgspec.Meta(max_length=64)] = ""
     cache_salt: Annotated[str, msgspec.Meta(max_length=256)] = ""
+    prefill_only: bool = False
 
     @property
     def conversation_key(self) -> str:

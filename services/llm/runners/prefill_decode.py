@@ -48,6 +48,11 @@ class PrefillRunner(LanguagePart, component="prefill", decodes=False):
         return self._core.busy - self._core.engine.decoding.seconds
 
     @property
+    def keeps_prompts(self) -> bool:
+        """See ``Runner``."""
+        return self._core.keeps_prompts
+
+    @property
     def batch_counts(self) -> BatchCounts:
         counts = self._core.batch_counts
         return BatchCounts(passes=counts.passes, tokens=counts.tokens)
@@ -105,7 +110,7 @@ class DecodeRunner(LanguagePart, component="decode"):
     async def _run(self, job: Job, params: TextGenerationParams, adapter: int | None) -> None:
         core = self._core
         start, seen, rows = read_start(await job.value("start"), TRANSFORMERS)
-        if params.count_only:
+        if params.count_only or params.prefill_only:
             close_counted(job, start.counts)
             return
         script = await self._core.tokenize_script(params, start.length - start.resumed)

@@ -60,17 +60,19 @@ async def open_request(core: ThinkerCore, job: Job) -> AsyncIterator[ThinkReques
 
 
 async def _read_request(core: ThinkerCore, job: Job, params: TextGenerationParams) -> ThinkRequest:
-    voice = _read_voice(core, job)
+    voice = _read_voice(core, job, params)
     prompt = await core.tokenize_prompt(await read_messages(job), params.prompt_options)
     items = await read_items(job)
     prefill, layout = await core.assemble_prefill(prompt, items)
     length = prefill.inputs.shape[0]
     script = await core.tokenize_script(params, length)
-    limit = len(script) or core.answer_limit(length, params.max_tokens)
+    limit = len(script) or core.answer_limit(length, 1 if params.prefill_only else params.max_tokens)
     grammar = await core.open_grammar(answer_grammar(core.thinker, params))
     picker = Picker(build_sampling(params, limit, job.seed), core.thinker.vocabulary, prompt.ids, script, grammar)
     sequence = Thinking(prefill, picker, end_tokens(core, params), voice)
     await core.resume_after(sequence, resumed_tokens(job, "text"))
+    if params.prefill_only:
+        sequence.prefill = None  # no talker is waiting for what is made of it
     aside = prefill.attention is not None and prefill.attention.answer_rows is not None
     return ThinkRequest(params, sequence, prompt.ids, layout, count_tokens(length, items, aside), prompt.thinking)
 
@@ -92,13 +94,20 @@ def close_counted(job: Job, counts: Mapping[str, int]) -> None:
     job.close("text", {"finish_reason": "stop", "usage": {**counts, "completion_tokens": 0}})
 
 
+async def prefill_prompt(sequence: Thinking, job: Job, counts: Mapping[str, int]) -> None:
+    """Wait until the prompt of ``sequence`` is computed and kept, and end ``job``, which has no answer."""
+    await sequence.inbox.take_steps()
+    close_counted(job, counts)
+
+
 def end_tokens(core: ThinkerCore, params: TextGenerationParams) -> frozenset[int]:
     """The tokens that end an answer."""
     return frozenset() if params.ignore_eos else core.thinker.eos
 
 
-def _read_voice(core: ThinkerCore, job: Job) -> str | None:
-    if not job.has_consumer("prompt"):
+def _read_voice(core: ThinkerCore, job: Job, params: TextGenerationParams) -> str | None:
+    """The voice of the talker that follows; or that will follow, where only the prompt is computed for it."""
+    if not job.has_consumer("prompt") and not (params.prefill_only and job.inputs.get("voice")):
         return None
     if not core.thinker.speaks:
         raise BadRequest("this model has no voice; ask for text only", param="modalities")

@@ -8,7 +8,7 @@ from services.llm.engine.sampler import TokenLogprobs
 from services.llm.engine.sequence import TokenStep
 from services.llm.runners.detokenize import Reply
 from services.llm.runners.language_part import LanguagePart
-from services.llm.runners.request import close_counted, open_reply, open_request
+from services.llm.runners.request import close_counted, open_reply, open_request, prefill_prompt
 from services.llm.runners.talker_inputs import SpeechWriter
 
 #: Most tokens in one message: those of an earlier attempt are there all at once.
@@ -31,6 +31,11 @@ class ThinkRunner(LanguagePart, component="thinker"):
         return self._core.busy
 
     @property
+    def keeps_prompts(self) -> bool:
+        """See ``Runner``."""
+        return self._core.keeps_prompts
+
+    @property
     def batch_counts(self) -> BatchCounts:
         return self._core.batch_counts
 
@@ -38,6 +43,10 @@ class ThinkRunner(LanguagePart, component="thinker"):
         async with open_request(self._core, job) as asked:
             if asked.params.count_only:
                 close_counted(job, asked.counts)
+                return
+            if asked.params.prefill_only:
+                with self._core.engine.admit(asked.sequence):
+                    await prefill_prompt(asked.sequence, job, asked.counts)
                 return
             sequence, reply = asked.sequence, open_reply(self._core.thinker, asked.params, asked.thinking)
             speech = None if sequence.voice is None else SpeechWriter(job, sequence.limit - 1, asked.layout)

@@ -101,6 +101,15 @@ class VllmCore:
     def slots(self) -> int:
         return self._launch.slots
 
+    @property
+    def keeps_prompts(self) -> bool:
+        """True if prompts share what they have in common with earlier ones."""
+        return self._launch.prefix_cache
+
+    def keeps_nothing(self, job: Job, params: TextGenerationParams) -> bool:
+        """Return whether a prompt would be computed for nobody: of answers that are spoken all rows are computed."""
+        return params.prefill_only and bool(job.inputs.get("voice"))
+
     async def load(self) -> None:
         self._users += 1
         if self._users > 1:
@@ -144,6 +153,7 @@ class VllmCore:
         length = len(order.ids)
         try:
             limit = self.answer_limit(length, params)
+            limit = 1 if params.prefill_only else limit
         except BaseException:
             order.close()
             raise

@@ -40,7 +40,7 @@ class VllmPrefillRunner(VllmPart, half="prefill"):
         asked = await self._core.read_request(job)
         async with AsyncExitStack() as held:
             held.enter_context(closing(asked.order))
-            if asked.params.count_only:
+            if asked.params.count_only or self._core.keeps_nothing(job, asked.params):
                 await self._send_start(job, asked, [TokenStep(0, "stop")], "stop", None)
             elif job.is_local("cache"):
                 await self._prefill_in_place(job, asked, held)
@@ -140,7 +140,7 @@ class VllmDecodeRunner(VllmPart, half="decode"):
         core = self._core
         params = await read_text_params(job)
         start, seen, rows = read_start(await job.value("start"), core.engine.layout.name)
-        if params.count_only:
+        if params.count_only or params.prefill_only:
             close_counted(job, start.counts)
             return
         limit = core.answer_limit(start.length - start.resumed, params)

@@ -1,7 +1,7 @@
 """A request as the engine takes it: ids, embeddings in shared memory, and what is kept for a talker."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -17,6 +17,8 @@ from services.llm.vllm.shared_memory import SharedBuffer
 
 #: Offsets of embeddings are multiples of this, so that any dtype can be read in place.
 _ALIGNMENT_BYTES = 64
+#: Rows of a piece of sound: with more, more of what goes on is computed again, with fewer an engine has more items.
+PIECE_ROWS = 32
 _FLOATS = (np.float16, np.float32)
 _ROW = np.dtype(np.float32)
 
@@ -37,8 +39,10 @@ class VllmRequest:
         if self.parcel is not None:
             # An item with text between its rows is as many items for an engine.
             for run in layout.media_runs(media):
-                rows = media[run.item].embeds[run.rows].to(reader.dtype)
-                self.media.append(_pack_medium(self.parcel, items[run.item], rows, run.start))
+                rows, meta = media[run.item].embeds[run.rows].to(reader.dtype), items[run.item].data
+                places = layout.positions[:, run.start : run.start + len(rows)]
+                in_line = meta["modality"] == "audio" and _is_in_line(places)
+                self.media += _pack_run(self.parcel, rows, meta, run.start, in_line=in_line)
             self.positions = Positions(layout.positions.to(torch.int32), layout.delta)
         self.voice: TalkerInputs | None = (
             None if voice is None else TalkerInputs(reader, reader.assemble_prefill(prompt, media), voice)
@@ -129,13 +133,30 @@ def _read_embedding(item: Item) -> Tensor:
     return torch.from_numpy(array)
 
 
-def _pack_medium(parcel: SharedBuffer, item: Item, embeds: Tensor, start: int) -> Medium:
+def _pack_run(
+    parcel: SharedBuffer, rows: Tensor, meta: Mapping[str, Any], start: int, *, in_line: bool
+) -> Iterator[Medium]:
+    """Yield the media of ``rows`` from position ``start`` on: one, or pieces of what is ``in_line``, as sound is.
+
+    What goes on behind the same pieces is a prompt that begins alike.
+    """
+    if not in_line:
+        yield _pack_medium(parcel, rows, meta, start)
+        return
+    for begin in range(0, len(rows), PIECE_ROWS):
+        yield _pack_medium(parcel, rows[begin : begin + PIECE_ROWS], {"modality": meta["modality"]}, start + begin)
+
+
+def _is_in_line(places: Tensor) -> bool:
+    """True for rows at ``places``, int [axes, n], that follow each other as text does, whatever their item says."""
+    return bool((places == places[:1, :1] + torch.arange(places.shape[1])).all())
+
+
+def _pack_medium(parcel: SharedBuffer, embeds: Tensor, meta: Mapping[str, Any], start: int) -> Medium:
     words = embeds.contiguous().view(torch.uint8).numpy()
     offset = parcel.append(words)
     parcel.append(np.zeros(-words.size % _ALIGNMENT_BYTES, np.uint8))
-    return Medium(
-        _medium_key(words, item.data), item.data["modality"], start, (embeds.shape[0], embeds.shape[1]), offset
-    )
+    return Medium(_medium_key(words, meta), meta["modality"], start, (embeds.shape[0], embeds.shape[1]), offset)
 
 
 def _medium_key(words: np.ndarray, meta: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from omnibus.executor.stopwatch import OccupancyTimer
 from services.llm.runners.request import close_counted, open_reply
 from services.llm.runners.talker_inputs import SpeechWriter
 from services.llm.runners.thinker import send_answer
-from services.llm.vllm.model import VllmCore
+from services.llm.vllm.model import PreparedVllmRequest, VllmCore
 
 
 class VllmPart:
@@ -30,6 +30,11 @@ class VllmPart:
     def serving(self) -> bool:
         """True if there is an engine. One that died is started again; until then there is no work to be taken."""
         return self._core.serving
+
+    @property
+    def keeps_prompts(self) -> bool:
+        """See ``Runner``."""
+        return self._core.keeps_prompts
 
     @property
     def busy(self) -> float:
@@ -64,8 +69,11 @@ class VllmRunner(VllmPart):
         asked = await core.read_request(job)
         reply = open_reply(core.reader, asked.params, asked.thinking)
         with closing(asked.order) as order:
-            if asked.params.count_only:
+            if asked.params.count_only or core.keeps_nothing(job, asked.params):
                 close_counted(job, asked.counts)
+                return
+            if asked.params.prefill_only:
+                await self._prefill(job, asked)
                 return
             speech = None if order.voice is None else SpeechWriter(job, asked.limit - 1, order.voice.layout)
             async with aclosing(engine.generate(core.build_generation(asked, job.seed))) as tokens:
@@ -73,3 +81,11 @@ class VllmRunner(VllmPart):
                     take = core.token_reader(tokens, order.voice, asked.known, asked.counts)
                     await send_answer(job, take, reply, speech)
         job.close("text", {"finish_reason": reply.finish, "usage": reply.usage(asked.counts)})
+
+    async def _prefill(self, job: Job, asked: PreparedVllmRequest) -> None:
+        """Have the prompt computed, whose blocks the engine keeps."""
+        generation = self._core.build_generation(asked, job.seed)
+        async with aclosing(self._core.engine.generate(generation)) as tokens:
+            with self._inside():
+                await anext(tokens)
+        close_counted(job, asked.counts)

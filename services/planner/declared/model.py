@@ -17,6 +17,8 @@ SERVICES = ("encoder", "llm", "generator")
 #: Components that a request uses only when the answer is to be heard.
 SPEECH = ("talker", "vocoder", "audio_vae")
 
+#: What may find turns in the audio of a model's users.
+SPEECH_DETECTORS = ("energy", "silero")
 #: Cells of one model that is not planned.
 MAX_CELLS = 64
 
@@ -37,7 +39,8 @@ class DeclaredModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     None is what the family says. A model that is ``planned`` has no options or paths of its own. ``adapters`` are LoRA
     adapters of its language model: the names that requests call them by, and directories or ids of the hub.
     Executors of an encoder serve all models whose encoder is the same, unless ``share_equal`` is false. ``cells`` above
-    0: so many equal cells, each of which has all options and serves whole requests by itself.
+    0: so many equal cells, each of which has all options and serves whole requests by itself. ``speech_detector``, of
+    ``SPEECH_DETECTORS``, is for a model whose users speak no words; empty: the gateway's usual one.
     """
 
     family: str
@@ -55,6 +58,7 @@ class DeclaredModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     adapters: dict[str, str] = {}
     share_equal: bool = True
     cells: int = 0
+    speech_detector: str = ""
 
 
 class Model:
@@ -121,6 +125,7 @@ class Model:
             image_defaults=self.declared.image_defaults,
             goals=goals.active_goals(),
             adapters=self.declared.adapters,
+            speech_detector=self.declared.speech_detector or msgspec.UNSET,
         )
 
     def unit_task_name(self, component: str) -> str:
@@ -186,6 +191,12 @@ def _check_components(model: Model) -> None:
         require_valid_model(
             component in known, model.name, f"encoder of {modality} is {component!r}, which is no component"
         )
+    detector = model.declared.speech_detector
+    require_valid_model(
+        detector in ("", *SPEECH_DETECTORS),
+        model.name,
+        f"speech_detector {detector!r} is not known: it is {' or '.join(SPEECH_DETECTORS)}",
+    )
     strange = sorted(set(model.kinds) - known)
     require_valid_model(not strange, model.name, f"tasks name {strange}, which are no components")
     require_valid_model(

@@ -112,6 +112,9 @@ class Runner(Protocol):
     job as ``StageFailed`` and leaves the executor alive. One that keeps results by the content of its inputs
     says so by a property ``keeps``: equal inputs are routed to it.
 
+    A language model that keeps prompts for the next turns of their conversations says so by ``keeps_prompts``: then it
+    takes the parameter ``prefill_only``.
+
     A language model whose engine knows its batches has a property ``batch_counts`` (``BatchCounts``), which goes with
     ``busy``: how long it is busy says little of one that batches, as it is for one sequence as for sixteen.
 

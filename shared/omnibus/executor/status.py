@@ -5,9 +5,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from omnibus.bus.messages import BatchCounts, ExecutorStatus
 from omnibus.executor import metrics
-from omnibus.executor.identity import ExecutorIdentity
+from omnibus.executor.identity import PREFILL_ONLY, ExecutorIdentity
 from omnibus.executor.runner import Runner
 from omnibus.metrics import EXECUTOR
 
@@ -60,7 +62,7 @@ class Vitals:
     def make_status(self, state: str, inflight: int) -> ExecutorStatus:
         """The status event. One that is ``ready`` and lacks an engine says that it is loading."""
         components = self._identity.tasks.values()
-        return self._identity.make_status(
+        status = self._identity.make_status(
             state if state != "ready" or self.is_serving else "loading",
             inflight=inflight,
             steps=self.steps,
@@ -70,6 +72,9 @@ class Vitals:
             gpu_bytes=0 if self._identity.device in _NO_GPU else self._gpu_bytes(),
             batches=tuple(self._batch_counts(component) for component in components),
         )
+        if not any(getattr(runner, "keeps_prompts", False) for runner in self._runners.values()):
+            return status
+        return msgspec.structs.replace(status, takes=(*status.takes, PREFILL_ONLY))
 
     def component_stats(self, component: str) -> dict[str, Any]:
         """The data that ``nats service stats`` shows for a component. ``busy`` is null for an engine without it."""

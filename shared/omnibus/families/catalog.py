@@ -156,6 +156,13 @@ def model_declaration(family: str, checkpoint: str) -> dict[str, Any]:
     return {"family": family, "checkpoint": checkpoint, **FAMILIES[family], **DEPLOYMENTS[family]}
 
 
+def untrained_declaration(family: str, checkpoint: str) -> dict[str, Any]:
+    """The usual declaration of a model of ``family`` that knows no words, a tiny one or one of the small world: to hear
+    it needs no voice."""
+    detector = {"speech_detector": "energy"} if "audio" in FAMILIES[family]["encoders"] else {}
+    return {**model_declaration(family, checkpoint), **detector}
+
+
 def split_declaration(family: str, checkpoint: str, *paths: str) -> dict[str, Any]:
     """The declaration of a model of ``family`` whose language model runs as prefill and decode.
 

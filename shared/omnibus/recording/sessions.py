@@ -94,7 +94,8 @@ class BegunTurn(msgspec.Struct, frozen=True, omit_defaults=True):
 class SessionEntry(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Changes at a time, Unix seconds: ``events`` that the client was sent, as they were, and what they change.
 
-    By response, ``tokens`` are ids of tokens that have come, and ``invocations`` what makes it. ``waits``: whether
+    By response, ``tokens`` are ids of tokens that have come, ``codes`` those of its talker, or frames of them, and
+    ``invocations`` what makes it. ``waits``: whether
     somebody has spoken while a response was made that goes on, and is answered then. ``over``: why the session has
     ended for good.
     """
@@ -109,6 +110,7 @@ class SessionEntry(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     deleted: str = ""
     turn: BegunTurn | None = None
     tokens: dict[str, tuple[int, ...]] = {}
+    codes: dict[str, tuple[int | tuple[int, ...], ...]] = {}
     invocations: dict[str, str] = {}
     waits: bool | None = None
     over: str = ""

@@ -45,7 +45,7 @@ async def tiny_models(
         *(build_checkpoint(catalog.LOCAL[name], cache / name, *_twin_arguments(name)) for name in twins),
     ]
     await _build_all(builds, report or (lambda what, done, count: None))
-    models = {name: catalog.model_declaration(family, str(cache / family)) for name, family in chosen.items()}
+    models = {name: catalog.untrained_declaration(family, str(cache / family)) for name, family in chosen.items()}
     trained = {name: family for name, family in catalog.WORLD.items() if name in only}
     models |= {name: _trained_declaration(name, family) for name, family in trained.items()}
     return json.dumps(
@@ -69,7 +69,7 @@ async def _build_all(builds: Sequence[Coroutine[Any, Any, None]], report: Callab
 
 def _trained_declaration(name: str, family: str) -> dict[str, Any]:
     defaults = catalog.WORLD_IMAGE_DEFAULTS.get(name)
-    declared = catalog.model_declaration(family, str(TRAINED / family))
+    declared = catalog.untrained_declaration(family, str(TRAINED / family))
     return {**declared, "image_defaults": defaults} if defaults else declared
 
 

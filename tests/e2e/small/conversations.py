@@ -35,10 +35,12 @@ class Conversation:
     resumed: int = 0
     gaps: list[float] = field(default_factory=list)  # seconds without audio or text after a connection broke
     taken: list[float] = field(default_factory=list)  # seconds until another gateway had taken the session over
+    gap_steps: list[list[tuple[float, str]]] = field(default_factory=list)  # of each gap, seconds behind its begin
     wrong: list[str] = field(default_factory=list)
     _token: str = ""
     _last: str = ""
     _broken: float = 0.0
+    _steps: list[tuple[float, str]] = field(default_factory=list)
     _ids: set[str] = field(default_factory=set)
     _answered: set[str] = field(default_factory=set)
     _sent: set[str] = field(default_factory=set)  # on this connection
@@ -51,11 +53,15 @@ class Conversation:
                 try:
                     async with websockets.connect(self._url(gateway), max_size=None) as socket:
                         self.resumed += bool(self._last)
+                        self._note_step(f"gateway {gateway}: open")
                         await self._converse(socket)
                 except (OSError, WebSocketException, InvalidHandshake, TimeoutError) as error:
                     self._broken = self._broken or time.monotonic()
-                    if isinstance(error, websockets.InvalidStatus) and error.response.status_code < 500:
-                        raise AssertionError(error.response.body) from error
+                    refused = error.response if isinstance(error, websockets.InvalidStatus) else None
+                    what = f" {refused.status_code} {bytes(refused.body or b'')[:200]!r}" if refused is not None else ""
+                    self._note_step(f"gateway {gateway}: {type(error).__name__}{what}")
+                    if refused is not None and refused.status_code < 500:
+                        raise AssertionError(refused.body) from error
                     # At random, as behind a load balancer: who takes the next one each time may follow who kills them so.
                     gateway = (gateway + random.randrange(1, max(2, len(self.urls)))) % len(self.urls)
                     await asyncio.sleep(RETRY_SECONDS)
@@ -115,7 +121,13 @@ class Conversation:
             self.wrong.append(str(event["error"]))
         if type.endswith(".delta") and self._broken:
             self.gaps.append(time.monotonic() - self._broken)
-            self._broken = 0.0
+            self._note_step(type)
+            self.gap_steps.append(self._steps)
+            self._broken, self._steps = 0.0, []
+
+    def _note_step(self, what: str) -> None:
+        if self._broken:
+            self._steps.append((round(time.monotonic() - self._broken, 3), what))
 
     def _note_answer(self, type: str, event: dict[str, Any]) -> None:
         """Remember what the gateway has taken."""
@@ -123,6 +135,7 @@ class Conversation:
             self._token = event["session"]["resume_token"]
         elif type == "session.resumed" and self._broken:
             self.taken.append(time.monotonic() - self._broken)
+            self._note_step(type)
         elif type == "session.updated":
             self._answered.add(type)
         elif type == "conversation.item.added":

@@ -15,6 +15,8 @@ from tests.e2e.watch import Watch
 
 pytestmark = pytest.mark.e2e
 
+#: Seconds in which a gateway is back.
+PATIENCE = 60.0
 # The sequence that chooses paths deviates by less than one request after a Fibonacci number of requests.
 REQUESTS = 377  # at each gateway
 
@@ -55,12 +57,23 @@ async def test_together_they_keep_to_the_planned_shares_and_use_all_replicas(pai
     assert min(apart) > sum(apart) / 3, replicas  # each gateway knows of the other's work by heartbeats alone
 
 
+async def first_answer(url: str) -> httpx.Response:
+    """What a gateway that starts answers first."""
+    async with asyncio.timeout(PATIENCE), httpx.AsyncClient(timeout=PATIENCE) as http:
+        while True:
+            try:
+                return await http.get(url)
+            except httpx.TransportError:
+                await asyncio.sleep(0.005)
+
+
 async def test_one_may_die_and_comes_back_while_the_other_serves(pair: System):
     first = pair.gateway(1)
 
     async with busy(pair, [0]) as answers:
         before = answers.total()
         first.kill()
+        opened = await first_answer(f"{pair.urls[1]}/v1/models")
         await pair.becomes_ready()
         second = pair.gateway(1)
         async with pair.http(1) as http:
@@ -69,5 +82,6 @@ async def test_one_may_die_and_comes_back_while_the_other_serves(pair: System):
     async with pair.http(0) as http:
         assert await said(http, body()) == again
     assert second.pid != first.pid
+    assert VL in {model["id"] for model in opened.json()["data"]}  # it opens its port when it can answer
     assert answers.total() > before
     assert len(answers) == 1

@@ -39,6 +39,7 @@ class Does:
     def __init__(self, work: Work) -> None:
         self._work = work
         self.keeps = bool(getattr(work, "keeps", False))
+        self.keeps_prompts = bool(getattr(work, "keeps_prompts", False))
         self.serving = True
         self.loaded = False
         self.closed = False

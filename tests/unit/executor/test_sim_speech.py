@@ -35,6 +35,23 @@ async def test_a_talker_has_a_number_of_codes_for_each_row():
     assert done == [9.0]
 
 
+async def test_a_talker_begins_behind_the_codes_that_are_known():
+    made = []
+    for known in ([], list(range(6))):
+        rows = Pipe()
+        rows.feed(row(2))
+        rows.feed(row())
+        rows.close({"finish": "stop"})
+        async with bench(profile()) as here:
+            job = spoken(rows)
+            job._resumes = {"codes": {"codes": known}}
+            made.append((await here.run("talker", job), job.codes, job.end("codes")))
+
+    (whole, codes, end), (rest, resumed, resumed_end) = made
+    assert (resumed, resumed_end) == (codes, end)
+    assert (whole, rest) == ([9.0], [4.0])  # the last code that is known may have been the last, so it is chosen again
+
+
 async def test_a_talker_takes_no_step_before_its_row():
     rows = Pipe()
     rows.feed(row(2))

@@ -59,6 +59,8 @@ VL, OMNI, TEXT, PAINTER, FILMER = "toy-vl", "toy.omni", "toy-text", "toy-painter
 _FAMILIES = {VL: "qwen2_5_vl", OMNI: "qwen2_5_omni", TEXT: "qwen2", PAINTER: "qwen_image", FILMER: "ltx2"}
 _KINDS = {**catalog.FAMILIES["qwen2_5_omni"]["tasks"], **catalog.FAMILIES["qwen_image"]["tasks"], **catalog.EMBED}
 RATE = 24000
+#: Tones are speech to the toys.
+HEARS = {"speech_detector": "energy"}
 PNG = picture("PNG")
 #: Whether ``http`` asks a real server, which answers plain chats directly, or the application alone.
 SERVED_DIRECTLY = False
@@ -256,7 +258,7 @@ class House:
 
     def serve(self, *models: str, **more: Any) -> None:
         """A plan of the usual declarations; ``toy.omni`` speaks. ``more`` are declarations of others by name."""
-        declared = {name: catalog.model_declaration(_FAMILIES[name], "") for name in models} | more
+        declared = {name: {**catalog.model_declaration(_FAMILIES[name], ""), **HEARS} for name in models} | more
         plans = declarations_file.build_static_plans(
             msgspec.convert(declared, dict[str, declarations_file.DeclaredModel])
         )

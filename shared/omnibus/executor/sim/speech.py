@@ -98,18 +98,26 @@ class SimTalkerAnswer:
         self._rows = 0
         wanted = inf if self._size.per else self._size.draw_size(self._draw)
         every = talk.part.chunk or talk.chunk
+        limit = min(wanted, self._most)
+        #: Codes that an earlier attempt has made, behind which it begins: the last one may have been the last there is.
+        self._resumed = int(min(max(0, len(job.resume_state("codes").get("codes", ())) - 1), limit - 1))
         self.sequence = SimSequence(
-            tokens, talk.jitter_factor(self._draw), limit=min(wanted, self._most), allowed=0, first=every, every=every
+            tokens + self._resumed,
+            talk.jitter_factor(self._draw),
+            limit=limit - self._resumed,
+            allowed=0,
+            first=every,
+            every=every,
         )
 
     @property
     def finish_reason(self) -> str:
-        return "length" if self.sequence.done >= self._most else "stop"
+        return "length" if self._resumed + self.sequence.done >= self._most else "stop"
 
     def add_rows(self, rows: int) -> None:
         """Take ``rows`` of the thinker: a code for each, for now."""
         self._rows += rows
-        self._talk.extend_sequence(self.sequence, self._rows, self.sequence.limit)
+        self._talk.extend_sequence(self.sequence, self._rows - self._resumed, self.sequence.limit)
 
     async def follow_rows(self, stream: AsyncIterator[Item], ticket: WorkTicket) -> None:
         """Read the rows to their end."""
@@ -119,7 +127,8 @@ class SimTalkerAnswer:
                     self.add_rows(len(item.array))
             limit = self.sequence.limit
             if self._size.per:
-                limit = min(max(self._rows, self._size.draw_size(self._draw, self._rows)), self._most)
+                whole = min(max(self._rows, self._size.draw_size(self._draw, self._rows)), self._most)
+                limit = whole - self._resumed
             self._talk.extend_sequence(self.sequence, inf, limit)
         except Exception as error:  # noqa: BLE001 - a task boundary: raised again in ``news``
             ticket.fail(error)
@@ -128,7 +137,7 @@ class SimTalkerAnswer:
         sent = 0
         while not self.sequence.is_finished:
             await ticket.wait_for_update()
-            if self.sequence.done > sent:
-                codes = [(self._start + at) % CODE_COUNT for at in range(sent, self.sequence.done)]
+            if (made := self._resumed + self.sequence.done) > sent:
+                codes = [(self._start + at) % CODE_COUNT for at in range(sent, made)]
                 await self._job.send("codes", {"codes": codes})
-                sent = self.sequence.done
+                sent = made

@@ -50,7 +50,8 @@ class TextParams(TypedDict, total=False):
     variables of the chat template. ``adapter`` is the name of a LoRA adapter that is declared with the model.
     ``adapter_source`` is where one lies that was loaded while the system serves: ``path`` and ``sha256``.
     ``cache_key`` is equal for the turns of a conversation: engines keep what they have computed of it. What an engine
-    keeps of a prompt is used only for calls with the same ``cache_salt``.
+    keeps of a prompt is used only for calls with the same ``cache_salt``. With ``prefill_only`` there is no answer: the
+    prompt is computed and kept for its conversation.
     """
 
     max_tokens: int | None
@@ -78,6 +79,7 @@ class TextParams(TypedDict, total=False):
     adapter_source: Mapping[str, str]
     cache_key: str
     cache_salt: str
+    prefill_only: bool
 
 
 #: Chat messages as OpenAI's API has them, or the handle of their JSON when they are long. The engine checks them.

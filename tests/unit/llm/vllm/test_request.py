@@ -11,7 +11,7 @@ from omnibus.executor.runner import Item
 from omnibus_models import tiny
 from omnibus_models.contract import Encoded, Reader
 from omnibus_models.families import load_family
-from services.llm.vllm.request import VllmRequest
+from services.llm.vllm.request import PIECE_ROWS, VllmRequest
 from services.llm.vllm.shared_memory import map_memory
 from tests.unit.llm.runners.test_thinker import embedding
 
@@ -76,6 +76,31 @@ def test_a_video_with_text_between_its_frames_is_as_many_items(tmp_path: Path) -
     first, second, third = (medium.key for medium in made.media)
     assert first == third != second
     made.close()
+
+
+def sound(rows: np.ndarray) -> Item:
+    return Item({"modality": "audio", "n_tokens": len(rows), "audio_len": 4 * len(rows)}, rows)
+
+
+def test_a_sound_that_goes_on_begins_with_the_same_pieces(reader: Reader) -> None:
+    """So a prompt that ends with it begins as the one before, which engines keep."""
+    rows = np.random.default_rng(3).normal(size=(3 * PIECE_ROWS, 64)).astype(np.float32)
+    prompt = reader.prompt([{"role": "user", "content": [{"type": "audio"}]}])
+    lengths = (2 * PIECE_ROWS + 5, 3 * PIECE_ROWS)
+
+    short, whole = (VllmRequest(reader, prompt, [sound(rows[:length])], None) for length in lengths)
+
+    for made, length in zip((short, whole), lengths, strict=True):
+        assert made.parcel is not None
+        words = map_memory(made.parcel.place, torch.float32)
+        given = [words[each.offset // 4 :][: each.shape[0] * 64].view(each.shape).numpy() for each in made.media]
+        assert np.array_equal(np.concatenate(given), rows[:length])
+        assert [each.start for each in made.media] == [made.media[0].start + at for at in range(0, length, PIECE_ROWS)]
+    keys = [[each.key for each in made.media] for made in (short, whole)]
+    assert keys[0][:2] == keys[1][:2]
+    assert keys[0][2] != keys[1][2]
+    for made in (short, whole):
+        made.close()
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

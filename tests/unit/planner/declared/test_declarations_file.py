@@ -107,6 +107,13 @@ def test_of_the_familys_options_only_those_on_a_path_are_deployed(tmp_path: File
     assert set(made.options) == {"EL"}
 
 
+def test_what_finds_turns_in_what_users_say_is_in_the_plan_where_it_is_declared(tmp_path: File):
+    declared = plan(tmp_path, speech_detector="energy")
+
+    assert declared.speech_detector == "energy"
+    assert b"speech_detector" not in msgspec.json.encode(plan(tmp_path))  # earlier builds know no such field
+
+
 def test_fewer_components_than_the_family_has_leave_the_rest_out(tmp_path: File):
     made = plan(
         tmp_path, family="qwen2_5_omni", components=["vision", "thinker"], encoders=None,
@@ -151,6 +158,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
         {"options": {**VL["options"], "E": {"components": ["vision"], "service": "encoder", "replicas": -1}}},
         "option E has -1 replicas",
     ),
+    "detector unknown": ({"speech_detector": "ears"}, "speech_detector 'ears' is not known: it is energy or silero"),
     "no path": ({"paths": []}, "declares no path"),
     "image defaults": ({"image_defaults": {"steps": -1}}, "image_defaults has steps -1"),
     "share negative": (

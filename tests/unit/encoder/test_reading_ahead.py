@@ -1,0 +1,83 @@
+"""A turn of a realtime session, read by the tiny model's own encoder and thinker while its user speaks."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omnibus.executor.runner import Job
+from services.encoder.media_encoder import EncodeRunner, EncodeSettings
+from services.llm.engine.model import ThinkerCore, ThinkSettings
+from services.llm.runners.thinker import ThinkRunner
+from tests.unit.encoder.test_encoding_ahead import RealEars
+from tests.unit.gateway.realtime.test_early_answers import hearing
+from tests.unit.gateway.realtime.test_turn_detection import append
+from tests.unit.gateway.realtime_house import calls, joined, sound_of
+from tests.unit.sidecar.node import until
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class RealMind:
+    """The thinker of the tiny model. ``keeps_prompts`` is what others know of it."""
+
+    def __init__(self, runner: ThinkRunner, *, known: bool) -> None:
+        self.runner = runner
+        self.keeps_prompts = known
+
+    async def __call__(self, job: Job) -> None:
+        await self.runner.run(job)
+
+    @property
+    def prefilled(self) -> int:
+        """Prompt tokens that were computed so far."""
+        return self.runner.batch_counts.tokens
+
+
+async def speak(directory: Path, omni: Path, modality: str, *, ahead: bool) -> tuple[dict[str, Any], str, bytes, int]:
+    """One turn of 7 s: its response, what was said, its sound, and the prompt tokens computed behind its end."""
+    encoder = EncodeRunner("audio", "qwen2_5_omni", omni, "cpu", "float32", EncodeSettings(cache=16 << 20))
+    settings = ThinkSettings(slots=4, context=512, kept_bytes=16 << 20)
+    thinker = ThinkRunner(ThinkerCore("qwen2_5_omni", omni, "cpu", "float32", settings))
+    await encoder.load()
+    await thinker.load()
+    ears, mind = RealEars(encoder), RealMind(thinker, known=ahead)
+    async with hearing(directory, mind, ears, realtime_early=True) as home, calls(home) as caller:
+        await caller.update(
+            output_modalities=[modality], max_output_tokens=6, seed=3, audio={"input": {"turn_detection": None}}
+        )
+        await append(caller, (0.5, 0.5))
+        for number in range(3):
+            begun = ears.begun
+            await append(caller, (0.4 - 0.1 * number, 2.0))  # the loudest first
+            await until(lambda known=begun: ears.begun > known)
+            await until(lambda: home.dispatcher.inflight_count == 0)
+        await append(caller, (0.3, 0.5))
+        before = mind.prefilled
+        await caller.send("input_audio_buffer.commit")
+        await caller.until("conversation.item.done")
+        events = await caller.respond()
+        await home.emptied()
+        computed = mind.prefilled - before
+    await encoder.close()
+    await thinker.close()
+    kind = "response.output_text.delta" if modality == "text" else "response.output_audio_transcript.delta"
+    return events[-1]["response"], joined(events, kind), sound_of(events), computed
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("modality", ["text", "audio"])
+async def test_behind_the_end_of_a_turn_only_its_last_window_is_prefilled(tmp_path: Path, omni: Path, modality: str):
+    """The answer is the same, and so is what its client pays for."""
+    read, words, sound, computed = await speak(tmp_path / "ahead", omni, modality, ahead=True)
+    plain, same_words, same_sound, all_of_it = await speak(tmp_path / "plain", omni, modality, ahead=False)
+
+    assert (words, sound) == (same_words, same_sound)
+    assert words
+    known = read["usage"].pop("input_token_details"), plain["usage"].pop("input_token_details")
+    assert read["usage"] == plain["usage"]
+    assert all_of_it == plain["usage"]["input_tokens"]
+    assert known[0]["cached_tokens"] == all_of_it - computed
+    assert known[1]["cached_tokens"] == 0
+    assert known[0]["cached_tokens"] >= 3 * 50  # windows of 2 s, 25 rows a second
+    assert computed < all_of_it / 3
