@@ -20,6 +20,7 @@ from omnibus.cluster.nodes import NodeDirectory
 from omnibus.cluster.presence import follow_events
 from omnibus.errors import BadRequest, Fatal, OmnibusError, StoreUnavailable
 from omnibus.plan import Plan
+from omnibus.process.descriptors import raise_descriptor_limit
 from omnibus.process.garbage import tune_garbage_collector
 from omnibus.service import until_cancelled
 from omnibus.settings import BusSettings, GatewaySettings, SidecarSettings, StoreSettings, read_settings
@@ -105,6 +106,7 @@ class GatewayService:
 
     async def startup(self) -> None:
         _reuse_large_buffers()
+        raise_descriptor_limit()
         settings = self._settings
         if settings.record not in MODES:
             raise BadRequest(f"OMNIBUS_GATEWAY_RECORD={settings.record!r}: it is one of {', '.join(MODES)}")

@@ -15,6 +15,7 @@ from tests.bench import bodies, cases, floor
 from tests.bench.cases import (
     BURST,
     CASES,
+    CONNECTIONS,
     COPY,
     ENCODER,
     FAIR,
@@ -35,6 +36,7 @@ from tests.bench.cases import (
     RATIOS,
     RECORD_REPLAY,
     REGISTER,
+    SCALE,
     SIDECAR,
     SPEEDUP,
     TTFT,
@@ -64,6 +66,8 @@ _MODULES = {
     "voice": {FIRST_AUDIO, *VOICE},
     "quotes": set(QUOTES),
     "mirror": {MIRROR_P99},
+    "scale": set(SCALE),
+    "connections": set(CONNECTIONS),
     "nodes": set(NODES),
     "beside_vllm": {*VLLM.values(), TTFT},
 }
