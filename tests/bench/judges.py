@@ -72,11 +72,12 @@ async def ours(port: int) -> Figures:
 def guidellm(command: str, url: str, tokenizer: str, directory: Path) -> Figures:
     """The load as GuideLLM sends and sees it."""
     report = directory / "guidellm.json"
-    data = f"prompt_tokens={PROMPT},output_tokens={TOKENS}"
     _run(
-        *(command, "benchmark", "run", "--target", url, "--model", MODEL, "--processor", tokenizer, "--data", data),
-        *("--profile", "concurrent", "--rate", str(AT_ONCE), "--max-requests", str(REQUESTS)),
-        *("--output-path", str(report), "--disable-console"),
+        *(command, "run", "--backend", f"kind=openai_http,target={url},model={MODEL}"),
+        *("--profile", f"kind=concurrent,streams={AT_ONCE}", "--constraint", f"kind=max_requests,count={REQUESTS}"),
+        *("--tokenizer", f"kind=huggingface_auto,model={tokenizer}"),
+        *("--data", f"kind=synthetic_text,prompt_tokens={PROMPT},output_tokens={TOKENS}"),
+        *("--output", f"kind=json,path={report}", "--disable-console"),
     )
     found = json.loads(report.read_text())["benchmarks"][0]["metrics"]
 

@@ -6,18 +6,21 @@
     scale.gateways4_over_1     with four gateways that share the connections, by that with one
     scale.apps1000_over_1      with 1,000 registered apps and 200 models, by that with one model
 
-CPU of all processes but the load generator, the same requests by as many connections. Both systems are up at the same
-time and take turns; a result is the median of the rounds' ratios. The 200 models share the executors of one. The apps
+CPU of all processes but the load generator, less what they take without requests (each says every second that it is
+there), for the same requests by as many connections: 16 for each executor of a stage where there are 16. Both systems
+are up at the same time and take turns; a result is the median of the rounds' ratios. The 200 models share the executors of one. The apps
 are registered and routed to, but none of their workers runs: a thousand processes do not fit on this machine.
 """
 
 import asyncio
 import json
+import os
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import uvloop
@@ -29,12 +32,17 @@ from omnibus.store import Store
 from omnibus.up.stack import STORE_SECRET
 from tests.bench import bodies
 from tests.bench.apps import Operator
-from tests.bench.cases import APPS, EXECUTORS, GATEWAYS, SCALED, Case
-from tests.bench.system import MODELS, System, running
+from tests.bench.cases import APPS, EXECUTORS, GATEWAYS, SCALE, SCALED, Case
+from tests.bench.system import MODELS, PATHS, System, running
 
 _ROUNDS = 5
+_IDLE_SECONDS = 2.0
+#: One executor takes all connections at the same time, too.
+_CREDITS = {"OMNIBUS_EXECUTOR_CREDITS": "512"}
 _REPLICAS, _GATEWAYS, _APPS, _MODELS = 16, 4, 1000, 200
 _SECRET = "secret of a benchmark's store"  # noqa: S105 nothing else is signed with it
+ONE = "one of each"
+_STOPS_WITHIN = 60.0  # seconds
 _KNOWN_WITHIN = 60.0  # seconds until a gateway knows all apps
 _MODEL = MODELS[bodies.TEXT_MODEL]
 
@@ -55,14 +63,6 @@ def _shared(count: int) -> Mapping[str, Any]:
     return {bodies.TEXT_MODEL: _MODEL, **{f"shared-{number}": shared for number in range(1, count)}}
 
 
-def _larger() -> dict[str, AbstractAsyncContextManager[System]]:
-    return {
-        EXECUTORS: running(bodies.TEXT_MODEL, models=_replicated(_REPLICAS)),
-        GATEWAYS: running(bodies.TEXT_MODEL, gateways=_GATEWAYS),
-        APPS: running(bodies.TEXT_MODEL, models=_shared(_MODELS), env={STORE_SECRET: _SECRET}),
-    }
-
-
 async def _register_apps(system: System) -> None:
     """Write records of apps that no gateway may start, and wait until they are known."""
     store = Store(StoreSettings(url=system.stack.valkey.url, secret=_SECRET))
@@ -81,28 +81,74 @@ def _app(name: str) -> AppRecord:
     return AppRecord(name, 1, source, "chat", name, (), {}, {}, False, "", now, now, chat=True)
 
 
-async def _ratio(name: str, one: System, larger: System) -> float:
-    case, ratios = Case(bodies.TEXT_MODEL, bodies.text_chat(), SCALED, 25 * SCALED), []
-    for _ in range(_ROUNDS):
-        small, large = await one.sample(name, case), await larger.sample(name, case)
-        ratios.append(large.total / small.total)
-        print(f"{name}: {small.total:.3f} and {large.total:.3f} ms", file=sys.stderr)
-    return statistics.median(ratios)
+@asynccontextmanager
+async def _system(name: str) -> AsyncIterator[System]:
+    """The larger system of ``name``, or for ``ONE`` the smallest."""
+    starting = {
+        ONE: lambda: running(bodies.TEXT_MODEL, env=_CREDITS),
+        EXECUTORS: lambda: running(bodies.TEXT_MODEL, models=_replicated(_REPLICAS), env=_CREDITS),
+        GATEWAYS: lambda: running(bodies.TEXT_MODEL, gateways=_GATEWAYS, env=_CREDITS),
+        APPS: lambda: running(bodies.TEXT_MODEL, models=_shared(_MODELS), env={**_CREDITS, STORE_SECRET: _SECRET}),
+    }[name]
+    async with starting() as system:
+        if name == APPS:
+            await _register_apps(system)
+        yield system
 
 
-async def measure(names: list[str]) -> dict[str, float]:
+async def _serve(name: str) -> None:
+    """Run a system; each line from stdin is answered with the CPU ms of a request."""
+    case, loop = Case(bodies.TEXT_MODEL, bodies.text_chat(), SCALED, 8 * SCALED), asyncio.get_running_loop()
+    async with _system(name) as system:
+        print("up", flush=True)
+        while await loop.run_in_executor(None, sys.stdin.readline):
+            idle, taken = await system.idle(_IDLE_SECONDS), await system.sample(name, case)
+            print(taken.total - idle * taken.done.seconds / taken.done.requests, flush=True)
+
+
+@contextmanager
+def _process(name: str) -> Iterator[Callable[[], float]]:
+    """A system in a process of its own; the function takes one sample."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.bench.scale", "--serve", name],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": PATHS},
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    sent, heard = process.stdin, process.stdout
+
+    def sample() -> float:
+        sent.write("\n")
+        sent.flush()
+        return float(heard.readline())
+
+    try:
+        if heard.readline() != "up\n":
+            raise RuntimeError(f"the system of {name} did not start; what it says is above")
+        yield sample
+    finally:
+        sent.close()
+        process.wait(_STOPS_WITHIN)
+
+
+def measure(names: list[str]) -> dict[str, float]:
     """The ratios by name."""
     found = {}
-    for name, starting in _larger().items():
-        if name in names:
-            async with AsyncExitStack() as stack:
-                one = await stack.enter_async_context(running(bodies.TEXT_MODEL))
-                larger = await stack.enter_async_context(starting)
-                if name == APPS:
-                    await _register_apps(larger)
-                found[name] = round(await _ratio(name, one, larger), 4)
+    with _process(ONE) as one:
+        for name in names:
+            with _process(name) as larger:
+                pairs = [(one(), larger()) for _ in range(_ROUNDS)]
+            for small, large in pairs:
+                print(f"{name}: {small:.3f} and {large:.3f} ms", file=sys.stderr)
+            found[name] = round(statistics.median(large / small for small, large in pairs), 4)
     return found
 
 
 if __name__ == "__main__":
-    print(json.dumps(uvloop.run(measure(sys.argv[1:] or [EXECUTORS, GATEWAYS, APPS]))))
+    if sys.argv[1:2] == ["--serve"]:
+        uvloop.run(_serve(sys.argv[2]))
+    else:
+        print(json.dumps(measure(sys.argv[1:] or list(SCALE))))
