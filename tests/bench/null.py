@@ -23,7 +23,7 @@ from tests.bench import bodies
 WIDTH = 1024  # numbers per row of a tensor
 _PIECE_CODES = 25  # of a piece of speech: half a second
 #: Seconds between two tokens of text, by default none.
-TOKEN_SECONDS = "OMNIBUS_BENCH_TOKEN_SECONDS"  # noqa: S105 a name
+TOKEN_SECONDS = "OMNIBUS_BENCH_TOKEN_SECONDS"
 _TOKEN_SECONDS = float(os.environ.get(TOKEN_SECONDS, "0"))
 
 _templates: dict[int, np.ndarray] = {}

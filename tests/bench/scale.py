@@ -40,9 +40,10 @@ _IDLE_SECONDS = 2.0
 #: One executor takes all connections at the same time, too.
 _CREDITS = {"OMNIBUS_EXECUTOR_CREDITS": "512"}
 _REPLICAS, _GATEWAYS, _APPS, _MODELS = 16, 4, 1000, 200
-_SECRET = "secret of a benchmark's store"  # noqa: S105 nothing else is signed with it
+_SECRET = "secret of a benchmark's store"
 ONE = "one of each"
 _STOPS_WITHIN = 60.0  # seconds
+_SETTLES_SECONDS = 10.0
 _KNOWN_WITHIN = 60.0  # seconds until a gateway knows all apps
 _MODEL = MODELS[bodies.TEXT_MODEL]
 
@@ -74,6 +75,7 @@ async def _register_apps(system: System) -> None:
     async with Operator(system.stack) as operator, asyncio.timeout(_KNOWN_WITHIN):
         while len(await operator.listed("/v1/apps")) < _APPS:
             await asyncio.sleep(0.2)
+    await asyncio.sleep(_SETTLES_SECONDS)  # each was refused by its gateway once
 
 
 def _app(name: str) -> AppRecord:
@@ -102,7 +104,9 @@ async def _serve(name: str) -> None:
     async with _system(name) as system:
         print("up", flush=True)
         while await loop.run_in_executor(None, sys.stdin.readline):
-            idle, taken = await system.idle(_IDLE_SECONDS), await system.sample(name, case)
+            before, taken = await system.idle(_IDLE_SECONDS), await system.sample(name, case)
+            idle = (before + await system.idle(_IDLE_SECONDS)) / 2
+            print(f"{name}: {taken.total:.3f} ms, of which {idle:.1f} in a second without requests", file=sys.stderr)
             print(taken.total - idle * taken.done.seconds / taken.done.requests, flush=True)
 
 

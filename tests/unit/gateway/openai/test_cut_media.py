@@ -53,12 +53,16 @@ def test_a_long_data_url_is_a_view_of_the_body(part: dict[str, Any]):
 
 
 def test_several_are_each_in_their_place_and_short_ones_are_text():
-    others = [f"data:image/{kind};base64,{base64.b64encode(DATA[at:]).decode()}" for at, kind in enumerate(["gif", "webp"])]
+    others = [
+        f"data:image/{kind};base64,{base64.b64encode(DATA[at:]).decode()}" for at, kind in enumerate(["gif", "webp"])
+    ]
     short = "data:image/png;base64,AAAA"
     found = urls(parse_chat_media(body(picture(URL), picture(short), *map(picture, others))))
 
     assert [type(url) for url in found] == [EncodedUrl, str, EncodedUrl, EncodedUrl]
-    assert [decode_data_url(url, LIMIT) for url in found] == [decode_data_url(url, LIMIT) for url in (URL, short, *others)]
+    assert [decode_data_url(url, LIMIT) for url in found] == [
+        decode_data_url(url, LIMIT) for url in (URL, short, *others)
+    ]
 
 
 def test_a_data_url_that_is_quoted_in_a_text_stays_there():
