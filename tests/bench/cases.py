@@ -92,8 +92,8 @@ PROFILES = {"profile.encoder_over_truth": 1.1, "profile.el_over_truth": 1.1}
 FIRST_AUDIO, STEPS_AFTER = "realtime.first_audio_over_compute", "realtime.barge_in_steps"
 #: What a request costs in a larger system, over what it costs in the smallest (``tests/bench/scale.py``; at most), and by
 #: how many connections it is sent there.
-EXECUTORS, GATEWAYS, APPS = "scale.executors16_over_1", "scale.gateways4_over_1", "scale.apps1000_over_1"
-SCALE, SCALED = dict.fromkeys((EXECUTORS, GATEWAYS, APPS), 1.15), 256
+EXECUTORS, GATEWAYS, MODELS200 = "scale.executors16_over_1", "scale.gateways4_over_1", "scale.models200_over_1"
+SCALE, SCALED = dict.fromkeys((EXECUTORS, GATEWAYS, MODELS200), 1.15), 256
 #: Clients of one gateway at the same time (``tests/bench/connections.py``): KiB of an idle connection (at most), the part
 #: of these that are served, and of streams that are right (at least).
 IDLE_KIB, IDLE_SERVED, STREAMS_RIGHT = "scale.idle_connection_kib", "scale.idle_served", "scale.streams_right"

@@ -4,12 +4,11 @@
 
     scale.executors16_over_1   with 16 executors per stage, by that with one
     scale.gateways4_over_1     with four gateways that share the connections, by that with one
-    scale.apps1000_over_1      with 1,000 registered apps and 200 models, by that with one model
+    scale.models200_over_1     with 200 models, which share the executors of one, by that with one
 
 CPU of all processes but the load generator, less what they take without requests (each says every second that it is
 there), for the same requests by as many connections: 16 for each executor of a stage where there are 16. Both systems
-are up at the same time and take turns; a result is the median of the rounds' ratios. The 200 models share the executors of one. The apps
-are registered and routed to, but none of their workers runs: a thousand processes do not fit on this machine.
+are up at the same time and take turns; a result is the median of the rounds' ratios.
 """
 
 import asyncio
@@ -18,33 +17,23 @@ import os
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import uvloop
 
-from omnibus.app.module_loader import DIRECTORY
-from omnibus.app_record import AppRecord, AppSource
-from omnibus.settings import StoreSettings
-from omnibus.store import Store
-from omnibus.up.stack import STORE_SECRET
 from tests.bench import bodies
-from tests.bench.apps import Operator
-from tests.bench.cases import APPS, EXECUTORS, GATEWAYS, SCALE, SCALED, Case
+from tests.bench.cases import EXECUTORS, GATEWAYS, MODELS200, SCALE, SCALED, Case
 from tests.bench.system import MODELS, PATHS, System, running
 
-_ROUNDS = 5
-_IDLE_SECONDS = 2.0
+_ROUNDS = 3
+_IDLE_SECONDS = 1.0
 #: One executor takes all connections at the same time, too.
 _CREDITS = {"OMNIBUS_EXECUTOR_CREDITS": "512"}
-_REPLICAS, _GATEWAYS, _APPS, _MODELS = 16, 4, 1000, 200
-_SECRET = "secret of a benchmark's store"
+_REPLICAS, _GATEWAYS, _MODELS = 16, 4, 200
 ONE = "one of each"
 _STOPS_WITHIN = 60.0  # seconds
-_SETTLES_SECONDS = 10.0
-_KNOWN_WITHIN = 60.0  # seconds until a gateway knows all apps
 _MODEL = MODELS[bodies.TEXT_MODEL]
 
 
@@ -64,25 +53,6 @@ def _shared(count: int) -> Mapping[str, Any]:
     return {bodies.TEXT_MODEL: _MODEL, **{f"shared-{number}": shared for number in range(1, count)}}
 
 
-async def _register_apps(system: System) -> None:
-    """Write records of apps that no gateway may start, and wait until they are known."""
-    store = Store(StoreSettings(url=system.stack.valkey.url, secret=_SECRET))
-    try:
-        for number in range(_APPS):
-            await store.put_app(_app(f"app-{number}"), 0)
-    finally:
-        await store.close()
-    async with Operator(system.stack) as operator, asyncio.timeout(_KNOWN_WITHIN):
-        while len(await operator.listed("/v1/apps")) < _APPS:
-            await asyncio.sleep(0.2)
-    await asyncio.sleep(_SETTLES_SECONDS)  # each was refused by its gateway once
-
-
-def _app(name: str) -> AppRecord:
-    source, now = AppSource(DIRECTORY, name.replace("-", "_"), "/nowhere"), time.time()
-    return AppRecord(name, 1, source, "chat", name, (), {}, {}, False, "", now, now, chat=True)
-
-
 @asynccontextmanager
 async def _system(name: str) -> AsyncIterator[System]:
     """The larger system of ``name``, or for ``ONE`` the smallest."""
@@ -90,11 +60,9 @@ async def _system(name: str) -> AsyncIterator[System]:
         ONE: lambda: running(bodies.TEXT_MODEL, env=_CREDITS),
         EXECUTORS: lambda: running(bodies.TEXT_MODEL, models=_replicated(_REPLICAS), env=_CREDITS),
         GATEWAYS: lambda: running(bodies.TEXT_MODEL, gateways=_GATEWAYS, env=_CREDITS),
-        APPS: lambda: running(bodies.TEXT_MODEL, models=_shared(_MODELS), env={**_CREDITS, STORE_SECRET: _SECRET}),
+        MODELS200: lambda: running(bodies.TEXT_MODEL, models=_shared(_MODELS), env=_CREDITS),
     }[name]
     async with starting() as system:
-        if name == APPS:
-            await _register_apps(system)
         yield system
 
 
@@ -135,7 +103,11 @@ def _process(name: str) -> Iterator[Callable[[], float]]:
         yield sample
     finally:
         sent.close()
-        process.wait(_STOPS_WITHIN)
+        try:
+            process.wait(_STOPS_WITHIN)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            raise
 
 
 def measure(names: list[str]) -> dict[str, float]:
