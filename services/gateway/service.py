@@ -20,6 +20,7 @@ from omnibus.cluster.nodes import NodeDirectory
 from omnibus.cluster.presence import follow_events
 from omnibus.errors import Fatal, OmnibusError, StoreUnavailable
 from omnibus.plan import Plan
+from omnibus.process.descriptors import raise_descriptor_limit
 from omnibus.process.garbage import tune_garbage_collector
 from omnibus.service import until_cancelled
 from omnibus.settings import BusSettings, GatewaySettings, SidecarSettings, StoreSettings, read_settings
@@ -112,6 +113,7 @@ class GatewayService:
 
     async def startup(self) -> None:
         _reuse_large_buffers()
+        raise_descriptor_limit()
         settings = self._settings
         self._record_rules = parse_record_rules(settings.record, settings.record_tenants)
         check_token(settings)

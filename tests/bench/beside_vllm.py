@@ -102,9 +102,8 @@ def body(number: int) -> bytes:
     return json.dumps(request).encode()
 
 
-async def ask(port: int, number: int) -> Heard:
+async def ask(port: int, sent: bytes) -> Heard:
     """Send one request on a connection of its own and read its stream to the end."""
-    sent = body(number)
     head = (
         "POST /v1/chat/completions HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(sent)}\r\n\r\n"
@@ -139,7 +138,7 @@ async def once(port: int, at_once: int, first: int) -> Round:
 
     async def one(numbers: Iterator[int]) -> None:
         for number in numbers:
-            heard[number] = await ask(port, number)
+            heard[number] = await ask(port, body(number))
 
     begun = time.perf_counter()
     async with asyncio.TaskGroup() as group:
@@ -221,7 +220,7 @@ async def vllm(checkpoint: Path) -> AsyncIterator[int]:
 
 async def _serves(port: int) -> bool:
     try:
-        await ask(port, 0)
+        await ask(port, body(0))
     except (OSError, asyncio.IncompleteReadError):
         return False
     return True

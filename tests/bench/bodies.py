@@ -19,6 +19,9 @@ IMAGE_MODEL = "null-image"
 NO_MODEL, APP = "no model", "repeated"
 MODELS = (TEXT_MODEL, IMAGE_MODEL, NO_MODEL)
 
+#: Codes of a spoken answer that has samples, samples of a code and a second: one second of speech.
+SPEECH_CODES, CODE_SAMPLES, RATE = 50, 480, 24000
+
 #: Numbers of requests: seven digits, and whole as float32.
 FIRST, LAST = 1_000_000, 9_999_999
 
@@ -64,6 +67,11 @@ def text_chat(tokens: int = 1, stream: bool = False) -> bytes:
     return _chat(TEXT_MODEL, "Describe what you hear.", tokens, stream)
 
 
+def spoken_chat() -> bytes:
+    """A chat request in text whose answer is one token of text and ``SPEECH_CODES`` codes of speech."""
+    return _chat(TEXT_MODEL, "Describe what you hear.", 1, False, codes=SPEECH_CODES)
+
+
 def image_chat(png: bytes, distinct: bool = False, spoken: bool = True) -> bytes:
     """A chat request with a picture as data URL; ``distinct``: no two requests bring the same bytes.
 
@@ -84,8 +92,9 @@ def echo() -> bytes:
     return b'{"seed":' + _SEED + b',"text":"Describe what you hear.","stream":false,"tokens":1}'
 
 
-def _chat(model: str, content: Any, tokens: int, stream: bool, spoken: bool = True) -> bytes:
-    speech = {"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": "pcm16"}}
+def _chat(model: str, content: Any, tokens: int, stream: bool, spoken: bool = True, codes: int = 0) -> bytes:
+    audio = {"voice": "alloy", "format": "pcm16", **({"max_tokens": codes} if codes else {})}
+    speech = {"modalities": ["text", "audio"], "audio": audio}
     request = {
         "model": model,
         "messages": [{"role": "user", "content": content}],
@@ -100,6 +109,11 @@ def _chat(model: str, content: Any, tokens: int, stream: bool, spoken: bool = Tr
 def fill(template: bytes, seed: int) -> bytes:
     """``template`` as request number ``seed``."""
     return template.replace(_SEED, b"%d" % seed).replace(_NONCE, b"%08d" % seed)
+
+
+def level(seed: int) -> int:
+    """The 16-bit number that all samples of the spoken answer to request number ``seed`` have."""
+    return seed % 30_000 + 1
 
 
 def answer(seed: int, tokens: int) -> list[str]:

@@ -11,7 +11,8 @@ hops over the bus between three executors:
     nodes.*      tensors of another node, and losses of one: see ``tests/bench/nodes.py``
     apps.invoke  ``POST /v1/apps/{name}/invoke``: an app in its worker, which calls one unit task of its own
 
-The spoken answer has no samples, so that the generator's hop is made but nothing is encoded.
+The spoken answer has no samples, so that the generator's hop is made but nothing is encoded; that of
+``control.speech1s`` has a second of them (24 kHz, two pieces), which are encoded, kept and sent.
 """
 
 import os
@@ -91,8 +92,19 @@ PROFILES = {"profile.encoder_over_truth": 1.1, "profile.el_over_truth": 1.1}
 FIRST_AUDIO, STEPS_AFTER = "realtime.first_audio_over_compute", "realtime.barge_in_steps"
 #: A plan over two nodes against the system that runs (``tests/bench/node_plans.py``): to be 1 to within a tenth.
 NODE_PLANS = {"nodes.predicted_over_measured": 1.0, "nodes.p99_predicted_over_measured": 1.0}
+#: What a request costs in a larger system, over what it costs in the smallest (``tests/bench/scale.py``; at most), and by
+#: how many connections it is sent there.
+EXECUTORS, GATEWAYS, MODELS200 = "scale.executors16_over_1", "scale.gateways4_over_1", "scale.models200_over_1"
+SCALE, SCALED = dict.fromkeys((EXECUTORS, GATEWAYS, MODELS200), 1.15), 256
+#: Clients of one gateway at the same time (``tests/bench/connections.py``): KiB of an idle connection (at most), the part
+#: of these that are served, and of streams that are right (at least).
+IDLE_KIB, IDLE_SERVED, STREAMS_RIGHT = "scale.idle_connection_kib", "scale.idle_served", "scale.streams_right"
+CONNECTIONS = {IDLE_KIB: 16.0, IDLE_SERVED: 1.0, STREAMS_RIGHT: 1.0}
 RATIOS = {
     **NODE_PLANS,
+    **SCALE,
+    IDLE_SERVED: CONNECTIONS[IDLE_SERVED],
+    STREAMS_RIGHT: CONNECTIONS[STREAMS_RIGHT],
     FIRST_AUDIO: 0.6,  # begun in the silence before; 1.2 without that
     **PROFILES,
     **PLANS,
@@ -152,7 +164,7 @@ VOICE = {
     "realtime.resume_gap_ms": ("ms", 500.0),
 }
 #: Values with units of their own.
-LIMITS = {**PLANNER, **NODES, **VOICE, **BURST, TTFT: ("ms", 5.0)}
+LIMITS = {**PLANNER, **NODES, **VOICE, **BURST, TTFT: ("ms", 5.0), IDLE_KIB: ("KiB", CONNECTIONS[IDLE_KIB])}
 #: Values that may be nothing at all.
 MAY_BE_ZERO = (TTFT, STEPS_AFTER, "realtime.idle_cpu", "burst.refused")
 
@@ -200,6 +212,7 @@ CASES: dict[str, Case] = {
     "control.text.c1.cpu_ms": Case(bodies.TEXT_MODEL, bodies.text_chat(), 1, 600),
     "control.text.c16.cpu_ms": Case(bodies.TEXT_MODEL, bodies.text_chat(), 16, 2000),
     "control.text.c64.cpu_ms": Case(bodies.TEXT_MODEL, bodies.text_chat(), 64, 2500),
+    "control.speech1s.c16.cpu_ms": Case(bodies.TEXT_MODEL, bodies.spoken_chat(), 16, 800, kind="speech"),
     "control.stream64.c16.cpu_ms": Case(
         bodies.TEXT_MODEL, bodies.text_chat(64, stream=True), 16, 600, kind="stream", tokens=64
     ),
@@ -242,6 +255,8 @@ _ALONE = (
     *VOICE,
     *QUOTES,
     MIRROR_P99,
+    *SCALE,
+    *CONNECTIONS,
     *_NODES,
     *_BESIDE,
 )

@@ -8,6 +8,7 @@ request must get; the first one that differs ends the process with an error.
 """
 
 import asyncio
+import base64
 import statistics
 import sys
 import time
@@ -31,8 +32,9 @@ class Load(msgspec.Struct, frozen=True):
     connections: int
     warm: int
     count: int
-    kind: Literal["echo", "text", "chat", "stream"]
+    kind: Literal["echo", "text", "chat", "speech", "stream"]
     tokens: int = 1
+    more_ports: tuple[int, ...] = ()  # of other gateways, which get as many connections each
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -130,14 +132,30 @@ def _check(body: bytes, seed: int, load: Load) -> None:
     elif load.kind == "text":
         found = msgspec.json.decode(body)["choices"][0]["message"]["content"]
         wanted = "".join(bodies.answer(seed, load.tokens))
-    elif load.kind == "chat":
+    elif load.kind in ("chat", "speech"):
         message = msgspec.json.decode(body)["choices"][0]["message"]
         text = "".join(bodies.answer(seed, load.tokens))
         found, wanted = (message["content"], message["audio"]["transcript"]), (text, text)
+        if load.kind == "speech":
+            found, wanted = (*found, _levels(message["audio"]["data"])), (*wanted, (bodies.RATE, {bodies.level(seed)}))
     else:
         found, wanted = _streamed(body), bodies.answer(seed, load.tokens)
     if found != wanted:
         raise ValueError(f"the answer is {found!r}, not {wanted!r}")
+
+
+def check_stream(response: bytes | bytearray, seed: int, tokens: int) -> None:
+    """Raises ``ValueError`` unless ``response`` is the whole stream of ``tokens`` to request number ``seed``."""
+    body = _body(bytearray(response))
+    found = _streamed(body) if body is not None else []
+    if found != bodies.answer(seed, tokens):
+        raise ValueError(f"the answer is {found!r}")
+
+
+def _levels(data: str) -> tuple[int, set[int]]:
+    """How many 16-bit samples there are, and the different ones of some of them."""
+    samples = memoryview(base64.b64decode(data)).cast("h")
+    return len(samples), {*samples[:: bodies.CODE_SAMPLES], samples[-1]}
 
 
 def _streamed(body: bytes) -> list[str]:
@@ -158,8 +176,10 @@ async def _lot(crowd: list[_Connection], seeds: Iterator[int], times: list[float
 
 async def _run(load: Load, first: int) -> None:
     loop = asyncio.get_running_loop()
+    ports = (load.port, *load.more_ports)
     opened = [
-        await loop.create_connection(lambda: _Connection(load), "127.0.0.1", load.port) for _ in range(load.connections)
+        await loop.create_connection(lambda: _Connection(load), "127.0.0.1", ports[number % len(ports)])
+        for number in range(load.connections)
     ]
     crowd = [connection for _, connection in opened]
     await _lot(crowd, iter(range(first, first + load.warm)), [])

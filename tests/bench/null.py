@@ -9,6 +9,7 @@ its reader looks at three numbers of it: the first, the middle and the last.
 """
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -20,6 +21,10 @@ from omnibus.executor.settings import ExecutorSettings
 from tests.bench import bodies
 
 WIDTH = 1024  # numbers per row of a tensor
+_PIECE_CODES = 25  # of a piece of speech: half a second
+#: Seconds between two tokens of text, by default none.
+TOKEN_SECONDS = "OMNIBUS_BENCH_TOKEN_SECONDS"
+_TOKEN_SECONDS = float(os.environ.get(TOKEN_SECONDS, "0"))
 
 _templates: dict[int, np.ndarray] = {}
 
@@ -66,7 +71,7 @@ async def _think(job: Job) -> None:
     tokens = bodies.answer(job.seed, job.inputs["params"]["max_tokens"])
     for token in tokens:
         await job.send_text("text", {"text": token})
-        await asyncio.sleep(0)
+        await asyncio.sleep(_TOKEN_SECONDS)
     job.close("rows")
     job.close("text", {"finish_reason": "stop", "usage": {"prompt_tokens": 8, "completion_tokens": len(tokens)}})
 
@@ -77,14 +82,19 @@ async def _talk(job: Job) -> None:
     await job.value("layout")
     async for _ in job.stream("rows"):
         pass
-    job.close("codes", {"codes": [job.seed]})
+    asked = job.inputs["params"]["max_codes"]
+    job.close("codes", {"codes": [job.seed] * (asked if asked == bodies.SPEECH_CODES else 1)})
 
 
 async def _vocode(job: Job) -> None:
     codes = [code async for item in job.stream("codes") for code in item.data["codes"]]
-    if codes != [job.seed]:
+    if {*codes} != {job.seed}:
         raise ValueError(f"codes {codes} reached request {job.seed}")
-    job.close("audio", {"samples": 0})
+    spoken = len(codes) > 1
+    for begin in range(0, len(codes) if spoken else 0, _PIECE_CODES):
+        samples = len(codes[begin : begin + _PIECE_CODES]) * bodies.CODE_SAMPLES
+        await job.send("audio", {"rate": bodies.RATE}, np.full(samples, bodies.level(job.seed) / 32767, np.float32))
+    job.close("audio", {"samples": len(codes) * bodies.CODE_SAMPLES if spoken else 0})
 
 
 _WORK: dict[str, Callable[[Job], Awaitable[None]]] = {

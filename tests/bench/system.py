@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
@@ -49,7 +50,7 @@ def _model(
     return {**common, "options": options, "paths": paths}
 
 
-_MODELS = {
+MODELS = {
     bodies.TEXT_MODEL: _model(
         {},
         ("thinker", "talker", "vocoder"),
@@ -82,7 +83,7 @@ class System:
     """The running system and, beside it, the echo server."""
 
     def __init__(self, stack: Stack, echo: "asyncio.subprocess.Process", echo_port: int) -> None:
-        self._stack = stack
+        self.stack = stack
         self._echo = echo
         self._echo_port = echo_port
 
@@ -90,7 +91,9 @@ class System:
         """Run ``case`` once. Raises ``RuntimeError`` when an answer is wrong or a process was restarted."""
         floor = name == ECHO
         pids = {"echo": self._echo.pid} if floor else self._pids()
-        load = case.load(self._echo_port if floor else self._stack.port)
+        load = case.load(self._echo_port if floor else self.stack.port)
+        if not floor:
+            load = msgspec.structs.replace(load, more_ports=tuple(self.stack.ports[1:]))
         async with _client() as client:
             await _tell(client, msgspec.json.encode(load))
             await _hear(client, name)
@@ -104,7 +107,7 @@ class System:
 
     def _pids(self) -> dict[str, int]:
         """Every process of the system by name; the gateway's children are workers of apps."""
-        pids = self._stack.pids
+        pids = self.stack.pids
         workers = psutil.Process(pids["gateway"]).children()
         return {**pids, **{f"worker {number}": worker.pid for number, worker in enumerate(workers)}}
 
@@ -117,18 +120,36 @@ class System:
 
     def memory_mib(self, process: str) -> float:
         """Resident memory of ``process`` without the arena, which all processes of a node share."""
-        status = Path(f"/proc/{self._stack.pids[process]}/status").read_text()
+        status = Path(f"/proc/{self.stack.pids[process]}/status").read_text()
         fields = dict(line.split(":", 1) for line in status.splitlines())
         return sum(int(fields[name].split()[0]) for name in ("RssAnon", "RssFile")) / 1024
 
 
 @contextlib.asynccontextmanager
-async def running(model: str, nodes: int = 1) -> AsyncIterator[System]:
-    """Start everything for ``model`` on ``nodes``; nothing is left afterwards. Log lines are shown only when it fails."""
+async def running(
+    model: str,
+    nodes: int = 1,
+    *,
+    models: Mapping[str, Any] | None = None,
+    gateways: int = 1,
+    env: Mapping[str, str] | None = None,
+) -> AsyncIterator[System]:
+    """Start everything for ``model`` on ``nodes``; nothing is left afterwards. Log lines are shown only when it fails.
+
+    ``models`` are declarations in the place of the model's own, ``env`` is more environment of all services.
+    """
     lines = io.StringIO()
     app = model == bodies.NO_MODEL
-    declared = json.dumps({"models": {} if app else {model: _MODELS[model]}})
-    made = Stack(declared, env=_environment(), log=Log(lines), apps_dir=SERVED, fork_executors=not app, nodes=nodes)
+    declared = json.dumps({"models": models or ({} if app else {model: MODELS[model]})})
+    made = Stack(
+        declared,
+        env={**_environment(), **(env or {})},
+        log=Log(lines),
+        apps_dir=SERVED,
+        fork_executors=not app,
+        nodes=nodes,
+        gateways=gateways,
+    )
     try:
         async with made as stack, _echo() as (echo, port):
             if app:

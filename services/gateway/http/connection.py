@@ -66,6 +66,13 @@ class _ResponseTransport:
         self.close = close
 
 
+def _declared_bytes(headers: list[tuple[bytes, bytes]]) -> int:
+    """Bytes of the body that follows a head with ``headers``; 0 where it does not say."""
+    given = dict(headers)
+    length = given.get(b"content-length", b"")
+    return int(length) if length.isdigit() and b"transfer-encoding" not in given else 0
+
+
 class LimitedHttpProtocol(HttpToolsProtocol):
     """Counts a head while it comes, and calls the handler back when the connection is lost, so that no request needs
     a task that waits for it. Requests that the route ``direct`` takes need no task at all."""
@@ -79,6 +86,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.answering: DirectResponse | None = None
         self._in_head = True  # no head is complete: a request may begin, or has
         self._overhead = 0  # bytes since the last one of a body: of a head, or of what follows a chunked body
+        self._body_left = 0  # bytes of a body that said how long it is, and that have not come
         self._timer: TimerHandle | None = None
         self._problem: OmnibusError | None = None  # what the parser was stopped for
         self._refused = False
@@ -147,7 +155,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             if self._overhead > _LINGER_BYTES:
                 self.transport.abort()
             return
-        if len(data) <= self._limits.head_bytes - self._overhead:
+        if len(data) <= max(self._limits.head_bytes - self._overhead, self._body_left):
             self._overhead += len(data)
             super().data_received(data)
         else:
@@ -159,7 +167,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _feed_in_pieces(self, data: memoryview) -> None:
         while data and not self._refused and not self.transport.is_closing():
-            room = self._limits.head_bytes - self._overhead
+            room = max(self._limits.head_bytes - self._overhead, self._body_left)
             if room <= 0:
                 self._refuse_request(HeadTooLarge(f"The request's head has more than {self._limits.head_bytes} bytes."))
                 return
@@ -189,6 +197,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._pieces = []
         else:
             self._start_cycle()
+            self._body_left = _declared_bytes(self.headers)
 
     def _may_be_direct(self, route: DirectRoute) -> bool:
         """Return whether ``route`` may answer the request whose head is complete, and nothing is before it."""
@@ -247,10 +256,20 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._pieces is not None:
             self._pieces.append(body)
         else:
-            super().on_body(body)
+            self._body_left = max(0, self._body_left - len(body))
+            self._pass_on(body)
+
+    def _pass_on(self, body: bytes) -> None:
+        """Give a piece of the body to who reads it: one that is alone without a copy, more in one buffer."""
+        cycle: Any = self.cycle
+        if not cycle.body and not cycle.response_complete:
+            cycle.body, body = body, b""
+        elif isinstance(cycle.body, bytes):
+            cycle.body = bytearray(cycle.body)
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._overhead = 0
+        self._overhead = self._body_left = 0
         self._in_head = True
         if self._timer is not None:
             self._stop_timer()

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.unit.gateway.house import VL, House, house
+from tests.unit.gateway.house import VL, House, house, question
 from tests.unit.gateway.wires import Doorway, doorway, post
 
 LIMIT = 64 << 10
@@ -258,3 +258,24 @@ async def test_what_is_no_http_is_refused_in_the_usual_shape(door: Doorway):
     status, body = await wire.answer()
 
     assert (status, msgspec.json.decode(body)["error"]["code"]) == (400, "bad_request")
+
+
+async def test_a_head_behind_a_large_body_is_limited_as_every_head(door: Doorway):
+    wire = await door.wire()
+    await wire.send(post("/v1/chat/completions", MIB, b"x" * MIB))
+
+    assert (await wire.answer())[0] == 400
+    await wire.send(head(LIMIT + 2 * 1024))
+    assert await wire.status() == 431
+
+
+@pytest.mark.parametrize("size", [1, 100, 5000, 300_000], ids=str)
+async def test_a_body_is_what_was_sent_in_whatever_pieces(door: Doorway, home: House, size: int):
+    await home.all_of(VL)
+    body = msgspec.json.encode({**question(VL, "x"), "metadata": {"y": "y" * 10 * size}})
+    wire = await door.wire()
+    await wire.send(post("/v1/chat/completions", len(body)))
+    for at in range(0, len(body), size):
+        await wire.send(body[at : at + size])
+
+    assert (await wire.answer())[0] == 200

@@ -1,0 +1,111 @@
+"""Media of a chat's data URLs, cut out of its body before the JSON is decoded.
+
+To decode a megabyte of base64 as a JSON string scans it, copies it, and copies it once more for the part behind the
+comma. Here it is a view of the body instead, with a mark in its place: nothing of it is read before it is decoded.
+A mark cannot be guessed. Where one turns up anywhere but as the URL of an item of media, the whole body is parsed.
+"""
+
+import secrets
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from omnibus.errors import BadRequest, TooLarge
+from services.gateway.media.data_url import EncodedUrl
+from services.gateway.openai.chat_request import AudioUrlPart, ChatRequest, FilePart, ImagePart, Url, VideoPart
+from services.gateway.openai.parse import parse_chat
+
+#: Bytes of base64 that are worth a cut.
+MIN_CUT_BYTES = 16 << 10
+#: Places in one body that are looked at; what comes behind them is decoded as it is.
+MAX_PLACES = 256
+_BASE64 = b";base64,"
+_BEGIN = b'"data:'
+#: Bytes before the comma that a data URL may have.
+_HEADER_BYTES = 256
+#: Has characters that base64 has not, so that nobody takes it for data.
+_MARK = f"*{secrets.token_hex(16)}-"
+
+
+class _Cut(NamedTuple):
+    """A place in a body: the base64 of a data URL."""
+
+    begin: int
+    end: int
+
+
+def parse_chat_media(body: bytes) -> ChatRequest:
+    """Parse as ``parse_chat``; long data URLs of media are an ``EncodedUrl`` of the request."""
+    cuts = list(_find_cuts(body)) if len(body) > MIN_CUT_BYTES else []
+    if not cuts:
+        return parse_chat(body)
+    try:
+        request = parse_chat(_cut_body(body, cuts))
+    except (BadRequest, TooLarge):
+        return parse_chat(body)  # it says what is wrong with the body as it came
+    return request if _bind_views(request, memoryview(body), cuts) else parse_chat(body)
+
+
+def _find_cuts(body: bytes) -> Iterator[_Cut]:
+    at = 0
+    for _ in range(MAX_PLACES):
+        found = body.find(_BASE64, at)
+        if found < 0:
+            return
+        begin = found + len(_BASE64)
+        quote = body.rfind(b'"', max(at, found - _HEADER_BYTES), found)
+        if quote < 0 or not body.startswith(_BEGIN, quote) or body.find(b"\\", max(0, quote - 1), found) >= 0:
+            at = begin
+            continue
+        at = end = body.find(b'"', begin)
+        if end < 0:
+            return
+        # What is escaped in JSON is not what it says.
+        if end - begin >= MIN_CUT_BYTES and body.find(b"\\", begin, end) < 0:
+            yield _Cut(begin, end)
+
+
+def _cut_body(body: bytes, cuts: list[_Cut]) -> bytes:
+    """``body`` with a mark in the place of each cut."""
+    view, pieces, at = memoryview(body), list[bytes | memoryview](), 0
+    for number, cut in enumerate(cuts):
+        pieces += (view[at : cut.begin], f"{_MARK}{number}".encode())
+        at = cut.end
+    return b"".join([*pieces, view[at:]])
+
+
+def _bind_views(request: ChatRequest, body: memoryview, cuts: list[_Cut]) -> bool:
+    """Put views of ``body`` in the places of all marks. False where a mark is no URL of media."""
+    bound = 0
+    for holder, field in _media_urls(request):
+        header, _, number = getattr(holder, field).partition(_MARK)
+        if number:
+            begin, end = cuts[int(number)]
+            # Nobody else has the request yet.
+            msgspec.structs.force_setattr(holder, field, EncodedUrl(header, body[begin:end]))
+            bound += 1
+    return bound == len(cuts)
+
+
+def _media_urls(request: ChatRequest) -> Iterator[tuple[msgspec.Struct, str]]:
+    """Parts of messages that have the URL of an item, and its field."""
+    for message in request.messages:
+        content = getattr(message, "content", None)
+        for part in content if isinstance(content, list) else ():
+            if isinstance(part, FilePart) and part.file.file_data is not None:
+                yield part.file, "file_data"
+            url = _part_url(part)
+            if url is not None:
+                yield url, "url"
+
+
+def _part_url(part: object) -> Url | None:
+    match part:
+        case ImagePart():
+            return part.image_url
+        case VideoPart():
+            return part.video_url
+        case AudioUrlPart():
+            return part.audio_url
+    return None

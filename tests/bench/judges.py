@@ -1,0 +1,156 @@
+"""Whether outside programs measure of Omnibus what its own client measures: ``guidellm`` and ``aiperf``.
+
+    python -m tests.bench.judges --guidellm VENV/bin/guidellm --aiperf VENV/bin/aiperf
+
+Each is installed in an environment of its own (docs/performance.md) and left out where its command is not given. One
+system serves a simulated model whose times are set, a first token after 0.3 s and one each 30 ms from then on, so
+that a busy machine changes little of them. Our own client and the others send it the same load one after another:
+streamed chats, so many at once. What is printed are means, and others' figures over ours.
+"""
+
+import argparse
+import asyncio
+import io
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import uvloop
+
+from omnibus.families import catalog
+from omnibus.process.logs import Log
+from omnibus.up.stack import Stack
+from omnibus_models import tiny
+from tests.bench.beside_vllm import ask
+
+AT_ONCE, REQUESTS, TOKENS, PROMPT = 8, 64, 48, 32
+MODEL = "simulated"
+_TIMES = {"slots": AT_ONCE, "batch": {"base": 0.3}, "step": {"base": 0.03}, "steps": TOKENS}
+PROFILE = {"default": {"components": {"thinker": _TIMES}}}
+_JUDGE_SECONDS = 400.0
+
+
+class Figures(NamedTuple):
+    """Means: requests per second, milliseconds to the first token, between tokens, and to the end."""
+
+    rate: float
+    first: float
+    between: float
+    whole: float
+
+
+def _body(number: int) -> bytes:
+    words = " ".join(f"word{(number * 7 + place) % 97}" for place in range(PROMPT))
+    request = {"model": MODEL, "messages": [{"role": "user", "content": words}], "max_tokens": TOKENS, "stream": True}
+    return json.dumps({**request, "ignore_eos": True}).encode()
+
+
+async def ours(port: int) -> Figures:
+    """The load as our own client sends and sees it."""
+    numbers, heard = iter(range(REQUESTS)), []
+
+    async def send(numbers: Iterator[int]) -> None:
+        for number in numbers:
+            heard.append(await ask(port, _body(number)))
+
+    begun = time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        for _ in range(AT_ONCE):
+            group.create_task(send(numbers))
+    seconds = time.perf_counter() - begun
+    first, whole = (statistics.mean(getattr(each, name) for each in heard) for name in ("first", "whole"))
+    return Figures(len(heard) / seconds, 1000 * first, 1000 * (whole - first) / (TOKENS - 1), 1000 * whole)
+
+
+def guidellm(command: str, url: str, tokenizer: str, directory: Path) -> Figures:
+    """The load as GuideLLM sends and sees it."""
+    report = directory / "guidellm.json"
+    _run(
+        *(command, "run", "--backend", f"kind=openai_http,target={url},model={MODEL}"),
+        *("--profile", f"kind=concurrent,streams={AT_ONCE}", "--constraint", f"kind=max_requests,count={REQUESTS}"),
+        *("--tokenizer", f"kind=huggingface_auto,model={tokenizer}"),
+        *("--data", f"kind=synthetic_text,prompt_tokens={PROMPT},output_tokens={TOKENS}"),
+        *("--output", f"kind=json,path={report}", "--disable-console-interactive"),
+    )
+    found = json.loads(report.read_text())["benchmarks"][0]["metrics"]
+
+    def mean(name: str) -> float:
+        return float(found[name]["successful"]["mean"])
+
+    return Figures(
+        mean("requests_per_second"),
+        mean("time_to_first_token_ms"),
+        mean("inter_token_latency_ms"),
+        1000 * mean("request_latency"),
+    )
+
+
+def aiperf(command: str, url: str, tokenizer: str, directory: Path) -> Figures:
+    """The load as AIPerf sends and sees it."""
+    _run(
+        *(command, "profile", "--model", MODEL, "--url", url, "--endpoint-type", "chat", "--streaming"),
+        *("--tokenizer", tokenizer, "--concurrency", str(AT_ONCE), "--request-count", str(REQUESTS)),
+        *("--synthetic-input-tokens-mean", str(PROMPT), "--output-tokens-mean", str(TOKENS)),
+        *("--extra-inputs", "ignore_eos:true", "--artifact-dir", str(directory), "--ui", "none"),
+        # By the tiny tokenizer the words of the simulated answer are twice as many.
+        "--use-server-token-count",
+    )
+    found = json.loads(next(directory.rglob("profile_export_aiperf.json")).read_text())
+
+    def mean(name: str) -> float:
+        return float(found[name]["avg"])
+
+    names = ("request_throughput", "time_to_first_token", "inter_token_latency", "request_latency")
+    return Figures(*map(mean, names))
+
+
+def _run(*command: str) -> None:
+    # Libraries of its own; and offline AIPerf takes a directory for an id of the hub.
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "HF_HUB_OFFLINE")}
+    subprocess.run(command, env=environment, stdout=sys.stderr, timeout=_JUDGE_SECONDS, check=True)
+
+
+async def measure(commands: dict[str, str]) -> dict[str, Figures]:
+    """Figures by who measured them; ours before and after the others'."""
+    with tempfile.TemporaryDirectory() as made:
+        directory = Path(made)
+        (directory / "profile.json").write_text(json.dumps(PROFILE))
+        tokenizer = str(tiny.build("qwen3", directory / "tokenizer"))
+        declared = {"models": {MODEL: catalog.model_declaration("qwen3", str(directory / "profile.json"))}}
+        env = {"OMNIBUS_EXECUTOR_ENGINE": "services.engines:sim"}
+        async with Stack(json.dumps(declared), env=env, log=Log(io.StringIO())) as stack:
+            await ours(stack.port)  # what is loaded with the first requests
+            found = {"ours": await ours(stack.port)}
+            for name, judge in (("guidellm", guidellm), ("aiperf", aiperf)):
+                if commands.get(name):
+                    found[name] = await asyncio.to_thread(judge, commands[name], stack.url, tokenizer, directory)
+            found["ours again"] = await ours(stack.port)
+    return found
+
+
+def table(found: dict[str, Figures]) -> str:
+    """Lines of a table: each figure, and in brackets its ratio to ours."""
+    base = found["ours"]
+    lines = [f"{'':<12}{'req/s':>16}{'first token ms':>20}{'between ms':>18}{'whole ms':>20}"]
+    for name, figures in found.items():
+        cells = [f"{value:.2f} ({value / own:.3f})" for value, own in zip(figures, base, strict=True)]
+        lines.append(f"{name:<12}{cells[0]:>16}{cells[1]:>20}{cells[2]:>18}{cells[3]:>20}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    for name in ("guidellm", "aiperf"):
+        parser.add_argument(f"--{name}", default="", help=f"the command {name} of its environment")
+    print(table(uvloop.run(measure(vars(parser.parse_args())))))
+
+
+if __name__ == "__main__":
+    main()

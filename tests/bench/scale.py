@@ -1,0 +1,130 @@
+"""What a request costs in a system that is larger than it needs to be.
+
+    python -m tests.bench.scale
+
+    scale.executors16_over_1   with 16 executors per stage, by that with one
+    scale.gateways4_over_1     with four gateways that share the connections, by that with one
+    scale.models200_over_1     with 200 models, which share the executors of one, by that with one
+
+CPU of all processes but the load generator, less what they take without requests (each says every second that it is
+there), for the same requests by as many connections: 16 for each executor of a stage where there are 16. Both systems
+are up at the same time and take turns; a result is the median of the rounds' ratios.
+"""
+
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import uvloop
+
+from tests.bench import bodies
+from tests.bench.cases import EXECUTORS, GATEWAYS, MODELS200, SCALE, SCALED, Case
+from tests.bench.system import MODELS, PATHS, System, running
+
+_ROUNDS = 3
+_IDLE_SECONDS = 1.0
+#: One executor takes all connections at the same time, too.
+_CREDITS = {"OMNIBUS_EXECUTOR_CREDITS": "512"}
+_REPLICAS, _GATEWAYS, _MODELS = 16, 4, 200
+ONE = "one of each"
+_STOPS_WITHIN = 60.0  # seconds
+_MODEL = MODELS[bodies.TEXT_MODEL]
+
+
+def _replicated(replicas: int) -> Mapping[str, Any]:
+    options = {name: {**option, "replicas": replicas} for name, option in _MODEL["options"].items()}
+    return {bodies.TEXT_MODEL: {**_MODEL, "options": options}}
+
+
+def _shared(count: int) -> Mapping[str, Any]:
+    """So many models, which the executors of the first one serve."""
+    shared = {
+        **_MODEL,
+        "options": {},
+        "paths": [{"options": [f"{bodies.TEXT_MODEL}/{option}" for option in _MODEL["options"]]}],
+        "shares": dict.fromkeys(_MODEL["components"], bodies.TEXT_MODEL),
+    }
+    return {bodies.TEXT_MODEL: _MODEL, **{f"shared-{number}": shared for number in range(1, count)}}
+
+
+@asynccontextmanager
+async def _system(name: str) -> AsyncIterator[System]:
+    """The larger system of ``name``, or for ``ONE`` the smallest."""
+    starting = {
+        ONE: lambda: running(bodies.TEXT_MODEL, env=_CREDITS),
+        EXECUTORS: lambda: running(bodies.TEXT_MODEL, models=_replicated(_REPLICAS), env=_CREDITS),
+        GATEWAYS: lambda: running(bodies.TEXT_MODEL, gateways=_GATEWAYS, env=_CREDITS),
+        MODELS200: lambda: running(bodies.TEXT_MODEL, models=_shared(_MODELS), env=_CREDITS),
+    }[name]
+    async with starting() as system:
+        yield system
+
+
+async def _serve(name: str) -> None:
+    """Run a system; each line from stdin is answered with the CPU ms of a request."""
+    case, loop = Case(bodies.TEXT_MODEL, bodies.text_chat(), SCALED, 8 * SCALED), asyncio.get_running_loop()
+    async with _system(name) as system:
+        print("up", flush=True)
+        while await loop.run_in_executor(None, sys.stdin.readline):
+            before, taken = await system.idle(_IDLE_SECONDS), await system.sample(name, case)
+            idle = (before + await system.idle(_IDLE_SECONDS)) / 2
+            print(f"{name}: {taken.total:.3f} ms, of which {idle:.1f} in a second without requests", file=sys.stderr)
+            print(taken.total - idle * taken.done.seconds / taken.done.requests, flush=True)
+
+
+@contextmanager
+def _process(name: str) -> Iterator[Callable[[], float]]:
+    """A system in a process of its own; the function takes one sample."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.bench.scale", "--serve", name],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": PATHS},
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    sent, heard = process.stdin, process.stdout
+
+    def sample() -> float:
+        sent.write("\n")
+        sent.flush()
+        return float(heard.readline())
+
+    try:
+        if heard.readline() != "up\n":
+            raise RuntimeError(f"the system of {name} did not start; what it says is above")
+        yield sample
+    finally:
+        sent.close()
+        try:
+            process.wait(_STOPS_WITHIN)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            raise
+
+
+def measure(names: list[str]) -> dict[str, float]:
+    """The ratios by name."""
+    found = {}
+    with _process(ONE) as one:
+        for name in names:
+            with _process(name) as larger:
+                pairs = [(one(), larger()) for _ in range(_ROUNDS)]
+            for small, large in pairs:
+                print(f"{name}: {small:.3f} and {large:.3f} ms", file=sys.stderr)
+            found[name] = round(statistics.median(large / small for small, large in pairs), 4)
+    return found
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--serve"]:
+        uvloop.run(_serve(sys.argv[2]))
+    else:
+        print(json.dumps(measure(sys.argv[1:] or list(SCALE))))

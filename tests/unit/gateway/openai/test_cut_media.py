@@ -1,0 +1,129 @@
+"""Long data URLs are views of the body, and everything else is what it is without them."""
+
+import base64
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from omnibus.errors import BadRequest, OmnibusError
+from services.gateway.media.data_url import EncodedUrl, decode_data_url
+from services.gateway.openai.chat_request import ChatRequest
+from services.gateway.openai.cut_media import MIN_CUT_BYTES, parse_chat_media
+from services.gateway.openai.messages import convert_messages
+from services.gateway.openai.parse import parse_chat
+
+DATA = bytes(range(256)) * (MIN_CUT_BYTES // 128)
+LONG = base64.b64encode(DATA).decode()
+URL = f"data:image/png;base64,{LONG}"
+LIMIT = 1 << 30
+
+
+def body(*parts: Any, **more: Any) -> bytes:
+    return json.dumps({"model": "m", "messages": [{"role": "user", "content": list(parts)}], **more}).encode()
+
+
+def picture(url: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def urls(request: ChatRequest) -> list[str]:
+    return [ref.url for ref in convert_messages(request)[1]]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        picture(URL),
+        {"type": "video_url", "video_url": {"url": URL}},
+        {"type": "audio_url", "audio_url": {"url": URL}},
+        {"type": "file", "file": {"file_data": URL}},
+    ],
+    ids=["image", "video", "audio", "file"],
+)
+def test_a_long_data_url_is_a_view_of_the_body(part: dict[str, Any]):
+    sent = body({"type": "text", "text": "what?"}, part)
+
+    [url] = urls(parse_chat_media(sent))
+
+    assert isinstance(url, EncodedUrl)
+    assert url.encoded.obj is sent
+    assert decode_data_url(url, LIMIT) == decode_data_url(URL, LIMIT)
+
+
+def test_several_are_each_in_their_place_and_short_ones_are_text():
+    others = [
+        f"data:image/{kind};base64,{base64.b64encode(DATA[at:]).decode()}" for at, kind in enumerate(["gif", "webp"])
+    ]
+    short = "data:image/png;base64,AAAA"
+    found = urls(parse_chat_media(body(picture(URL), picture(short), *map(picture, others))))
+
+    assert [type(url) for url in found] == [EncodedUrl, str, EncodedUrl, EncodedUrl]
+    assert [decode_data_url(url, LIMIT) for url in found] == [
+        decode_data_url(url, LIMIT) for url in (URL, short, *others)
+    ]
+
+
+def test_a_data_url_that_is_quoted_in_a_text_stays_there():
+    sent = body({"type": "text", "text": f'see "{URL}"'}, picture(URL))
+
+    request = parse_chat_media(sent)
+
+    assert convert_messages(request)[0] == convert_messages(parse_chat(sent))[0]
+    assert isinstance(urls(request)[0], EncodedUrl)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        body(picture("https://example.com/a.png"), {"type": "text", "text": "x" * 2 * MIN_CUT_BYTES}),
+        body({"type": "text", "text": URL}, picture(URL)),
+        body(picture(URL), metadata={"url": URL}),
+        body(picture(URL)).replace(b"AAEC", b"\\u0041AEC", 1),
+        body(picture(URL)).replace(b"/", b"\\/"),
+        body(picture(URL)).replace(b'"data:image', b'"\\u0064ata:image'),
+        body(picture("x" + URL)),
+    ],
+    ids=["a long text", "a url as text", "a url elsewhere", "an escape", "slashes", "a scheme", "no scheme"],
+)
+def test_what_is_no_plain_data_url_of_media_is_parsed_as_it_came(sent: bytes):
+    found, expected = parse_chat_media(sent), parse_chat(sent)
+
+    assert urls(found) == urls(expected)
+    assert not any(isinstance(url, EncodedUrl) for url in urls(found))
+    assert msgspec.json.encode(found) == msgspec.json.encode(expected)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        body(picture(URL), nonsense=1),
+        body(picture(URL))[:-2],
+        body(picture(URL))[: -MIN_CUT_BYTES // 2],
+        body({"type": "image_url", "image_url": URL}),
+        body(picture(URL), temperature=9),
+    ],
+    ids=["a field", "no end", "cut short", "no object", "a value"],
+)
+def test_what_is_wrong_with_a_body_is_said_as_without_a_cut(sent: bytes):
+    with pytest.raises(OmnibusError) as expected:
+        parse_chat(sent)
+    with pytest.raises(OmnibusError) as found:
+        parse_chat_media(sent)
+
+    assert (type(found.value), str(found.value), found.value.param) == (
+        type(expected.value),
+        str(expected.value),
+        expected.value.param,
+    )
+
+
+@pytest.mark.parametrize("wrong", ["*", "é", "\n", "="], ids=["letter", "no ascii", "line", "padding"])
+def test_what_is_no_base64_is_refused_with_its_place(wrong: str):
+    [ref] = convert_messages(parse_chat_media(body(picture(URL[:-8] + wrong + URL[-7:]))))[1]
+
+    with pytest.raises(BadRequest) as error:
+        decode_data_url(ref.url, LIMIT, ref.param)
+
+    assert error.value.param == "messages[0].content[0].image_url.url"
