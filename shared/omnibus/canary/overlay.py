@@ -42,8 +42,9 @@ def is_candidate_option(name: str) -> bool:
 
 
 def find_control(paths: Iterable[Path], tried: Path, candidate: Candidate) -> Path | None:
-    """The path of ``paths`` that ``tried`` of ``candidate`` is compared with: the same options without the mark. What is
-    to be another path, or has no such one, is compared with the busiest: a path that serves nobody is as late as itself.
+    """The path of ``paths`` that ``tried`` of ``candidate`` is compared with: the same options without the mark.
+
+    What is to be another path, or has no such one, is compared with the busiest: itself is as late as it is.
     """
     others = [path for path in paths if not path.is_candidate]
     plain = {part: option.removesuffix(CANDIDATE_MARK) for part, option in tried.options.items()}
