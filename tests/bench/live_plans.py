@@ -159,9 +159,10 @@ class LivePlan:
         first |= {"options": {"M": parts}, "paths": [{"options": ["M"]}]}
         system = stack.enter_context(running(self.directory, {MODEL: first}, more=more, **SETTINGS))
         declared = {**more, "models": {MODEL: model}}
-        written = self.directory / "next.json"
+        (self.directory / "models.json").write_text(json.dumps(declared))
+        written = Path(system.state.directory, "next.json")  # beside the copy that the planner reads
         written.write_text(json.dumps(declared))
-        written.replace(self.directory / "models.json")
+        written.replace(Path(system.state.directory, "models.json"))
         return system
 
     async def plan(self, system: System) -> Plan:

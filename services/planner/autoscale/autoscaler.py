@@ -25,6 +25,7 @@ from services.planner.autoscale.candidates import (
     serves_more,
     solve_for_load,
 )
+from services.planner.autoscale.chance import without_chance
 from services.planner.autoscale.controls import build_attainment, build_policy, build_trend, scaling_rules
 from services.planner.autoscale.forecast import BurstForecast, relative_error
 from services.planner.autoscale.load_window import LoadWindows
@@ -154,6 +155,7 @@ class Autoscaler:
         measured = self._windows.current_loads()
         forecasts = self._trend.forecasts(measured, planner.models_for_rate)
         loads = self._attainment.raise_loads(raise_to_forecasts(measured, forecasts))
+        loads = {name: self._without_chance(planner, name, load) for name, load in loads.items()}
         self._guard.note_running()
         expected = adapt.expected_load(loads)
         if expected is None or self._goes_back(adapt, loads):
@@ -182,6 +184,13 @@ class Autoscaler:
                 self._guard.note_replan(self._planning.planned, loads, self._windows.served_rates())
             self._apply_plan(chosen, expected, self._describe_change(expected))
             adapt.note_plan_change()
+
+    def _without_chance(self, planner: "Planner", name: str, load: ModelLoad) -> ModelLoad:
+        """``load`` with the mix that is planned for where what differs may be chance; its rate is as it is."""
+        if name in planner.models_for_rate or name not in planner.models:
+            return load
+        before = self._before or _declared_load(planner, self._wanted, {name: load})
+        return without_chance(load, before[name], self._settings.window) if name in before else load
 
     def _describe_change(self, load: Loads) -> str:
         raised = self._attainment.raised_loads()
