@@ -7,10 +7,10 @@ import msgspec
 
 from omnibus.bus import Bus, subjects
 from omnibus.bus.role_messages import TAKEN, RoleAssignment
-from omnibus.cluster.desired import ID, ExecutorKind
+from omnibus.cluster.desired import ID
 from omnibus.cluster.presence import ReadyExecutors
 from omnibus.cluster.roles import Role, executor_role
-from omnibus.errors import OmnibusError, ProblemDetails, ProtocolError, from_problem
+from omnibus.errors import BadRequest, OmnibusError, ProblemDetails, ProtocolError, from_problem
 from omnibus.process.logs import Log
 from omnibus.process.spec import ProcessSpec
 
@@ -25,7 +25,8 @@ class RoleSwitcher:
         self._bus = bus
         self._ready = ready
         self._log = log
-        self._refused: set[tuple[str, str]] = set()  # ids, and the options that they did not become
+        self._refused: set[tuple[str, str]] = set()  # ids, and the options that they cannot become
+        self._assigned: dict[str, str] = {}  # ids, and the options that they have become or are about to
 
     async def switch(self, there: Mapping[str, ProcessSpec], wanted: ProcessSpec) -> ProcessSpec | None:
         """Let one of the processes ``there``, by name, become ``wanted``; return it as it is from now on.
@@ -39,17 +40,20 @@ class RoleSwitcher:
             try:
                 await self._assign(spec.env[ID], wanted)
             except OmnibusError as error:
-                self._refused.add(refusal)
+                if isinstance(error, BadRequest):  # anything else may pass
+                    self._refused.add(refusal)
                 self._log.write_line(spec.name, f"stays what it is: {error}")
                 continue
+            self._assigned[spec.env[ID]] = wanted.env[f"{_PREFIX}OPTION"]
             self._log.write_line(spec.name, f"becomes {wanted.name}: the plan has more of these and fewer of it")
             return in_role(spec, wanted)
         return None
 
     def _may_leave(self, spec: ProcessSpec) -> bool:
         """Return whether another executor of its kind serves, so that no request is without one meanwhile."""
-        kind = ExecutorKind(*(spec.env[f"{_PREFIX}{name}"] for name in ("MODEL", "OPTION", "ORIGIN")))
-        return self._ready.count_ready(kind) > 1
+        model, option = spec.env[f"{_PREFIX}MODEL"], spec.env[f"{_PREFIX}OPTION"]
+        ready = [each for each in self._ready.ready_statuses() if (each.model, each.option) == (model, option)]
+        return sum(self._assigned.get(each.id, option) == option for each in ready) > 1
 
     async def _assign(self, executor: str, wanted: ProcessSpec) -> None:
         """Raises the executor's problem, and ``NotFound`` and ``DeadlineExceeded`` where none answers."""
