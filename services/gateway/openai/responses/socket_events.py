@@ -40,7 +40,7 @@ class SteerEvent(NamedTuple):
 
 
 class _Envelope(Struct, frozen=True):
-    """What is not part of the request."""
+    """The fields of an event that are no part of its request."""
 
     type: str
     stream_id: StreamId | None = None
