@@ -24,7 +24,7 @@ _TOO_LONG, _IDLE = "websocket_connection_limit_reached", "websocket_idle_timeout
 
 
 class _ConnectionEnd(NamedTuple):
-    """How a connection is closed, and the error before that; code 0 where the client has left."""
+    """The end of a connection, with the error before that; code 0 where the client has left."""
 
     code: int = 0
     reason: str = ""

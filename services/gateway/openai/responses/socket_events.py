@@ -40,7 +40,7 @@ class SteerEvent(NamedTuple):
 
 
 class _Envelope(Struct, frozen=True):
-    """What is not part of the request."""
+    """The fields of an event that are no part of its request."""
 
     type: str
     stream_id: StreamId | None = None
@@ -96,7 +96,12 @@ def encode_event(event: NumberedEvent, stream_id: str) -> str:
 
 def encode_error(error: OmnibusError, stream_id: str, code: str = "") -> str:
     """An error as a message of lane ``stream_id``; ``code`` where clients know it by another one."""
-    detail = {"type": error.kind, "code": code or error.code, "message": error.message, "param": error.param or None}
+    detail: dict[str, Any] = {
+        "type": error.kind,
+        "code": code or error.code,
+        "message": error.message,
+        "param": error.param or None,
+    }
     if headers := error_headers(error):
         detail["headers"] = headers
     lane = {"stream_id": stream_id} if stream_id else {}
