@@ -1,4 +1,4 @@
-"""What is recorded of whose requests: content, or sizes and digests alone."""
+"""Rules for records, by tenant: content of requests, or sizes and digests alone."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

@@ -167,7 +167,7 @@ class ClientRequest:
 
     @property
     def kept(self) -> MediaStore | None:
-        """Where its media are kept beside its record; None where nothing of its content is recorded."""
+        """The store of its media beside its record; None where nothing of its content is recorded."""
         return self._runs.kept if self.logs_calls else None
 
     @property

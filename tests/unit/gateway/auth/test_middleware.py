@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,14 @@ import pytest
 
 from omnibus import api_key
 from omnibus.api_key import KeyRecord
-from omnibus.errors import BadRequest, NotFound
 from omnibus.settings import GatewaySettings, StoreSettings
 from omnibus.store import Store
 from omnibus.task import record
 from services.gateway.auth.tenancy import Tenancy
 from services.gateway.openai.parse import parse_chat
-from services.gateway.request.record_rules import parse_record_rules
 from services.gateway.tenancy.fair_queue import FairQueue
 from services.gateway.tenancy.tenant import Tenant, acting_as
-from tests.unit.gateway.house import TEXT, VL, House, answered, error, house, image, question, text, think
-from tests.unit.gateway.samples import picture
+from tests.unit.gateway.house import TEXT, VL, House, answered, error, house, question, think
 from tests.unit.sidecar.node import until
 
 ADMIN = "open-sesame"
@@ -322,113 +318,7 @@ async def test_segments_that_are_sent_at_once_have_one_turn(tmp_path: Path):
         assert (gate.fair().working, gate.fair().waiting) == (0, 0)
 
 
-# Apart
-
-
-async def test_what_is_kept_of_a_tenants_media_has_a_salt_of_its_own(tmp_path: Path):
-    salts: list[str] = []
-
-    async def look(job: Any) -> None:
-        salts.append((await job.value("media")).data.get("salt", ""))
-        await job.put("embedding", {"tokens": 1}, (await job.value("media")).array[:4].astype("float32").reshape(1, 4))
-
-    async with gated(tmp_path) as gate:
-        gate.home.serve(VL)
-        await gate.home.executor(VL, "E", "vision", vision=look)
-        await gate.home.executor(VL, "L", "thinker")
-        for tenant in ("a", "b", "a", ADMIN):
-            answered(await gate.ask(tenant, [image()], VL))
-
-    assert salts[0] == salts[2] != ""
-    assert len({*salts}) == 3
-    assert salts[3] == ""
-
-
-@pytest.mark.parametrize("length", [10, 20_000])
-async def test_what_is_kept_of_a_tenants_prompts_has_a_salt_of_its_own(tmp_path: Path, length: int):
-    """Also where parameters are too long for a message."""
-    salts: list[str] = []
-
-    async def listen(job: Any) -> None:
-        params = await job.value("params")
-        salts.append((params if isinstance(params, dict) else json.loads(bytes(params.array))).get("cache_salt", ""))
-        await think(job)
-
-    said = {"description": "x" * length, "name": "look", "parameters": {"type": "object"}}
-    async with gated(tmp_path) as gate:
-        gate.home.serve(TEXT)
-        await gate.home.executor(TEXT, "L", "thinker", thinker=listen)
-        for tenant in ("a", "b", "a", ADMIN):
-            answered(await gate.ask(tenant, tools=[{"type": "function", "function": said}], prompt_cache_key="us"))
-
-    assert salts[0] == salts[2] != ""
-    assert len({*salts}) == 3
-    assert salts[3] == ""
-
-
-async def test_tenants_that_are_not_kept_apart_share_prompts(tmp_path: Path):
-    salts: list[str] = []
-
-    async def listen(job: Any) -> None:
-        salts.append(job.inputs["params"].get("cache_salt", ""))
-        await think(job)
-
-    async with gated(tmp_path, isolate=False) as gate:
-        gate.home.serve(TEXT)
-        await gate.home.executor(TEXT, "L", "thinker", thinker=listen)
-        for tenant in ("a", "b"):
-            answered(await gate.ask(tenant))
-
-    assert salts == ["", ""]
-
-
-async def test_nothing_that_a_tenant_sends_or_gets_is_kept_where_its_rule_says_so(tmp_path: Path):
-    async with gated(tmp_path) as gate:
-        gate.home.records.rules = parse_record_rules("full", "a=digest")
-        gate.home.serve(VL)
-        await gate.home.executor(VL, "L", "thinker")
-        await gate.home.executor(VL, "E", "vision")
-        kept: dict[str, bytes] = {}
-        for tenant in ("a", "b"):
-            response = await gate.ask(
-                tenant, [text(f"a secret of {tenant}"), image(picture("PNG", (8, len(kept) + 8)))], VL
-            )
-            answered(response)
-            await gate.home.ended(response.headers["x-request-id"])
-            kept[tenant] = msgspec.json.encode(await gate.home.records.find(response.headers["x-request-id"]))
-
-        assert b"a secret of a" not in kept["a"]
-        assert kept["b"].count(b"a secret of b") == 2  # in the prompt, and in what the toy says back
-        await until(lambda: _is_kept(gate, picture("PNG", (8, 9))))
-        assert not await _is_kept(gate, picture("PNG", (8, 8)))  # which came before
-
-
-async def _is_kept(gate: Gated, media: bytes) -> bool:
-    try:
-        return await gate.home.keep.get(sha256(media).hexdigest()) == media
-    except NotFound:
-        return False
-
-
-def test_dead_letters_of_a_tenant_keep_no_more_than_its_records():
-    rules = parse_record_rules("digest", "a=digest, b=full")
-
-    assert [rules.keeps_content(tenant) for tenant in ("a", "b", "c", "")] == [False, True, False, False]
-    assert [rules.may_keep_letter(tenant) for tenant in ("a", "b", "c", "")] == [False, True, True, True]
-    assert rules.any_full
-    assert not parse_record_rules("digest", "a=digest").any_full
-
-
-@pytest.mark.parametrize("text", ["a", "a=stages", "=digest", "a b=digest", "a=digest;b=full"])
-def test_a_rule_that_is_none_is_refused_with_its_form(text: str):
-    with pytest.raises(BadRequest, match="OMNIBUS_GATEWAY_RECORD_TENANTS.*TENANT=full or TENANT=digest is expected"):
-        parse_record_rules("full", text)
-
-
-def test_salts_of_tenants_do_not_meet():
-    assert Tenant("b").salt("a", True) != Tenant("").salt("ab", True)
-    assert Tenant("c").salt("ab", True) != Tenant("bc").salt("a", True)
-    assert Tenant("a").salt("common", False) == "common"
+# Logs
 
 
 async def test_keys_are_in_no_log_and_no_record(gate: Gated, caplog: pytest.LogCaptureFixture):
