@@ -9,8 +9,8 @@ import asyncio
 import inspect
 from collections.abc import Iterator
 
+from omnibus.bus.messages import PREFILL_ONLY
 from omnibus.errors import DeadlineExceeded, StageUnavailable
-from omnibus.executor.identity import PREFILL_ONLY
 from omnibus.task import MLLM, Segment, record
 from services.gateway.openai.chat_request import ChatRequest
 from services.gateway.request.request import ClientRequest

@@ -132,6 +132,10 @@ class BatchCounts(msgspec.Struct, frozen=True, array_like=True):
     rows: int = 0
 
 
+#: The parameter of calls that only executors take which keep prompts: others would compute for nobody.
+PREFILL_ONLY = "prefill_only"
+
+
 class ExecutorStatus(msgspec.Struct, frozen=True):
     """Status of an executor, sent at start, on census and as a heartbeat."""
 

@@ -9,8 +9,6 @@ from omnibus.process.memory import resident_bytes
 
 #: See ``ExecutorStatus.takes``.
 TAKES = ("cache_key", "cache_salt")
-#: The parameter that executors take which keep prompts: others would compute for nobody.
-PREFILL_ONLY = "prefill_only"
 
 
 @dataclass(frozen=True)

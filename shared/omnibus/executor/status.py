@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from omnibus.bus.messages import BatchCounts, ExecutorStatus
+from omnibus.bus.messages import PREFILL_ONLY, BatchCounts, ExecutorStatus
 from omnibus.executor import metrics
-from omnibus.executor.identity import PREFILL_ONLY, ExecutorIdentity
+from omnibus.executor.identity import ExecutorIdentity
 from omnibus.executor.runner import Runner
 from omnibus.metrics import EXECUTOR
 
