@@ -30,7 +30,7 @@ from omnibus.up.stack import Stack
 from omnibus_models import tiny
 from tests.bench.beside_vllm import ask
 
-AT_ONCE, REQUESTS, TOKENS, PROMPT = 8, 64, 48, 32
+AT_ONCE, REQUESTS, TOKENS, PROMPT = 8, 48, 48, 32
 MODEL = "simulated"
 _TIMES = {"slots": AT_ONCE, "batch": {"base": 0.3}, "step": {"base": 0.03}, "steps": TOKENS}
 PROFILE = {"default": {"components": {"thinker": _TIMES}}}

@@ -13,7 +13,7 @@ from services.gateway.http.exchange import PostRequest, PostRoute
 from services.gateway.http.response import JSON, ResponseWriter
 from services.gateway.openai import vllm_omni
 from services.gateway.openai.chat_request import ChatRequest
-from services.gateway.openai.cut_media import parse_chat_media
+from services.gateway.openai.cut_media import MIN_CUT_BYTES, parse_chat_media
 from services.gateway.openai.parse import parse_chat
 from services.gateway.pricing.headers import NO_PRICES, PriceOptions
 from services.gateway.pricing.meter import UsageMeter
@@ -46,7 +46,10 @@ class ChatRoute(PostRoute):
 
     def handle_request(self, asked: PostRequest, sending: ResponseWriter) -> Awaitable[None]:
         named = asked.headers.get(_DIALECT)
-        wanted = parse_chat_media(asked.body) if named is None else self._translate(named.decode("latin-1"), asked.body)
+        if named is not None:
+            wanted = self._translate(named.decode("latin-1"), asked.body)
+        else:
+            wanted = parse_chat(asked.body) if len(asked.body) < MIN_CUT_BYTES else parse_chat_media(asked.body)
         sending.model = wanted.model
         prices = asked.prices
         if wanted.wants_images:

@@ -66,13 +66,6 @@ class _ResponseTransport:
         self.close = close
 
 
-def _declared_bytes(headers: list[tuple[bytes, bytes]]) -> int:
-    """Bytes of the body that follows a head with ``headers``; 0 where it does not say."""
-    given = dict(headers)
-    length = given.get(b"content-length", b"")
-    return int(length) if length.isdigit() and b"transfer-encoding" not in given else 0
-
-
 class LimitedHttpProtocol(HttpToolsProtocol):
     """Counts a head while it comes, and calls the handler back when the connection is lost, so that no request needs
     a task that waits for it. Requests that the route ``direct`` takes need no task at all."""
@@ -86,7 +79,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.answering: DirectResponse | None = None
         self._in_head = True  # no head is complete: a request may begin, or has
         self._overhead = 0  # bytes since the last one of a body: of a head, or of what follows a chunked body
-        self._body_left = 0  # bytes of a body that said how long it is, and that have not come
+        self._body_bytes = 0  # bytes of the body that have come
         self._timer: TimerHandle | None = None
         self._problem: OmnibusError | None = None  # what the parser was stopped for
         self._refused = False
@@ -155,7 +148,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             if self._overhead > _LINGER_BYTES:
                 self.transport.abort()
             return
-        if len(data) <= max(self._limits.head_bytes - self._overhead, self._body_left):
+        if len(data) <= self._limits.head_bytes - self._overhead:
             self._overhead += len(data)
             super().data_received(data)
         else:
@@ -165,9 +158,15 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._pieces is not None and self._handover is None:
             self._handover = self.loop.call_later(_DIRECT_BODY_SECONDS, self._hand_over)
 
+    def _expected_bytes(self) -> int:
+        """Bytes of the body under way that are still to come; 0 where its head does not say."""
+        given = {} if self._in_head else dict(self.headers)
+        length = given.get(b"content-length", b"")
+        return int(length) - self._body_bytes if length.isdigit() and b"transfer-encoding" not in given else 0
+
     def _feed_in_pieces(self, data: memoryview) -> None:
         while data and not self._refused and not self.transport.is_closing():
-            room = max(self._limits.head_bytes - self._overhead, self._body_left)
+            room = max(self._limits.head_bytes - self._overhead, self._expected_bytes())
             if room <= 0:
                 self._refuse_request(HeadTooLarge(f"The request's head has more than {self._limits.head_bytes} bytes."))
                 return
@@ -197,7 +196,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._pieces = []
         else:
             self._start_cycle()
-            self._body_left = _declared_bytes(self.headers)
 
     def _may_be_direct(self, route: DirectRoute) -> bool:
         """Return whether ``route`` may answer the request whose head is complete, and nothing is before it."""
@@ -232,6 +230,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if pieces is not None:
             self._start_cycle()
             for piece in pieces:
+                self._body_bytes += len(piece)
                 super().on_body(piece)
 
     def _head_error(self) -> OmnibusError | None:
@@ -256,20 +255,17 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._pieces is not None:
             self._pieces.append(body)
         else:
-            self._body_left = max(0, self._body_left - len(body))
-            self._pass_on(body)
-
-    def _pass_on(self, body: bytes) -> None:
-        """Give a piece of the body to who reads it: one that is alone without a copy, more in one buffer."""
-        cycle: Any = self.cycle
-        if not cycle.body and not cycle.response_complete:
-            cycle.body, body = body, b""
-        elif isinstance(cycle.body, bytes):
-            cycle.body = bytearray(cycle.body)
-        super().on_body(body)
+            # A piece that waits alone for its reader is not copied, more are in one buffer.
+            cycle: Any = self.cycle
+            self._body_bytes += len(body)
+            if not cycle.body and not cycle.response_complete:
+                cycle.body, body = body, b""
+            elif isinstance(cycle.body, bytes):
+                cycle.body = bytearray(cycle.body)
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._overhead = self._body_left = 0
+        self._overhead = self._body_bytes = 0
         self._in_head = True
         if self._timer is not None:
             self._stop_timer()

@@ -7,6 +7,7 @@ import msgspec
 import pybase64
 
 from omnibus.errors import BadRequest, TooLarge
+from services.gateway.openai.encoded_url import EncodedUrl
 
 _MAX_HEADER_CHARS = 256  # characters between "data:" and the comma
 _HEADER = re.compile(r"(?P<mime>[\w.+-]+/[\w.+-]+)?(?:;[\w-]+=[^;,]*)*?(?P<base64>;base64)?", re.ASCII | re.IGNORECASE)
@@ -18,17 +19,6 @@ class Inline(msgspec.Struct, frozen=True):
 
     data: bytes
     declared: str
-
-
-class EncodedUrl(str):
-    """A data URL up to its comma; ``encoded`` is what follows it, base64 in a body that has not been decoded."""
-
-    __slots__ = ("encoded",)
-
-    def __new__(cls, header: str, encoded: memoryview) -> "EncodedUrl":
-        made = super().__new__(cls, header)
-        made.encoded = encoded
-        return made
 
 
 def decode_base64(text: str | memoryview, limit: int, param: str = "") -> bytes:

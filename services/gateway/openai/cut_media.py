@@ -12,8 +12,8 @@ from typing import NamedTuple
 import msgspec
 
 from omnibus.errors import BadRequest, TooLarge
-from services.gateway.media.data_url import EncodedUrl
 from services.gateway.openai.chat_request import AudioUrlPart, ChatRequest, FilePart, ImagePart, Url, VideoPart
+from services.gateway.openai.encoded_url import EncodedUrl
 from services.gateway.openai.parse import parse_chat
 
 #: Bytes of base64 that are worth a cut.
@@ -36,8 +36,11 @@ class _Cut(NamedTuple):
 
 
 def parse_chat_media(body: bytes) -> ChatRequest:
-    """Parse as ``parse_chat``; long data URLs of media are an ``EncodedUrl`` of the request."""
-    cuts = list(_find_cuts(body)) if len(body) > MIN_CUT_BYTES else []
+    """Parse as ``parse_chat``; long data URLs of media are an ``EncodedUrl`` of the request.
+
+    A body of less than ``MIN_CUT_BYTES`` has none.
+    """
+    cuts = list(_find_cuts(body))
     if not cuts:
         return parse_chat(body)
     try:

@@ -79,7 +79,7 @@ async def read_body(chunks: AsyncIterable[bytes], limit: int, declared: int | No
 async def _collect_body(
     chunks: AsyncIterable[bytes], limit: int, upload: Upload, on_more: Callable[[int], None] = lambda _: None
 ) -> bytes:
-    """Pieces are joined at the end. Small ones share a buffer: a million single bytes would take forty times as much."""
+    """Pieces are joined at the end. Small ones share a buffer: a million single bytes would take 40 times as much."""
     pieces: list[bytes | bytearray] = []
     received = 0
     async for chunk in chunks:

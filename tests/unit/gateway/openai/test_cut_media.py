@@ -8,9 +8,10 @@ import msgspec
 import pytest
 
 from omnibus.errors import BadRequest, OmnibusError
-from services.gateway.media.data_url import EncodedUrl, decode_data_url
+from services.gateway.media.data_url import decode_data_url
 from services.gateway.openai.chat_request import ChatRequest
 from services.gateway.openai.cut_media import MIN_CUT_BYTES, parse_chat_media
+from services.gateway.openai.encoded_url import EncodedUrl
 from services.gateway.openai.messages import convert_messages
 from services.gateway.openai.parse import parse_chat
 
