@@ -301,7 +301,7 @@ def questions(gpus: Sequence[int], mixes: Sequence[str], pairs: int) -> Iterator
     left = pairs
     systems = [(number, mix) for number in gpus for mix in mixes]
     for place, (number, mix) in enumerate(systems):
-        loads = LOADS if left > len(systems) - place else LOADS[:1]
+        loads: tuple[float, ...] = LOADS if left > len(systems) - place else LOADS[:1]
         loads = loads[: max(0, left)]
         left -= len(loads)
         yield number, mix, loads

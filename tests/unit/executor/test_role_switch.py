@@ -34,7 +34,8 @@ class Loaded(Does):
 async def switch(here: Place) -> RoleSwitch:
     """Of the executor ``a`` of option A, which numbers."""
     made = await here.executor("a", {"number": number}, option="A")
-    made._runners = {"number": Loaded(number)}
+    loaded: Any = Loaded(number)
+    made._runners = {"number": loaded}
 
     def identify(settings: ExecutorSettings) -> ExecutorIdentity:
         tasks = {task(component): component for component in settings.components.split(",")}
@@ -100,9 +101,10 @@ async def test_work_that_does_not_end_in_time_is_stopped_and_runs_again_elsewher
     held = here.office.send(invocation([call("forever")], ["a"], [(0, "y")]))
     await until(lambda: here.status("a").inflight == 1)
     identity = ExecutorIdentity("a", "m", "A", NODE, {task("number"): "number"}, 8)
+    runner: Any = Does(number)
 
     async with asyncio.timeout(10):
-        await made.take_role(identity, {"number": Does(number)}, 0.1)
+        await made.take_role(identity, {"number": runner}, 0.1)
 
     assert here.status("a").inflight == 0
     assert held.id not in {each.inv for each in here.office.replies if hasattr(each, "problem")}

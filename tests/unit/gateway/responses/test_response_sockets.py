@@ -95,10 +95,11 @@ async def test_the_official_client_reads_the_same_events_as_those_of_a_stream(ho
         await client.close()
 
     half = len(found) // 2
-    for stream_id, events in (("a", found[:half]), (None, found[half:])):
+    lanes: list[tuple[str | None, list[Any]]] = [("a", found[:half]), (None, found[half:])]
+    for lane_id, events in lanes:
         assert [event.type for event in events] == [event["type"] for event in streamed]
         assert [event.sequence_number for event in events] == list(range(len(events)))
-        assert {event.stream_id for event in events} == {stream_id}
+        assert {event.stream_id for event in events} == {lane_id}
         assert events[-1].response.output_text == "You said hello there [5] "
         kept = whole(await home.http.get(f"{PATH}/{events[-1].response.id}"))
         assert kept["output"] == events[-1].response.to_dict()["output"]
