@@ -73,9 +73,9 @@ def route(setting: StageGoals, replicas: Mapping[str, int]) -> StagedShape | Non
     if served.rate <= 0:
         return None
     flows = decompose_flow(frame.network, served.flow, [served.rate])
-    ways = tuple((tuple(map(StageStop, flow.options, flow.components)), flow.rate / served.rate) for flow in flows)
+    routes = tuple((tuple(map(StageStop, flow.options, flow.components)), flow.rate / served.rate) for flow in flows)
     used = {option for flow in flows for option in flow.options}
-    return StagedShape({name: count for name, count in replicas.items() if name in used}, ways)
+    return StagedShape({name: count for name, count in replicas.items() if name in used}, routes)
 
 
 def judge(

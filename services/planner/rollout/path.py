@@ -133,7 +133,7 @@ def _find_step(
     faults: list[str] = []
     while True:
         try:
-            way = rollout_steps(models, after, goal.gpus, switches=switches)
+            steps = rollout_steps(models, after, goal.gpus, switches=switches)
             break
         except InsufficientGpus as error:
             if home is not None and after != home:
@@ -141,7 +141,7 @@ def _find_step(
                 continue
             faults.append(error.message)
             after = _keep_models(models, after, error.models)
-    step = way[0] if way else dict(models)
+    step = steps[0] if steps else dict(models)
     if step == after:
         back = any(models.get(name) != step.get(name) for name in resting)
         return RolloutStep(goal._replace(models=step), tuple(faults), note=f": {ROLLBACK_NOTE}" if back else "")

@@ -49,7 +49,7 @@ class PlanRollout:
         self._announce = announce
         self._trials = Trials(settings.ready, settings.retry)
         # Processes that follow the store switch roles; workloads of a cluster are of one role each.
-        self._ways = RolloutPath(settings.retry, switches=not settings.reconcile)
+        self._path = RolloutPath(settings.retry, switches=not settings.reconcile)
         self._leaves = settings.ready / 2  # seconds that those who leave may take before others start
         self._swaps = -INFINITE_SECONDS  # when the last swap was
         self._me = secrets.token_hex(4)
@@ -174,12 +174,12 @@ class PlanRollout:
         if not self._open and self.plan is not None and self.plan.prices != goal.prices:
             await self._swap_plan(stand, goal, models, (), ())
             return 0.0
-        aim = await self._ways.next_step(models, goal, now)
+        aim = await self._path.next_step(models, goal, now)
         found = self._trials.classify_changes(
             independent_changes(models, aim.target.models), self._ready.count_missing, now
         )
         late = [name for change in found.later for name in change.models]
-        if self._ways.roll_back(models, aim, late, "; ".join(found.faults), now):
+        if self._path.roll_back(models, aim, late, "; ".join(found.faults), now):
             return 0.0
         faults = [*aim.faults, *found.faults]
         await self._report_problem(
@@ -229,7 +229,7 @@ class PlanRollout:
     def _may_start(self, current: Models, aim: RolloutStep, waiting: Sequence[PlanChange]) -> Sequence[PlanChange]:
         """Return the changes that do not have to wait until executors of the plan before have left their GPUs."""
         late = time.monotonic() >= self._swaps + self._leaves
-        if late or not self._ways.must_wait_for_gpus(self._ready.count_present(), current, aim):
+        if late or not self._path.must_wait_for_gpus(self._ready.count_present(), current, aim):
             return waiting
         staged, then = self._staged[1], aim.target.models
         begun = staged.models if staged is not None else {}
@@ -237,7 +237,7 @@ class PlanRollout:
             change
             for change in waiting
             if all(begun.get(name) == then.get(name) for name in change.models)
-            or not self._ways.uses_declared_gpus(change.needs)
+            or not self._path.uses_declared_gpus(change.needs)
         ]
 
     async def _swap_plan(

@@ -84,7 +84,7 @@ class PlanSimulation:
         self.seen.note_arrival(arrival, choice.planned, refused=choice.executors is None)
         if choice.executors is None:
             return
-        way = RequestExecutors(
+        route = RequestExecutors(
             self.cluster,
             self._network,
             arrival.model,
@@ -95,7 +95,7 @@ class PlanSimulation:
             self._finish,
         )
         draw = Draw(self._seed, "request", self._count)
-        request = ObservedRequest(way, arrival.model, arrival.kind, loads, draw, arrival.at, choice.planned.name)
+        request = ObservedRequest(route, arrival.model, arrival.kind, loads, draw, arrival.at, choice.planned.name)
         if model.devices.overhead:
             self.agenda.add(arrival.at + model.devices.overhead, request.start_encoders)
         else:

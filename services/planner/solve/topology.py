@@ -113,13 +113,13 @@ def solve_topology(
         check_amount(size, f"bandwidth from {start} to {end}")
     for name, node in nodes.items():
         require(node.gpus >= 0, f"node {name} has {node.gpus} GPUs")
-    ways = list_paths(network)
+    paths = list_paths(network)
     require(
-        len(ways) * len(nodes) ** 2 <= _MAX_PATH_PAIRS,
-        f"{len(ways)} paths over {len(nodes)} nodes are too many: name fewer options or nodes",
+        len(paths) * len(nodes) ** 2 <= _MAX_PATH_PAIRS,
+        f"{len(paths)} paths over {len(nodes)} nodes are too many: name fewer options or nodes",
     )
     build = _TopologyProgram(network, list(nodes.values()), rate)
-    build.add_paths(ways, traffic)
+    build.add_paths(paths, traffic)
     build.add_links([[bandwidth.get((start, end), 0.0) for end in nodes] for start in nodes])
     found = highs.solve_milp(build.build_program(), build.cost_vector(), Deadline(within))
     if found is None:

@@ -129,8 +129,8 @@ def _make_subject(name: str, entry: dict[str, Any], models: Mapping[str, Any], f
         tasks = {part: kind for part, kind in (entry.get("tasks") or {}).items() if part in components}
         entry = {**entry, "components": list(components), "tasks": tasks}
     other = {key for key, option in options.items() if {*option.components} & ({*whole} - {*components})}
-    ways = [tuple(each["options"]) for each in entry.get("paths") or family["paths"]]
-    paths = dict.fromkeys(tuple(each for each in way if each not in other) for way in ways)
+    chains = [tuple(each["options"]) for each in entry.get("paths") or family["paths"]]
+    paths = dict.fromkeys(tuple(each for each in chain if each not in other) for chain in chains)
     shares = msgspec.convert(entry.get("shares") or {}, dict[str, str])
     return Subject(
         name=name,
