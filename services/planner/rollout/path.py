@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from omnibus.cluster.desired import ExecutorKind, replica_counts
-from omnibus.cluster.roles import Role, plan_roles
+from omnibus.cluster.roles import ExecutorRole, plan_roles
 from omnibus.errors import OmnibusError
 from omnibus.plan import ModelPlan, Path
 from services.planner.optimize.result import PlanningResult
@@ -55,7 +55,7 @@ class RolloutPath:
     def __init__(self, pause: float, *, switches: bool = False) -> None:
         self._pause = pause
         self._switches = switches
-        self._roles: dict[ExecutorKind, Role] = {}
+        self._roles: dict[ExecutorKind, ExecutorRole] = {}
         self._goal: Models = {}
         self._home: Models | None = None  # what was current before the way to the goal began
         self._rests: dict[str, _Rollback] = {}

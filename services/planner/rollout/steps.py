@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
 from omnibus.cluster.desired import ExecutorKind, added_replicas, replica_counts, tied_models
-from omnibus.cluster.roles import Role, find_switches, plan_roles
+from omnibus.cluster.roles import ExecutorRole, find_switches, plan_roles
 from omnibus.errors import Retryable
 from omnibus.plan import ModelPlan
 from services.planner.rollout.change_group import ChangeGroup, Counts, ExecutorSize, executor_sizes
@@ -56,7 +56,7 @@ def missing_gpus(
     want: Counts,
     sizes: Mapping[ExecutorKind, ExecutorSize],
     gpus: Mapping[str, int],
-    roles: Mapping[ExecutorKind, Role] | None = None,
+    roles: Mapping[ExecutorKind, ExecutorRole] | None = None,
 ) -> dict[str, int]:
     """The GPUs that lack, by type, for executors ``want`` to start beside those that are there.
 

@@ -7,6 +7,8 @@ from typing import Any
 from omnibus.errors import BadRequest
 
 _HEADS = "num_key_value_heads"
+#: Of models whose keys and values are one latent row, which all GPUs have.
+_LATENT = "kv_lora_rank"
 #: Configurations within others that hold the language model, outermost first.
 _LANGUAGE_CONFIGS = ("thinker_config", "text_config", "llm_config", "language_config")
 
@@ -19,7 +21,9 @@ def key_value_heads(directory: Path) -> int | None:
         return None
     for name in _LANGUAGE_CONFIGS:
         config = config[name] if isinstance(config, dict) and isinstance(config.get(name), dict) else config
-    found = config.get(_HEADS) if isinstance(config, dict) else None
+    if not isinstance(config, dict) or config.get(_LATENT):
+        return None
+    found = config.get(_HEADS)
     return found if isinstance(found, int) and found > 0 else None
 
 

@@ -29,18 +29,18 @@ _PARTS_BY_ENGINE = {
 RoleSwitches = dict[tuple[ExecutorKind, ExecutorKind], int]
 
 
-class Role(NamedTuple):
+class ExecutorRole(NamedTuple):
     """The parts of a language model that an executor serves, and all else that it is."""
 
     parts: frozenset[str]
     rest: Hashable
 
-    def can_become(self, other: "Role") -> bool:
+    def can_become(self, other: "ExecutorRole") -> bool:
         """Return whether an executor of this role can take the ``other`` one without loading anything."""
         return self.rest == other.rest and self.parts != other.parts
 
 
-def executor_role(env: Mapping[str, str], *placement: Hashable) -> Role | None:
+def executor_role(env: Mapping[str, str], *placement: Hashable) -> ExecutorRole | None:
     """Return the role of executors with the environment ``env``; None for those that have no other than their own.
 
     ``placement`` is what else has to be the same in executors that take each other's place.
@@ -50,10 +50,10 @@ def executor_role(env: Mapping[str, str], *placement: Hashable) -> Role | None:
     if not parts or not parts <= _PARTS_BY_ENGINE.get(env.get("OMNIBUS_EXECUTOR_ENGINE", ""), frozenset()):
         return None
     same = frozenset((name, value) for name, value in env.items() if name not in ROLE_VARIABLES)
-    return Role(parts, (components - parts, same, placement))
+    return ExecutorRole(parts, (components - parts, same, placement))
 
 
-def plan_roles(models: Mapping[str, ModelPlan]) -> dict[ExecutorKind, Role]:
+def plan_roles(models: Mapping[str, ModelPlan]) -> dict[ExecutorKind, ExecutorRole]:
     """Return the roles of all kinds of executors that may have another one."""
     wanted = desired_executors(Plan(1, 0, 0.0, dict(models)))
     roles = {kind: executor_role(each.env, each.service, each.gpus, each.gpu) for kind, each in wanted.items()}
@@ -61,7 +61,7 @@ def plan_roles(models: Mapping[str, ModelPlan]) -> dict[ExecutorKind, Role]:
 
 
 def find_switches(
-    have: Mapping[ExecutorKind, int], want: Mapping[ExecutorKind, int], roles: Mapping[ExecutorKind, Role]
+    have: Mapping[ExecutorKind, int], want: Mapping[ExecutorKind, int], roles: Mapping[ExecutorKind, ExecutorRole]
 ) -> RoleSwitches:
     """Return the switches on the way from ``have`` to ``want``. One of each kind stays until all of them are over."""
     spare = {kind: count - max(1, want.get(kind, 0)) for kind, count in have.items() if kind in roles}

@@ -9,7 +9,7 @@ from omnibus.bus import Bus, subjects
 from omnibus.bus.role_messages import TAKEN, RoleAssignment
 from omnibus.cluster.desired import ID
 from omnibus.cluster.presence import ReadyExecutors
-from omnibus.cluster.roles import Role, executor_role
+from omnibus.cluster.roles import ExecutorRole, executor_role
 from omnibus.errors import BadRequest, OmnibusError, ProblemDetails, ProtocolError, from_problem
 from omnibus.process.logs import Log
 from omnibus.process.spec import ProcessSpec
@@ -86,6 +86,6 @@ def in_role(spec: ProcessSpec, wanted: ProcessSpec) -> ProcessSpec:
     return replace(wanted, name=spec.name, env={**wanted.env, ID: spec.env[ID]}, vital=spec.vital, alive=spec.alive)
 
 
-def _process_role(spec: ProcessSpec) -> Role | None:
+def _process_role(spec: ProcessSpec) -> ExecutorRole | None:
     others = {name: value for name, value in spec.env.items() if name != ID}
     return executor_role(others, spec.argv, spec.cwd, spec.after, spec.blocks, spec.grace)

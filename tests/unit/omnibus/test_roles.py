@@ -3,7 +3,7 @@
 import pytest
 
 from omnibus.cluster.desired import ExecutorKind
-from omnibus.cluster.roles import Role, executor_role, find_switches, role_switches, switching_executors
+from omnibus.cluster.roles import ExecutorRole, executor_role, find_switches, role_switches, switching_executors
 from omnibus.plan import DeploymentOption, ModelPlan, Plan
 
 PARTS = {"E": ("vision",), "P": ("prefill",), "D": ("decode",), "PD": ("prefill", "decode"), "L": ("thinker",)}
@@ -67,15 +67,15 @@ def test_placement_is_a_part_of_what_has_to_be_the_same():
     env = {"OMNIBUS_EXECUTOR_COMPONENTS": "prefill"}
     one, other = executor_role(env, "here"), executor_role({**env, "OMNIBUS_EXECUTOR_COMPONENTS": "decode"}, "there")
 
-    assert isinstance(one, Role)
-    assert isinstance(other, Role)
+    assert isinstance(one, ExecutorRole)
+    assert isinstance(other, ExecutorRole)
     assert not one.can_become(other)
     assert executor_role({"OMNIBUS_EXECUTOR_COMPONENTS": "vocoder"}) is None
 
 
 def test_nobody_becomes_two():
     kinds = [ExecutorKind("m", name, "") for name in ("A", "B", "C")]
-    roles = {kind: Role(frozenset(kind.option), "same") for kind in kinds}
+    roles = {kind: ExecutorRole(frozenset(kind.option), "same") for kind in kinds}
     a, b, c = kinds
 
     assert find_switches({a: 2}, {a: 1, b: 1, c: 1}, roles) == {(a, b): 1}

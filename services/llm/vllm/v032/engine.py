@@ -16,7 +16,7 @@ from omnibus_models import torchvision_cpu
 
 torchvision_cpu.install_operators()
 
-from omnibus.checkpoints.heads import require_whole_heads  # noqa: E402
+from omnibus.checkpoints.heads import key_value_heads, require_whole_heads  # noqa: E402
 from omnibus.errors import BadRequest, Fatal, OmnibusError, StageFailed, StageUnavailable  # noqa: E402
 from services.llm.engine.sampler import TokenLogprobs  # noqa: E402
 from services.llm.vllm.protocol import CacheBlockLayout, Generation, Launch, Tokens  # noqa: E402
@@ -136,9 +136,11 @@ class VllmEngineProcess:
         target = EngineCoreProc.__dict__["run_engine_core"]
         EngineCoreProc.run_engine_core = functools.partial(v032_process.run_core_process, parent=os.getpid())
         try:
+            heads = key_value_heads(self._launch.checkpoint)
+            if heads is not None:
+                require_whole_heads(heads, self._launch.tensor_parallel)
             config = _engine_arguments(self._launch).create_engine_config()
             _require_kernels(config)
-            _require_whole_heads(config)
             if self._launch.goals:
                 _set_scheduler(config)
             self._llm = AsyncLLM.from_vllm_config(
@@ -250,14 +252,6 @@ def _require_kernels(config: Any) -> None:
             f"this model has heads of {size}, and vLLM's kernels for CPUs take only {', '.join(map(str, sizes))}; "
             "use services.engines:transformers for it"
         )
-
-
-def _require_whole_heads(config: Any) -> None:
-    """vLLM's layers say this by an assertion in a worker."""
-    size = config.parallel_config.tensor_parallel_size
-    if size == 1 or config.model_config.use_mla:
-        return
-    require_whole_heads(config.model_config.get_total_num_kv_heads(), size)
 
 
 def _read_architectures(checkpoint: Path) -> list[str]:
