@@ -46,6 +46,7 @@ class ChatRoute(PostRoute):
 
     def handle_request(self, asked: PostRequest, sending: ResponseWriter) -> Awaitable[None]:
         named = asked.headers.get(_DIALECT)
+        wanted: ChatRequest
         if named is not None:
             wanted = self._translate(named.decode("latin-1"), asked.body)
         else:
