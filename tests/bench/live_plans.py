@@ -301,8 +301,8 @@ def questions(gpus: Sequence[int], mixes: Sequence[str], pairs: int) -> Iterator
     left = pairs
     systems = [(number, mix) for number in gpus for mix in mixes]
     for place, (number, mix) in enumerate(systems):
-        loads: tuple[float, ...] = LOADS if left > len(systems) - place else LOADS[:1]
-        loads = loads[: max(0, left)]
+        wanted = min(left, len(LOADS) if left > len(systems) - place else 1)
+        loads = LOADS[:wanted]
         left -= len(loads)
         yield number, mix, loads
 
