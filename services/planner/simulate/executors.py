@@ -8,7 +8,7 @@ from omnibus.executor.sim.request import ComponentLoad, SimulatedRequest
 from omnibus.plan import Path
 from services.planner.simulate.cluster import SimulatedCluster, component_work
 from services.planner.simulate.executor import ExecutorLane, SimulatedExecutor
-from services.planner.simulate.links import Network
+from services.planner.simulate.links import NodeNetwork
 
 
 class RequestExecutors:
@@ -22,7 +22,7 @@ class RequestExecutors:
     def __init__(
         self,
         cluster: SimulatedCluster,
-        network: Network,
+        network: NodeNetwork,
         model: str,
         kind: str,
         path: Path,

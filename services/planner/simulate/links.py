@@ -24,7 +24,7 @@ class Links(NamedTuple):
     gb_s: Callable[[str, str], float] = lambda start, end: 1.0
 
 
-class Network:
+class NodeNetwork:
     """All links of a simulation, one for each direction of a pair of nodes."""
 
     def __init__(self, agenda: Agenda, links: Links) -> None:

@@ -9,7 +9,7 @@ from services.planner.simulate.agenda import Agenda
 from services.planner.simulate.arrivals import Arrival
 from services.planner.simulate.cluster import AdmissionLimits, RoutingRules, SimulatedCluster, SimulatedModel
 from services.planner.simulate.executors import RequestExecutors
-from services.planner.simulate.links import Links, Network
+from services.planner.simulate.links import Links, NodeNetwork
 from services.planner.simulate.observed import ObservedRequest
 from services.planner.simulate.outcome import SimulationOutcome
 from services.planner.simulate.report import Observations, build_outcome
@@ -53,7 +53,7 @@ class PlanSimulation:
         self.agenda = Agenda()
         self.cluster = SimulatedCluster(self.agenda, plan.models, plan.limits, seed, plan.rules)
         self.seen = Observations(warm, seconds)
-        self._network = Network(self.agenda, plan.links or Links())
+        self._network = NodeNetwork(self.agenda, plan.links or Links())
         self._seed = seed
         self._count = 0
 

@@ -15,7 +15,7 @@ from omnibus.executor.sim.device import Device, DeviceTurn, SimWork
 from omnibus.executor.sim.distributions import Curve
 from services.planner.optimize.links import PULL_SECONDS
 from services.planner.simulate.agenda import Agenda
-from services.planner.simulate.links import Links, Network
+from services.planner.simulate.links import Links, NodeNetwork
 
 #: Seconds of a token: what a request takes is drawn in tokens.
 _TOKEN = 1e-4
@@ -69,7 +69,7 @@ class SimulatedPath:
             [Executor(self._agenda, node) for node, count in stop.places.items() for _ in range(count)]
             for stop in stops
         ]
-        self._network = Network(self._agenda, Links(PULL_SECONDS, lambda start, end: gb_s))
+        self._network = NodeNetwork(self._agenda, Links(PULL_SECONDS, lambda start, end: gb_s))
         self._left = 0
         self.latencies: list[float] = []
         self.crossed = 0

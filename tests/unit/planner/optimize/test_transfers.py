@@ -20,7 +20,7 @@ from services.planner.optimize.planner import Planner
 from services.planner.optimize.result import PlanningResult
 from services.planner.optimize.simulated import planned_links
 from services.planner.simulate.agenda import Agenda
-from services.planner.simulate.links import Links, Network
+from services.planner.simulate.links import Links, NodeNetwork
 from services.planner.solve.problem import Infeasible
 from services.planner.solve.traffic import crossing_shares
 from tests.unit.planner.optimize.simulated_nodes import SimulatedPath, Stop, percentile
@@ -88,7 +88,7 @@ def test_what_can_be_served_is_what_executors_and_links_carry(nbytes: float, rat
 @pytest.mark.parametrize(("busy", "spread"), [(0.5, 0.0), (0.7, 0.6), (0.85, 0.0)])
 def test_transfers_delay_each_other_as_in_a_simulation_of_the_link(busy: float, spread: float):
     dice, agenda, taken = random.Random(3), Agenda(), list[float]()
-    network, at = Network(agenda, Links(0.0, lambda start, end: 1.0)), 0.0
+    network, at = NodeNetwork(agenda, Links(0.0, lambda start, end: 1.0)), 0.0
     sizes = (1 - spread, 1 + spread)
     for _ in range(20_000):
         at += dice.expovariate(busy)

@@ -3,7 +3,7 @@
 import pytest
 
 from services.planner.simulate.agenda import Agenda
-from services.planner.simulate.links import PULLS_AT_ONCE, Links, Network
+from services.planner.simulate.links import PULLS_AT_ONCE, Links, NodeNetwork
 
 SECONDS = 0.5  # beside the bytes of a pull
 
@@ -11,7 +11,7 @@ SECONDS = 0.5  # beside the bytes of a pull
 def arrivals(*sent: tuple[float, float]) -> list[float]:
     """When pulls arrive that are sent at a time with so many GB, over a link of 2 GB/s."""
     agenda = Agenda()
-    network = Network(agenda, Links(SECONDS, lambda start, end: 2.0))
+    network = NodeNetwork(agenda, Links(SECONDS, lambda start, end: 2.0))
     found = [0.0] * len(sent)
     for number, (at, gb) in enumerate(sent):
         agenda.add(
@@ -51,7 +51,7 @@ def test_small_tensors_never_wait_for_a_connection():
 
 def test_directions_and_pairs_do_not_share():
     agenda, found = Agenda(), list[float]()
-    network = Network(agenda, Links(0.0, lambda start, end: 1.0))
+    network = NodeNetwork(agenda, Links(0.0, lambda start, end: 1.0))
     for start, end in (("a", "b"), ("b", "a"), ("a", "c")):
         network.send(start, end, 3.0, 0.0, found.append)
     agenda.run_until(10.0)
