@@ -77,6 +77,10 @@ def _addresses(options: argparse.Namespace) -> dict[str, str]:
         running = {"OMNIBUS_STORE_URL": state.store_url, "OMNIBUS_BUS_URL": state.nats_url}
     except StageUnavailable:
         running = {}
+    except BadRequest:  # several run, which matters to questions about one of them alone
+        if options.plan == "current" or options.since or not (options.plan or options.models):
+            raise
+        running = {}
     return {
         name: value or running[name]
         for name, value in found.items()

@@ -52,7 +52,7 @@ WORK = ("--workload", "w.json")
         (("ltx2-tiny", *WORK), "it has text_encoder, vae_encoder, dit, vae, audio_vae"),
         (("x y", *DECLARED, *WORK), "no model 'x y' is declared; there is m"),
         (("m", "--models", "no.json", *WORK), "--models no.json: No such file"),
-        (("m", *DECLARED, "--workload", "no.json"), "the workload no.json cannot be read"),
+        (("m", *DECLARED, "--workload", "no.json"), "--workload no.json: no such file that can be read"),
         (("m", *DECLARED, "--workload", "models.json"), "must be JSON"),
         (("m", *DECLARED, *WORK, "--option", "X"), "m has no option X; there is E, L, EL"),
         (("m", *DECLARED, *WORK, "--seconds", "0"), "--seconds must be at least 0.05"),
