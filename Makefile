@@ -21,7 +21,7 @@ S3_VENV ?= .venv-s3
 CLIENTS_VENV ?= .venv-clients
 OPENAI2_VENV ?= .venv-clients-openai2
 VOICE_VENV ?= .venv-clients-voice
-JUDGES_VENV ?= .venv-clients-judges
+COMMANDS_VENV ?= .venv-clients-commands
 # `make test-vllm VLLM_MARKS=vllm` runs those marked nightly too; two processes: whole systems in one, engines in another.
 VLLM_MARKS ?= vllm and not nightly
 ARGS ?=
@@ -38,7 +38,7 @@ NODES ?= 2
 MINUTES ?= 60
 SEED ?=
 COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
-export IMAGE AUDIO VIDEO PROMPT MODEL VLLM_VENV S3_VENV CLIENTS_VENV OPENAI2_VENV VOICE_VENV JUDGES_VENV
+export IMAGE AUDIO VIDEO PROMPT MODEL VLLM_VENV S3_VENV CLIENTS_VENV OPENAI2_VENV VOICE_VENV COMMANDS_VENV
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -95,7 +95,7 @@ install-ucx: $(VENV)/.ucx ## Install ucxx, for the tests of UCX between nodes (2
 
 install-s3: $(S3_VENV)/.installed ## Create .venv-s3 with an S3 server, for the tests of object storage (140 MB)
 
-install-clients: $(CLIENTS_VENV)/.installed $(OPENAI2_VENV)/.installed $(VOICE_VENV)/.installed $(JUDGES_VENV)/.installed $(CLIENTS_VENV)/node/.installed ## Install clients of others, for docs/clients.md (1.1 GB)
+install-clients: $(CLIENTS_VENV)/.installed $(OPENAI2_VENV)/.installed $(VOICE_VENV)/.installed $(COMMANDS_VENV)/.installed $(CLIENTS_VENV)/node/.installed ## Install clients of others, for docs/clients.md (1.1 GB)
 
 test-clients: $(VENV)/.dev install-clients ## Run the examples and conversations of docs/clients.md against a running system
 	$(BIN)/python -m pytest tests/clients -m clients $(ARGS)
@@ -161,7 +161,7 @@ down: ## Stop the containers and remove their volumes
 	cd deploy/compose && $(COMPOSE) down -v --remove-orphans
 
 clean: ## Remove the virtual environment, caches and build products
-	rm -rf $(VENV) $(VLLM_VENV) $(S3_VENV) $(CLIENTS_VENV) $(OPENAI2_VENV) $(VOICE_VENV) $(JUDGES_VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .grimp_cache
+	rm -rf $(VENV) $(VLLM_VENV) $(S3_VENV) $(CLIENTS_VENV) $(OPENAI2_VENV) $(VOICE_VENV) $(COMMANDS_VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .grimp_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	find . -name '*.egg-info' -type d -prune -exec rm -rf {} +
 
@@ -215,9 +215,9 @@ $(VOICE_VENV)/.installed: requirements-clients-voice.txt
 	$(VOICE_VENV)/bin/python -m pip install --quiet --no-deps -r requirements-clients-voice.txt
 	@touch $@
 
-$(JUDGES_VENV)/.installed: requirements-clients-judges.txt
-	test -x $(JUDGES_VENV)/bin/python || $(PYTHON) -m venv $(JUDGES_VENV)
-	$(JUDGES_VENV)/bin/python -m pip install --quiet --no-deps -r requirements-clients-judges.txt
+$(COMMANDS_VENV)/.installed: requirements-clients-commands.txt
+	test -x $(COMMANDS_VENV)/bin/python || $(PYTHON) -m venv $(COMMANDS_VENV)
+	$(COMMANDS_VENV)/bin/python -m pip install --quiet --no-deps -r requirements-clients-commands.txt
 	@touch $@
 
 # Without a Node.js, its clients are left out.

@@ -20,11 +20,11 @@ PAGE = (ROOT / "docs" / "clients.md").read_text()
 PYTHON3 = ROOT / os.environ.get("CLIENTS_VENV", ".venv-clients")
 PYTHON2 = ROOT / os.environ.get("OPENAI2_VENV", ".venv-clients-openai2")
 VOICE = ROOT / os.environ.get("VOICE_VENV", ".venv-clients-voice")
-JUDGES = ROOT / os.environ.get("JUDGES_VENV", ".venv-clients-judges")
+COMMANDS_ENV = ROOT / os.environ.get("COMMANDS_VENV", ".venv-clients-commands")
 NODE_MODULES = PYTHON3 / "node" / "node_modules"
 NEEDS_OPENAI2 = ("litellm", "llama-index")
-#: Commands, which are in the environment of tests of others.
-COMMANDS = ("llm", "lm-eval")
+#: Commands, which have an environment of their own.
+COMMANDS = ("llm",)
 #: Seconds that an example may take; importing a client takes most of them on a busy machine.
 EXAMPLE_SECONDS = 240.0
 _SECTION = re.compile(r"^## (.+?)$(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
@@ -46,7 +46,7 @@ def command(title: str, language: str, directory: Path) -> list[str]:
             pytest.skip("clients of Node.js are not installed: make install-clients")
         (directory / "node_modules").symlink_to(NODE_MODULES)
         return ["node"]
-    environment = PYTHON2 if title in NEEDS_OPENAI2 else JUDGES if title in COMMANDS else PYTHON3
+    environment = PYTHON2 if title in NEEDS_OPENAI2 else COMMANDS_ENV if title in COMMANDS else PYTHON3
     require_installed(environment)
     if language == "sh":
         return ["env", f"PATH={environment / 'bin'}:{os.environ['PATH']}", "bash", "-euo", "pipefail"]

@@ -40,7 +40,6 @@ CLIENTS = (
         "langchain",
         "chats, streams, images in, schemas, tools, over chats and over Responses; embeddings",
     ),
-    Client("langchain-tests", "tests-of-others", "the standard tests of chat models and of embeddings"),
     Client(
         "pydantic-ai-slim", "pydantic-ai", "images in, output by a tool and by a schema, over Responses and over chats"
     ),
@@ -48,7 +47,6 @@ CLIENTS = (
     Client("litellm", "litellm", "chats, streams, tools, Responses, speech, transcriptions, embeddings"),
     Client("llama-index-llms-openai-like", "llama-index", "chats, streams, images in, completions"),
     Client("llm", "llm", "prompts, `--schema`, tools with `-T`"),
-    Client("lm-eval", "lm-eval", "`local-chat-completions` and `local-completions`"),
     Client(
         "openai for Node.js", "openai-for-nodejs", "chats, streams with speech, images in, Responses", "openai", True
     ),
@@ -76,7 +74,7 @@ def page() -> str:
 def _python_versions() -> dict[str, str]:
     """The pinned version of each package; the first file counts that has it."""
     found: dict[str, str] = {}
-    for name in ("clients", "clients-openai2", "clients-voice", "clients-judges"):
+    for name in ("clients", "clients-openai2", "clients-voice", "clients-commands"):
         for line in (ROOT / f"requirements-{name}.txt").read_text().splitlines():
             package, is_pin, version = line.partition("==")
             if is_pin:
