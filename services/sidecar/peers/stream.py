@@ -82,7 +82,7 @@ class PlainStream:
 
     async def _read_large(self, target: memoryview, progress: Progress) -> None:
         """Receive whenever the kernel says that bytes are there. One registration for all of them, and no task that is
-        woken for each part: that took an eighth of the CPU of a pull."""
+        woken for each part: that took up to an eighth of the CPU of a pull."""
         done: asyncio.Future[None] = self._loop.create_future()
         at = 0
 
