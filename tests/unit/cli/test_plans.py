@@ -182,7 +182,7 @@ def test_what_is_staged_pinned_and_wrong_is_shown(keep: Callable[..., None], say
 
     assert "staged   epoch 3 (rollback to 1)" in text
     assert "pinned   epoch 1, until `omnibus plan resume`" in text
-    assert re.search(r"problem  planner, 0 s ago: no executors; again in (89|90) s", text)
+    assert re.search(r"problem  planner, \d+ s ago: no executors; again in [5-9]\d s", text)
     assert "epoch 1, made" in old
     assert "staged" not in old
 
