@@ -15,7 +15,6 @@ from omnibus.executor.settings import ExecutorSettings
 from omnibus_models.tiny import _language
 from services import engines
 from services.llm.runners.thinker import ThinkRunner
-from services.llm.vllm.v032.kv_connector import HeadShard
 from tests.unit.jobs import MemoryJob, run
 from tests.unit.llm.halves import Halves
 from tests.unit.llm.runners.test_thinker import job, text
@@ -109,6 +108,8 @@ async def test_heads_that_cannot_be_divided_are_refused_before_workers_start(che
 
 
 def test_workers_with_the_same_head_read_it_and_one_of_them_writes_it() -> None:
+    from services.llm.vllm.v032.kv_connector import HeadShard  # imports vLLM, which not each environment has
+
     assert [HeadShard.of_rank(8, rank, 4) for rank in (0, 3)] == [HeadShard(8, 0, 2), HeadShard(8, 6, 2)]
     assert [HeadShard.of_rank(2, rank, 4) for rank in range(4)] == [
         HeadShard(2, 0, 1),

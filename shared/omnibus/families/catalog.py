@@ -1,6 +1,7 @@
 """Model families by their components, and how each is deployed when nobody says otherwise."""
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from hashlib import blake2b
 from typing import Any
 
@@ -152,8 +153,8 @@ def code_origin(family: str, checkpoint: str) -> str:
 
 
 def model_declaration(family: str, checkpoint: str) -> dict[str, Any]:
-    """The usual declaration of a model of ``family`` at ``checkpoint``."""
-    return {"family": family, "checkpoint": checkpoint, **FAMILIES[family], **DEPLOYMENTS[family]}
+    """The usual declaration of a model of ``family`` at ``checkpoint``, for the caller to change."""
+    return {"family": family, "checkpoint": checkpoint, **deepcopy(FAMILIES[family]), **deepcopy(DEPLOYMENTS[family])}
 
 
 def untrained_declaration(family: str, checkpoint: str) -> dict[str, Any]:

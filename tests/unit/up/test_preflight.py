@@ -19,8 +19,8 @@ WHOLE = TRAINED / "qwen_image"
 def split_thinker(degree: int) -> dict[str, Any]:
     """An omni model whose thinker runs in vLLM on so many GPUs."""
     made = catalog.model_declaration("qwen2_5_omni", str(TRAINED / "qwen2_5_omni"))
-    made["options"]["Th"] = {**made["options"]["Th"], "engine": "services.engines:vllm", "gpus": degree}
-    return made
+    thinker = {**made["options"]["Th"], "engine": "services.engines:vllm", "gpus": degree}
+    return {**made, "options": {**made["options"], "Th": thinker}}
 
 
 #: The text of a declarations file, and what is said of it. ``{tmp}`` is the directory of the file.
