@@ -65,7 +65,9 @@ class Line:
 async def line(home: House, **more: Any) -> AsyncIterator[Line]:
     async with (
         doorway(home) as door,
-        websockets.connect(f"ws://localhost:{door.port}{PATH}", max_size=None, **more) as socket,
+        websockets.connect(
+            f"ws://localhost:{door.port}{PATH}", max_size=None, max_queue=None, **more
+        ) as socket,  # a full queue would hold up the closing handshake
     ):
         yield Line(socket)
 
