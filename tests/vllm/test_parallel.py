@@ -107,7 +107,7 @@ async def test_heads_that_cannot_be_divided_are_refused_before_workers_start(che
     await prefill.close()
 
 
-def test_workers_with_the_same_head_read_it_and_one_of_them_writes_it() -> None:
+async def test_workers_with_the_same_head_read_it_and_one_of_them_writes_it() -> None:
     from services.llm.vllm.v032.kv_connector import HeadShard  # imports vLLM, which not each environment has
 
     assert [HeadShard.of_rank(8, rank, 4) for rank in (0, 3)] == [HeadShard(8, 0, 2), HeadShard(8, 6, 2)]
