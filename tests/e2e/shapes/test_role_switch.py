@@ -83,6 +83,7 @@ async def given_work(system: System, executor: str, task: str) -> None:
         await watch.until(lambda: any(each.subject == subject for each in watch.seen))
 
 
+@pytest.mark.one_node  # executors of two nodes do not take each other's place
 async def test_a_prefill_becomes_a_decode_and_again_a_prefill(
     shapes: System, everybody: dict[str, int], vl_checkpoint: Path
 ):
