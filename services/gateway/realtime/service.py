@@ -3,14 +3,14 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
 from uvicorn.protocols.utils import ClientDisconnected
 
 from omnibus.bus import Bus
-from omnibus.errors import BadRequest, Conflict, Fatal, GatewayStopping, NotFound, OmnibusError, Overloaded, TooSlow
+from omnibus.errors import BadRequest, Conflict, Fatal, NotFound, OmnibusError, TooSlow
 from omnibus.metrics import GATEWAY
 from omnibus.recording.sessions import read_session
 from omnibus.service import until_cancelled
@@ -33,6 +33,7 @@ from services.gateway.realtime.transcriber import require_hearing
 from services.gateway.realtime.turns import SessionContext
 from services.gateway.tasks.chat import Chat
 from services.gateway.tenancy.body_budget import current_upload
+from services.gateway.tenancy.open_sockets import OpenSockets, response_limit
 from services.gateway.tenancy.rate_limits import RateLimits
 from services.gateway.tenancy.tenant import current_tenant
 
@@ -75,7 +76,7 @@ class OpenedSession(NamedTuple):
     seen: int = 0
 
 
-class Realtime:
+class Realtime(OpenSockets):
     """Opens sessions with models that ``chat`` answers for, and with those of apps once there are any."""
 
     def __init__(self, settings: GatewaySettings, chat: Chat, bus: Bus) -> None:
@@ -83,19 +84,11 @@ class Realtime:
             modes = ", ".join(RESUME_MODES)
             raise BadRequest(f"OMNIBUS_GATEWAY_REALTIME_RESUME={settings.realtime_resume!r}: it is one of {modes}")
         self._detectors = SpeechDetectors(settings.realtime_detector)
-        self._settings = settings
+        super().__init__(settings, "session", "realtime sessions")
         self._bus = bus
         self._chat = chat
         self.chats: Chat | AppChats = chat
-        self._open: dict[str, int] = {}
-        self._stopping = asyncio.Event()
-        self._closed = asyncio.Event()
         GATEWAY.realtime_open.set_value(lambda: self.count)
-
-    @property
-    def count(self) -> int:
-        """Sessions that are open."""
-        return sum(self._open.values())
 
     def open_session(
         self, model: str, update: SessionUpdate | None, kind: SessionKind, *, resumable: bool
@@ -151,25 +144,6 @@ class Realtime:
         plan = router.plan.models.get(router.base_model(model)) if router.plan is not None else None
         return self._detectors.choose((plan is not None and plan.speech_detector) or "")
 
-    @contextmanager
-    def admit(self) -> Iterator[None]:
-        """A place for one more session of the current tenant. Raises ``Overloaded`` and ``GatewayStopping``."""
-        tenant, limit = current_tenant(), self._settings.realtime_sessions
-        if self._stopping.is_set():
-            raise GatewayStopping("this gateway is stopping: connect again, another gateway will take the session")
-        share = limit if tenant.key is None else max(1, int(limit * self._settings.tenant_share))
-        if self.count >= limit or self._open.get(tenant.name, 0) >= share:
-            GATEWAY.rejection_counter("", "sessions").inc()
-            raise Overloaded("as many realtime sessions are open as there may be: try again later", reason="sessions")
-        self._open[tenant.name] = self._open.get(tenant.name, 0) + 1
-        try:
-            yield
-        finally:
-            self._open[tenant.name] -= 1
-            if not self._open[tenant.name]:
-                del self._open[tenant.name]
-            self._closed.set()
-
     async def serve(self, connection: WebSocketConnection, opened: OpenedSession, limits: RateLimits | None) -> None:
         """Have a session with the client of an accepted connection, until either of them ends it."""
         outbox = EventSender(connection.send_text, STALLED_SECONDS, opened.log)
@@ -196,7 +170,7 @@ class Realtime:
             opened.abilities,
             int(opened.expires),
             _HeldBytes().count_bytes,
-            _response_limit(limits),
+            response_limit(limits),
             _rate_limit_events(limits),
             self._find_detector,
             self._settings.realtime_early,
@@ -261,22 +235,8 @@ class Realtime:
             pass  # the client reads nothing, or has the session elsewhere
         await connection.close(end.code, end.reason)
 
-    # The stop
-
-    def begin_stop(self) -> None:
-        """Open no more sessions, and end each one that is not responding, for its client to go elsewhere."""
-        self._stopping.set()
-
-    async def wait_closed(self, seconds: float) -> None:
-        """Wait until no session is open, at most ``seconds``."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                while self.count:
-                    self._closed.clear()
-                    await self._closed.wait()
-
     async def _wait_drained(self, session: RealtimeSession) -> SessionEnd:
-        await self._stopping.wait()
+        await self.wait_stop()
         await session.wait_responses()
         return SessionEnd(websocket.RESTART, "the gateway is stopping")
 
@@ -321,13 +281,6 @@ class _EventPace:
             self._count, self._begin = 0, now
         over = self._count >= MAX_EVENTS_PER_SECOND
         await asyncio.sleep(max(0.0, self._begin + 1.0 - now) if over else 0)
-
-
-def _response_limit(limits: RateLimits | None) -> Callable[[], AbstractContextManager[None]]:
-    key = current_tenant().key
-    if limits is None or key is None:
-        return nullcontext
-    return lambda: limits.limit_request(key)
 
 
 def _rate_limit_events(limits: RateLimits | None) -> Callable[[], list[Event]]:

@@ -1,14 +1,12 @@
 """WebSockets of ``/v1/responses`` at one gateway: how many there may be, how long each lasts, and how it ends."""
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import suppress
 from typing import NamedTuple
 
 from uvicorn.protocols.utils import ClientDisconnected
 
-from omnibus.errors import GatewayStopping, OmnibusError, Overloaded, TooSlow
-from omnibus.metrics import GATEWAY
+from omnibus.errors import OmnibusError, TooSlow
 from omnibus.service import until_cancelled
 from omnibus.settings import GatewaySettings
 from services.gateway.http import websocket
@@ -16,8 +14,8 @@ from services.gateway.http.websocket import WebSocketConnection
 from services.gateway.responses.connection import ClientStalled, ResponseConnection
 from services.gateway.responses.service import Responses
 from services.gateway.tenancy.body_budget import current_upload
+from services.gateway.tenancy.open_sockets import OpenSockets, response_limit
 from services.gateway.tenancy.rate_limits import RateLimits
-from services.gateway.tenancy.tenant import current_tenant
 
 #: Codes of errors with which a connection ends.
 _TOO_LONG, _IDLE = "websocket_connection_limit_reached", "websocket_idle_timeout"
@@ -32,43 +30,16 @@ class _ConnectionEnd(NamedTuple):
     error_code: str = ""
 
 
-class ResponseSockets:
+class ResponseSockets(OpenSockets):
     """Serves connections by ``responses``. They have the limits of realtime sessions, and are counted by themselves."""
 
     def __init__(self, settings: GatewaySettings, responses: Responses) -> None:
-        self._settings = settings
+        super().__init__(settings, "connection", "WebSockets")
         self._responses = responses
-        self._open: dict[str, int] = {}
-        self._stopping = asyncio.Event()
-        self._closed = asyncio.Event()
-
-    @property
-    def count(self) -> int:
-        """Connections that are open."""
-        return sum(self._open.values())
-
-    @contextmanager
-    def admit(self) -> Iterator[None]:
-        """A place for one more connection of the current tenant. Raises ``Overloaded`` and ``GatewayStopping``."""
-        tenant, limit = current_tenant(), self._settings.realtime_sessions
-        if self._stopping.is_set():
-            raise GatewayStopping("this gateway is stopping: connect again, another gateway will take the connection")
-        share = limit if tenant.key is None else max(1, int(limit * self._settings.tenant_share))
-        if self.count >= limit or self._open.get(tenant.name, 0) >= share:
-            GATEWAY.rejection_counter("", "sessions").inc()
-            raise Overloaded("as many WebSockets are open as there may be: try again later", reason="sessions")
-        self._open[tenant.name] = self._open.get(tenant.name, 0) + 1
-        try:
-            yield
-        finally:
-            self._open[tenant.name] -= 1
-            if not self._open[tenant.name]:
-                del self._open[tenant.name]
-            self._closed.set()
 
     async def serve(self, connection: WebSocketConnection, limits: RateLimits | None) -> None:
         """Answer the client of an accepted connection until either of them ends it."""
-        client = ResponseConnection(connection, self._responses, _response_limit(limits), current_upload())
+        client = ResponseConnection(connection, self._responses, response_limit(limits), current_upload())
         end = _ConnectionEnd(websocket.SERVER_ERROR, "internal error")
         try:
             end = await self._answer_events(connection, client)
@@ -122,22 +93,8 @@ class ResponseSockets:
                 return _end_of(error)
             await asyncio.sleep(0)  # others go on between two events
 
-    # The stop
-
-    def begin_stop(self) -> None:
-        """Take no more connections, and end each one once its responses are over, for its client to go elsewhere."""
-        self._stopping.set()
-
-    async def wait_closed(self, seconds: float) -> None:
-        """Wait until no connection is open, at most ``seconds``."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                while self.count:
-                    self._closed.clear()
-                    await self._closed.wait()
-
     async def _wait_drained(self, client: ResponseConnection) -> _ConnectionEnd:
-        await self._stopping.wait()
+        await self.wait_stop()
         await client.wait_idle()
         return _ConnectionEnd(websocket.RESTART, "the gateway is stopping")
 
@@ -154,10 +111,3 @@ def _end_of(error: Exception) -> _ConnectionEnd:
     return (
         _ConnectionEnd(websocket.POLICY, "the client does not read") if isinstance(error, TooSlow) else _ConnectionEnd()
     )
-
-
-def _response_limit(limits: RateLimits | None) -> Callable[[], AbstractContextManager[None]]:
-    key = current_tenant().key
-    if limits is None or key is None:
-        return nullcontext
-    return lambda: limits.limit_request(key)

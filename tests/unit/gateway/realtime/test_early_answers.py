@@ -190,7 +190,7 @@ async def test_an_answer_counts_against_the_limits_of_its_key_once_it_is_wanted(
         yield
         counts["now"] -= 1
 
-    monkeypatch.setattr(service, "_response_limit", lambda _: limit)
+    monkeypatch.setattr(service, "response_limit", lambda _: limit)
     async with hearing(tmp_path, thinker, Ears()) as home, calls(home) as caller:
         await begin_silence(caller)
         await until(lambda: thinker.begun == 1)

@@ -1,0 +1,70 @@
+"""Long-lived connections that are open at one gateway: how many there may be, and their end when it stops."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+
+from omnibus.errors import GatewayStopping, Overloaded
+from omnibus.metrics import GATEWAY
+from omnibus.settings import GatewaySettings
+from services.gateway.tenancy.rate_limits import RateLimits
+from services.gateway.tenancy.tenant import current_tenant
+
+
+class OpenSockets:
+    """Places for connections, with the limits of realtime sessions. ``one`` and ``many`` name them in errors."""
+
+    def __init__(self, settings: GatewaySettings, one: str, many: str) -> None:
+        self._settings = settings
+        self._one, self._many = one, many
+        self._open: dict[str, int] = {}
+        self._stopping = asyncio.Event()
+        self._closed = asyncio.Event()
+
+    @property
+    def count(self) -> int:
+        """Connections that are open."""
+        return sum(self._open.values())
+
+    @contextmanager
+    def admit(self) -> Iterator[None]:
+        """A place for one more of the current tenant. Raises ``Overloaded`` and ``GatewayStopping``."""
+        tenant, limit = current_tenant(), self._settings.realtime_sessions
+        if self._stopping.is_set():
+            raise GatewayStopping(f"this gateway is stopping: connect again, another gateway will take the {self._one}")
+        share = limit if tenant.key is None else max(1, int(limit * self._settings.tenant_share))
+        if self.count >= limit or self._open.get(tenant.name, 0) >= share:
+            GATEWAY.rejection_counter("", "sessions").inc()
+            raise Overloaded(f"as many {self._many} are open as there may be: try again later", reason="sessions")
+        self._open[tenant.name] = self._open.get(tenant.name, 0) + 1
+        try:
+            yield
+        finally:
+            self._open[tenant.name] -= 1
+            if not self._open[tenant.name]:
+                del self._open[tenant.name]
+            self._closed.set()
+
+    def begin_stop(self) -> None:
+        """Open no more, and end each one that is not responding, for its client to go elsewhere."""
+        self._stopping.set()
+
+    async def wait_stop(self) -> None:
+        """Wait until the stop begins."""
+        await self._stopping.wait()
+
+    async def wait_closed(self, seconds: float) -> None:
+        """Wait until none is open, at most ``seconds``."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self.count:
+                    self._closed.clear()
+                    await self._closed.wait()
+
+
+def response_limit(limits: RateLimits | None) -> Callable[[], AbstractContextManager[None]]:
+    """Return what counts a response against the limits of the current tenant's key, while it lasts."""
+    key = current_tenant().key
+    if limits is None or key is None:
+        return nullcontext
+    return lambda: limits.limit_request(key)
