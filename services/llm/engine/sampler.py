@@ -14,6 +14,7 @@ from services.llm.engine.logit_changes import LogitChanges
 
 #: Below this, sampling chooses what is best, and dividing by it what is no number.
 MIN_TEMPERATURE = 1e-5
+_KEYS = 2**63 - 1
 
 
 class TokenLogprobs(NamedTuple):
@@ -63,14 +64,14 @@ class Picker:
         """The next token of the script, or ``token`` without one."""
         return self._script.popleft() if self._script else token
 
-    def draw_number(self) -> float:
-        """The next random number, uniform in [0, 1)."""
-        return float(torch.rand((), generator=self._generator, dtype=torch.float64))
+    def draw_key(self) -> int:
+        """The next random number: 63 bits, from which those of all tokens are made."""
+        return int(torch.randint(_KEYS, (), generator=self._generator))
 
     def resume_after(self, token: int) -> None:
         """Stand as after the choice of ``token``, which was made elsewhere with the same settings."""
         if not self.is_greedy:
-            self.draw_number()
+            self.draw_key()
         self.record_token(self.apply_script(token))
 
     def record_token(self, token: int) -> None:
@@ -116,8 +117,8 @@ def choose_tokens(logits: Tensor, pickers: Sequence[Picker]) -> list[int]:
     if changed := [picker.changes_logits for picker in pickers].count(True):
         logits = torch.stack([picker.change_logits(row) for picker, row in zip(pickers, logits, strict=True)])
     tokens: list[int] = logits.argmax(-1).tolist()
-    for top_k, rows in _rows_by_top_k(pickers).items():
-        drawn = _sample_rows(logits[rows], top_k, [pickers[row] for row in rows])
+    for (top_k, has_nucleus), rows in _rows_by_limits(pickers).items():
+        drawn = _sample_rows(logits[rows], top_k, has_nucleus, [pickers[row] for row in rows])
         for row, token in zip(rows, drawn, strict=True):
             tokens[row] = token
     tokens = [picker.apply_script(token) for picker, token in zip(pickers, tokens, strict=True)]
@@ -145,34 +146,63 @@ def _changes_logits(settings: TokenSamplingParams) -> bool:
     return bool(settings.logit_bias or settings.presence_penalty or settings.frequency_penalty)
 
 
-def _rows_by_top_k(pickers: Sequence[Picker]) -> dict[int, list[int]]:
-    # Rows are grouped by their own top_k alone: company never changes the way a row is computed.
-    groups: dict[int, list[int]] = defaultdict(list)
+def _rows_by_limits(pickers: Sequence[Picker]) -> dict[tuple[int, bool], list[int]]:
+    # Rows are grouped by their own limits alone: company never changes the way a row is computed.
+    groups: dict[tuple[int, bool], list[int]] = defaultdict(list)
     for row, picker in enumerate(pickers):
         if not picker.is_greedy:
-            groups[picker.settings.top_k].append(row)
+            groups[picker.settings.top_k, picker.settings.top_p < 1].append(row)
     return groups
 
 
-def _sample_rows(logits: Tensor, top_k: int, pickers: Sequence[Picker]) -> list[int]:
-    """Temperature, top-k, then nucleus (Holtzman et al. 2020), then the inverse of the cumulative distribution."""
-    temperatures = _as_column([picker.settings.temperature for picker in pickers], logits)
-    width = min(top_k, logits.shape[-1]) if top_k else logits.shape[-1]
-    best, ids = torch.topk(logits / temperatures, width, dim=-1)
+def _sample_rows(logits: Tensor, top_k: int, has_nucleus: bool, pickers: Sequence[Picker]) -> list[int]:
+    """Temperature, top-k, then nucleus (Holtzman et al. 2020), then the largest of the sums of logits and noise (Gumbel
+    1954; Maddison et al. 2014, A* sampling, section 2).
+
+    The noise of a token depends on its id and not on its rank. Logits that were rounded otherwise, by another batch, in
+    a prefill instead of steps, on another device, then nearly always give the same token: places in a cumulative
+    distribution move with the rounding of all tokens before.
+    """
+    logits = logits / _as_column([picker.settings.temperature for picker in pickers], logits)
+    if top_k or has_nucleus:
+        logits, ids = torch.topk(logits, min(top_k or logits.shape[-1], logits.shape[-1]), dim=-1)
+    else:
+        ids = torch.arange(logits.shape[-1], device=logits.device).expand(logits.shape)
     if any(picker.settings.min_p for picker in pickers):
         least = _as_column([picker.settings.min_p for picker in pickers], logits).log()
-        best = best.masked_fill(best < best[:, :1] + least, -math.inf)
-    chances = best.softmax(-1)
-    before = chances.cumsum(-1) - chances
-    beyond = before >= _as_column([picker.settings.top_p for picker in pickers], logits)
-    beyond[:, 0] = False  # the best one is always left, however small a share is wanted
-    chances = chances.masked_fill(beyond, 0.0)
-    sums = chances.cumsum(-1)
-    targets = _as_column([picker.draw_number() for picker in pickers], logits) * sums[:, -1:]
-    last = (chances > 0).sum(-1, keepdim=True) - 1
-    places = torch.minimum(torch.searchsorted(sums, targets, right=True), last)
+        logits = logits.masked_fill(logits < logits.amax(-1, keepdim=True) + least, -math.inf)
+    if has_nucleus:
+        logits = _keep_nucleus(logits, _as_column([picker.settings.top_p for picker in pickers], logits))
+    keys = torch.tensor([picker.draw_key() for picker in pickers], device=logits.device)
+    places = (logits + gumbel_noise(keys, ids)).argmax(-1, keepdim=True)
     drawn: list[int] = ids.gather(-1, places)[:, 0].tolist()
     return drawn
+
+
+def _keep_nucleus(logits: Tensor, top_p: Tensor) -> Tensor:
+    """``logits`` [B, K], best first, with tokens beyond a probability of ``top_p`` [B, 1] at -inf."""
+    chances = logits.softmax(-1)
+    beyond = chances.cumsum(-1) - chances >= top_p
+    beyond[:, 0] = False  # the best one is always left, however small a share is wanted
+    return logits.masked_fill(beyond, -math.inf)
+
+
+def gumbel_noise(keys: Tensor, ids: Tensor) -> Tensor:
+    """Independent draws of the standard Gumbel distribution, float64 [B, K], by ``keys`` [B] and token ``ids`` [B, K].
+
+    Computed from integers, which are the same on all devices, by SplitMix64 (Steele et al. 2014, section 3).
+    """
+    mixed = keys[:, None] + ids * -0x61C8864680B583EB  # integers wrap around
+    mixed = (mixed ^ _shift_right(mixed, 30)) * -0x40A7B892E31B1A47
+    mixed = (mixed ^ _shift_right(mixed, 27)) * -0x6B2FB644ECCEEE15
+    mixed ^= _shift_right(mixed, 31)
+    uniform = (_shift_right(mixed, 12).double() + 0.5) * 2.0**-52  # between 0 and 1, neither of which it is
+    return -(-uniform.log()).log()
+
+
+def _shift_right(values: Tensor, bits: int) -> Tensor:
+    """Shift 64-bit ``values``, with zeros from the left."""
+    return (values >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def _as_column(values: Sequence[float], like: Tensor) -> Tensor:

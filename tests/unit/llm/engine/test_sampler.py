@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from omnibus_models.contract import TokenSamplingParams
-from services.llm.engine.sampler import Picker, choose_tokens
+from services.llm.engine.sampler import Picker, choose_tokens, gumbel_noise
 
 V = 50
 
@@ -31,6 +31,30 @@ def test_temperature_zero_is_greedy() -> None:
 def test_the_same_seed_draws_the_same_tokens() -> None:
     assert drawn(logits(), picker(5, temperature=1.0)) == drawn(logits(), picker(5, temperature=1.0))
     assert drawn(logits(), picker(5, temperature=1.0)) != drawn(logits(), picker(6, temperature=1.0))
+
+
+@pytest.mark.parametrize("settings", [{}, {"top_k": 200}, {"top_p": 0.9}, {"min_p": 0.001}], ids=str)
+def test_what_is_rounded_otherwise_draws_the_same_token(settings: dict[str, Any]) -> None:
+    """With the inverse of a cumulative distribution, whose order is that of the logits, two to five of these tokens were others."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(1_500, 1_000, generator=generator)
+    rounded = rows + torch.randn(rows.shape, generator=generator) * 1e-5
+    one, other = ([picker(seed, temperature=1.0, **settings) for seed in range(len(rows))] for _ in range(2))
+
+    tokens, others = choose_tokens(rows, one), choose_tokens(rounded, other)
+
+    assert sum(token != other for token, other in zip(tokens, others, strict=True)) <= 1
+
+
+def test_the_draws_of_tokens_and_of_steps_are_independent() -> None:
+    keys = torch.tensor([picker(seed).draw_key() for seed in range(300)])
+    uniform = torch.exp(-torch.exp(-gumbel_noise(keys, torch.arange(400).expand(300, 400))))
+
+    assert uniform.mean().item() == pytest.approx(0.5, abs=0.005)
+    assert uniform.var().item() == pytest.approx(1 / 12, rel=0.02)
+    for one, other in ((uniform[:, 1:], uniform[:, :-1]), (uniform[1:], uniform[:-1])):
+        between = torch.corrcoef(torch.stack([one.flatten(), other.flatten()]))[0, 1]
+        assert abs(between.item()) < 0.015  # five times what is expected by chance
 
 
 def test_company_does_not_change_a_row() -> None:

@@ -299,7 +299,7 @@ def steps(talking: TalkRunner) -> int:
     return sum(int(size) * count for size, count in talking.stats()["batches"].items())
 
 
-@pytest.mark.parametrize("params", [{}, {"temperature": 1.0, "top_p": 0.9, "repetition_penalty": 1.1, "seed": 4}])
+@pytest.mark.parametrize("params", [{}, {"temperature": 1.0, "top_p": 0.9, "repetition_penalty": 1.1, "seed": 2}])
 @pytest.mark.parametrize("known", [1, 4, 13, 30])
 async def test_an_answer_goes_on_behind_codes_that_are_known(
     talking: TalkRunner, params: dict[str, object], known: int
@@ -313,7 +313,7 @@ async def test_an_answer_goes_on_behind_codes_that_are_known(
 
     assert again.codes == whole.codes
     assert again.end("codes") == whole.end("codes")
-    assert steps(talking) - before <= max(0, len(whole.codes) - known + 1)
+    assert steps(talking) - before <= max(0, len(whole.codes) - known) + 1  # one of them may find the end
 
 
 async def test_known_codes_wait_for_the_rows_that_they_were_made_of(talking: TalkRunner, talker: Talker) -> None:
