@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from omnibus.errors import BadRequest, Fatal
+from omnibus.errors import BadRequest
 from tests.oracles import language as oracle
 from tests.unit.jobs import run
 from tests.unit.llm.runners.test_thinker import job, text
@@ -62,7 +62,7 @@ async def test_a_model_with_other_tokens_guesses_nothing(
     monkeypatch.setenv("OMNIBUS_VLLM_SPECULATIVE_TOKENS", "4")
     monkeypatch.setenv("OMNIBUS_VLLM_SPECULATIVE_MODEL", str(other))
 
-    with pytest.raises(Fatal, match="the same tokeniser"):
+    with pytest.raises(BadRequest, match="the same tokeniser"):
         async with vllm("qwen2", base):
             pass
 

@@ -4,8 +4,8 @@ import json
 import os
 from typing import Any
 
-from omnibus.checkpoints.heads import key_value_heads, require_whole_heads
-from omnibus.errors import Fatal
+from omnibus.checkpoints.heads import key_value_heads, require_whole_heads, vocabulary_size
+from omnibus.errors import BadRequest, Fatal
 from services.llm.vllm.protocol import Launch
 from services.llm.vllm.v032 import adapters
 
@@ -20,13 +20,13 @@ _CPU_KV_BYTES = 512 << 20
 def build_engine_config(launch: Launch) -> Any:
     """Return vLLM's configuration of an engine as ``launch`` says.
 
-    Raises ``BadRequest`` for heads that cannot be divided, ``Fatal`` for models that its kernels or each other do not
-    suit, and what the library raises.
+    Raises ``BadRequest`` for heads that cannot be divided and for a model that guesses other tokens, ``Fatal`` for
+    models that its kernels do not take, and what the library raises.
     """
     _require_whole_heads(launch)
+    _require_same_tokens(launch)
     config = build_engine_arguments(launch).create_engine_config()
     _require_kernels(config)
-    _require_same_tokens(config)
     if launch.goals:
         _set_scheduler(config)
     return config
@@ -144,16 +144,15 @@ def _require_whole_heads(launch: Launch) -> None:
             require_whole_heads(heads, launch.tensor_parallel)
 
 
-def _require_same_tokens(config: Any) -> None:
-    """A model that guesses the tokens of another one has to have the same: vLLM compares how many there are."""
-    guessing = config.speculative_config
-    if guessing is None or not guessing.uses_draft_model():
+def _require_same_tokens(launch: Launch) -> None:
+    """A model that guesses the tokens of another one has to have the same; only how many there are can be compared."""
+    if launch.speculative_model is None:
         return
-    sizes = [each.get_vocab_size() for each in (guessing.draft_model_config, config.model_config)]
-    if sizes[0] != sizes[1]:
-        raise Fatal(
-            f"the model of OMNIBUS_VLLM_SPECULATIVE_MODEL has {sizes[0]} tokens and this one {sizes[1]}: "
-            "name a model with the same tokeniser"
+    guessed, served = vocabulary_size(launch.speculative_model), vocabulary_size(launch.checkpoint)
+    if guessed != served:
+        raise BadRequest(
+            f"OMNIBUS_VLLM_SPECULATIVE_MODEL={launch.speculative_model} has {guessed} tokens and this model {served}: "
+            "name one with the same tokeniser"
         )
 
 
