@@ -16,8 +16,8 @@ pytestmark = [pytest.mark.clients, pytest.mark.e2e]
 
 STANDARD = Path(__file__).parent / "langchain" / "standard_chats.py"
 SECONDS = 240.0
-#: Tests that pass, of both models; fewer means that some are skipped which were not.
-PASSED = 80
+#: Tests that pass at least: 43 of the scripted model and 5 of the trained one. Fewer means that some are skipped.
+PASSED = 48
 
 
 @pytest.mark.timeout(600)
