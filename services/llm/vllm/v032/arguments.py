@@ -1,4 +1,4 @@
-"""How an engine of vLLM 0.32 is started: environment, arguments, and what is refused before its processes start."""
+"""Environment and arguments of an engine of vLLM 0.32, and what is refused before its processes start."""
 
 import json
 import os

@@ -52,7 +52,7 @@ class BlockRows:
 
 
 class RowOwner(NamedTuple):
-    """What becomes of a request's rows: whether there are to be any, and the descriptor of where they go."""
+    """The one who wants a request's rows, if they are ``wanted``, and the descriptor of where they go."""
 
     wanted: bool
     fd: int | None
