@@ -1,6 +1,7 @@
 """Whatever is asked of the chart, each version of Kubernetes takes what comes out."""
 
 import json
+from typing import Any
 
 import msgspec
 import pytest
@@ -207,7 +208,7 @@ def test_options_that_the_planner_does_not_run_are_told_the_same(rendered: Rende
 
 
 def test_the_engines_settings_of_an_option_reach_its_executors_without_the_planner(rendered: Renders):
-    model = next(iter(DECLARED["models"].values()))
+    model: Any = DECLARED["models"]["qwen"]
     option = {**model["options"]["L"], "gpus": 4, "vllm": {"pipeline_parallel": 2, "quantization": "fp8"}}
     declared = {"models": {"q": {**model, "options": {**model["options"], "L": option}}}}
 
