@@ -61,6 +61,10 @@ def test_blocks_of_a_prompt_are_shared_only_under_the_same_salt() -> None:
 
     assert engine_input(plain).get("cache_salt") is None
     assert engine_input(dataclasses.replace(plain, cache_salt="apart"))["cache_salt"] == "apart"
+    salts = {
+        engine_input(dataclasses.replace(plain, spoken=True, cache_salt=salt))["cache_salt"] for salt in ("", "apart")
+    }
+    assert len(salts - {None, "apart"}) == 2  # blocks without rows are not for those who speak, nor another tenant's
 
 
 async def answer(core: VllmEngineProcess, generation: Generation) -> list[int]:
