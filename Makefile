@@ -22,6 +22,7 @@ CLIENTS_VENV ?= .venv-clients
 OPENAI2_VENV ?= .venv-clients-openai2
 VOICE_VENV ?= .venv-clients-voice
 COMMANDS_VENV ?= .venv-clients-commands
+INSTALL_CLIENTS ?= install-clients
 # `make test-vllm VLLM_MARKS=vllm` runs those marked nightly too; two processes: whole systems in one, engines in another.
 VLLM_MARKS ?= vllm and not nightly
 ARGS ?=
@@ -95,9 +96,10 @@ install-ucx: $(VENV)/.ucx ## Install ucxx, for the tests of UCX between nodes (2
 
 install-s3: $(S3_VENV)/.installed ## Create .venv-s3 with an S3 server, for the tests of object storage (140 MB)
 
-install-clients: $(CLIENTS_VENV)/.installed $(OPENAI2_VENV)/.installed $(VOICE_VENV)/.installed $(COMMANDS_VENV)/.installed $(CLIENTS_VENV)/node/.installed ## Install clients of others, for docs/clients.md (1.1 GB)
+install-clients: $(CLIENTS_VENV)/.installed $(OPENAI2_VENV)/.installed $(VOICE_VENV)/.installed $(COMMANDS_VENV)/.installed $(CLIENTS_VENV)/node/.installed ## Install clients of others, for docs/clients.md (1.5 GB)
 
-test-clients: $(VENV)/.dev install-clients ## Run the examples and conversations of docs/clients.md against a running system
+# INSTALL_CLIENTS= takes those that are there.
+test-clients: $(VENV)/.dev $(INSTALL_CLIENTS) ## Run the examples and conversations of docs/clients.md against a running system
 	$(BIN)/python -m pytest tests/clients -m clients $(ARGS)
 
 install-vllm: $(VLLM_VENV)/.installed ## Create .venv-vllm with vLLM for a CPU

@@ -68,10 +68,7 @@ def _shared_vllm_core(component: str, settings: ExecutorSettings) -> "VllmCore":
     core = _engines.get((settings, halves))
     if core is None or core.closed:
         own = read_settings(VllmSettings)
-        if own.speculative_tokens and (halves or settings.ttft or settings.tbt):
-            raise BadRequest(
-                "vLLM guesses no tokens for halves of a model or with goals: set OMNIBUS_VLLM_SPECULATIVE_TOKENS=0"
-            )
+        _check_vllm_settings(own, halves, bool(settings.ttft or settings.tbt))
         launch = Launch(
             component=component,
             checkpoint=checkpoints.resolve_checkpoint(settings.checkpoint),
@@ -84,6 +81,7 @@ def _shared_vllm_core(component: str, settings: ExecutorSettings) -> "VllmCore":
             memory=own.memory,
             prefix_cache=own.prefix_cache,
             tensor_parallel=own.tensor_parallel,
+            pipeline_parallel=own.pipeline_parallel,
             eager=own.eager,
             threads=settings.threads,
             halves=halves,
@@ -92,9 +90,27 @@ def _shared_vllm_core(component: str, settings: ExecutorSettings) -> "VllmCore":
             loadable=_loadable_adapters(settings),
             quantization=own.quantization,
             speculative_tokens=own.speculative_tokens,
+            speculative_model=checkpoints.resolve_checkpoint(own.speculative_model) if own.speculative_model else None,
         )
         core = _engines[settings, halves] = VllmCore(settings.family, launch, VllmEngineProcess)
     return core
+
+
+def _check_vllm_settings(own: VllmSettings, halves: bool, goals: bool) -> None:
+    """Raise ``BadRequest`` for settings that an engine for ``halves``, or one with ``goals``, does not take."""
+    if own.speculative_tokens and (halves or goals):
+        raise BadRequest(
+            "vLLM guesses no tokens for halves of a model or with goals: set OMNIBUS_VLLM_SPECULATIVE_TOKENS=0"
+        )
+    if own.speculative_model and not own.speculative_tokens:
+        raise BadRequest(
+            "OMNIBUS_VLLM_SPECULATIVE_MODEL guesses no tokens: set OMNIBUS_VLLM_SPECULATIVE_TOKENS to those of a step"
+        )
+    if own.pipeline_parallel > 1 and (halves or goals or own.speculative_tokens):
+        raise BadRequest(
+            "vLLM runs no halves of a model, no goals and no guessed tokens in a pipeline: "
+            "set OMNIBUS_VLLM_PIPELINE_PARALLEL=1"
+        )
 
 
 def sim(component: str, settings: ExecutorSettings) -> Runner:

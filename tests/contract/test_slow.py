@@ -87,5 +87,17 @@ def test_continuous_integration_runs_both():
     assert {"test", "test-slow"} <= set(targets)
 
 
+def test_continuous_integration_installs_clients_of_others_and_runs_their_tests():
+    script = (ROOT / ".ci/run").read_text()
+
+    steps = re.findall(r"^(?:beside|join|step) \S*clients\b.*", script, re.MULTILINE)
+    assert steps == [
+        "beside clients install_clients",
+        "join clients",
+        "beside test-clients test_clients",
+        "join test-clients",
+    ]
+
+
 def test_seeded_faults_are_looked_for_by_what_make_test_runs():
     assert "not slow" in mutations.short_marks()

@@ -47,6 +47,8 @@ CLIENTS = (
     Client("litellm", "litellm", "chats, streams, tools, Responses, speech, transcriptions, embeddings"),
     Client("llama-index-llms-openai-like", "llama-index", "chats, streams, images in, completions"),
     Client("llm", "llm", "prompts, `--schema`, tools with `-T`"),
+    Client("langchain-tests", "tests-of-others", "LangChain's standard tests of chat models"),
+    Client("lm-eval", "lm-eval", "tasks that generate, over chats and completions"),
     Client(
         "openai for Node.js", "openai-for-nodejs", "chats, streams with speech, images in, Responses", "openai", True
     ),

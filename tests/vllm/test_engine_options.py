@@ -1,6 +1,8 @@
-"""Options of the engine that a declaration names: guessed tokens, and how weights are quantised."""
+"""Options of the engine that a declaration names: guessed tokens, a pipeline, and how weights are quantised."""
 
 import asyncio
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,11 +30,14 @@ async def test_the_engine_is_told_how_to_quantise(
             pass
 
 
+@pytest.mark.parametrize("guesses", ["n-grams", "a model"])
 async def test_guessed_tokens_change_no_greedy_answer_and_save_steps(
-    build: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    build: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, guesses: str
 ) -> None:
     base = build("qwen2")
     monkeypatch.setenv("OMNIBUS_VLLM_SPECULATIVE_TOKENS", "4")
+    if guesses == "a model":  # the best there is: itself
+        monkeypatch.setenv("OMNIBUS_VLLM_SPECULATIVE_MODEL", str(base))
 
     async with vllm("qwen2", base, batch=4) as runner:
         asked = [(each, job(each, max_tokens=TOKENS, ignore_eos=False)) for each in (SAID, text(5))]
@@ -43,6 +48,23 @@ async def test_guessed_tokens_change_no_greedy_answer_and_save_steps(
         assert one.ids == oracle.answer(base, messages, TOKENS)[0]
     assert stats["guessed_tokens"] >= stats["accepted_tokens"] > 0
     assert stats["tokens"] == sum(len(one.ids) for _, one in asked)
+    if guesses == "a model":
+        assert stats["accepted_tokens"] > 0.7 * stats["guessed_tokens"]
+
+
+async def test_a_model_with_other_tokens_guesses_nothing(
+    build: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, other = build("qwen2"), tmp_path / "other"
+    shutil.copytree(base, other)
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, "vocab_size": config["vocab_size"] + 64}))
+    monkeypatch.setenv("OMNIBUS_VLLM_SPECULATIVE_TOKENS", "4")
+    monkeypatch.setenv("OMNIBUS_VLLM_SPECULATIVE_MODEL", str(other))
+
+    with pytest.raises(BadRequest, match="the same tokeniser"):
+        async with vllm("qwen2", base):
+            pass
 
 
 async def test_a_model_that_speaks_and_halves_guess_nothing(omni: Path, monkeypatch: pytest.MonkeyPatch) -> None:

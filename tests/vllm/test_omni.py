@@ -1,5 +1,6 @@
 """A thinker that speaks, in vLLM: the same tokens, and the same rows for its talker."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -69,28 +70,27 @@ async def test_it_says_what_transformers_says(
     assert (mine.text, mine.end("text")) == (other.text, other.end("text"))
 
 
+@pytest.mark.parametrize("voice", [None, "Ethan"])
 async def test_a_prompt_whose_sound_goes_on_is_prefilled_from_there_on(
-    runner: VllmRunner, reference: ThinkRunner, encoders: list[Any]
+    runner: VllmRunner, reference: ThinkRunner, encoders: list[Any], voice: str | None
 ) -> None:
-    """What was only prefilled is how the answer begins; nothing is generated for it."""
+    """What was only prefilled is how the answer begins, and what its talker gets; nothing is generated for it."""
     question = ask("listen", audio(6.0))
-    asked, other, ahead, spoken = (job(question, encoders) for _ in range(4))
+    asked, other, ahead = (job(question, encoders, voice=voice) for _ in range(3))
     [sound] = asked.inputs["items"]
     rows = 100  # of 4 s, after which its user goes on
-    for one in (ahead, spoken):
-        one._inputs["items"] = [Item({**sound.data, "n_tokens": rows, "audio_len": 4 * rows}, sound.array[:rows])]
-        one._inputs["params"] = {**one.inputs["params"], "prefill_only": True}
-    spoken._inputs["voice"] = "Ethan"
-    before = runner.busy
+    ahead._inputs["items"] = [Item({**sound.data, "n_tokens": rows, "audio_len": 4 * rows}, sound.array[:rows])]
+    ahead._inputs["params"] = {**ahead.inputs["params"], "prefill_only": True}
+    ahead._wants = ()  # nobody waits for what is made of it
 
-    await run(runner, spoken)  # of answers that are spoken all rows are computed
-    assert runner.busy == before
     await run(runner, ahead)
     await run(runner, asked)
     await run(reference, other)
 
-    assert ahead.ids == spoken.ids == []
+    assert ahead.ids == []
     assert asked.ids == other.ids
+    if voice:
+        _assert_same_rows(asked, other)
     usage = asked.end("text")["usage"]
     assert rows / 2 < usage.pop("cached_tokens") <= usage["prompt_tokens"] - rows / 4
     assert usage == other.end("text")["usage"]
@@ -107,9 +107,7 @@ async def test_its_talker_gets_the_same_rows(
     await run(reference, other)
 
     assert mine.ids == other.ids
-    assert np.array_equal(mine.array("layout"), other.array("layout"))
-    np.testing.assert_allclose(mine.array("prompt"), other.array("prompt"), rtol=0, atol=1e-4)
-    np.testing.assert_allclose(mine.whole("rows"), other.whole("rows"), rtol=0, atol=1e-4)
+    _assert_same_rows(mine, other)
     assert mine.end("rows") == other.end("rows")
 
 
@@ -118,22 +116,77 @@ async def test_rows_come_while_tokens_are_made(runner: VllmRunner, encoders: lis
 
     chunks = [item.array for item in spoken.outputs["rows"].items if item.array is not None]
     assert sum(map(len, chunks)) == 99
-    assert len(chunks) > 10
+    assert len(chunks) > 2  # how many a busy process finds at a time is chance
 
 
 async def test_a_long_prompt_in_several_steps_gives_all_its_rows(
     omni: Path, runner: VllmRunner, reference: ThinkRunner, encoders: list[Any]
 ) -> None:
     question = ask(" ".join(["the small cat sleeps on a warm red mat"] * 30), image(5), "describe")
-    jobs = [job(question, encoders, voice="Ethan") for _ in range(4)]
+    silent, *jobs = (job(question, encoders, voice=voice) for voice in (None, *["Ethan"] * 4))
 
-    for one in jobs[:-1]:  # the second finds its prompt in the prefix cache, and must not take it from there
-        await run(runner, one)
+    await run(runner, silent)  # its rows are not kept, so nobody who speaks begins with its blocks
+    await run(runner, jobs[0])
+    await asyncio.gather(*(run(runner, one) for one in jobs[1:-1]))  # in one step, with rows that are kept
     await run(reference, jobs[-1])
 
     for one in jobs[:-1]:
-        np.testing.assert_allclose(one.array("prompt"), jobs[-1].array("prompt"), rtol=0, atol=1e-4)
-        np.testing.assert_allclose(one.whole("rows"), jobs[-1].whole("rows"), rtol=0, atol=1e-4)
+        _assert_same_rows(one, jobs[-1])
+    prompt = jobs[0].end("text")["usage"]["prompt_tokens"]
+    cached = [one.end("text")["usage"].get("cached_tokens", 0) for one in jobs[:-1]]
+    assert cached[0] < prompt / 2 < prompt - 64 <= cached[1] == cached[2] < prompt
+
+
+async def test_the_next_turn_of_a_spoken_conversation_begins_behind_the_answer(
+    runner: VllmRunner, reference: ThinkRunner, encoders: list[Any]
+) -> None:
+    question = ask(audio(2.0), " ".join(["the small cat sleeps on a warm red mat"] * 8))
+    first = await run(runner, job(question, encoders, voice="Ethan", max_tokens=64))
+    said = {"role": "assistant", "content": first.text}
+    turns = [job(question, encoders, voice="Chelsie") for _ in range(2)]
+    for one in turns:
+        one._inputs["messages"] = [*question.plain, said, {"role": "user", "content": "and what then?"}]
+
+    await run(runner, turns[0])
+    await run(reference, turns[1])
+
+    assert turns[0].ids == turns[1].ids
+    _assert_same_rows(*turns)
+    usage = turns[0].end("text")["usage"]
+    assert usage["cached_tokens"] >= first.end("text")["usage"]["prompt_tokens"] - 32  # what fills a block
+
+
+async def test_a_pipeline_says_and_speaks_the_same(
+    omni: Path,
+    runner: VllmRunner,
+    reference: ThinkRunner,
+    encoders: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Embeddings are read where the first layers are, and rows written where the last ones are."""
+    monkeypatch.setenv("OMNIBUS_VLLM_PIPELINE_PARALLEL", "2")
+    question = QUESTIONS["everything"]
+    mine, again, other = (job(question, encoders, voice="Ethan") for _ in range(3))
+    silent, unheard = (job(QUESTIONS["image"], encoders) for _ in range(2))
+
+    async with vllm("qwen2_5_omni", omni) as split:
+        await asyncio.gather(run(split, mine), run(split, silent))
+        await run(split, again)  # with rows that are kept
+        stats = split.stats()
+    await asyncio.gather(run(reference, other), run(reference, unheard))
+
+    assert (mine.ids, again.ids, silent.ids) == (other.ids, other.ids, unheard.ids)
+    for one in (mine, again):
+        _assert_same_rows(one, other)
+    assert again.end("text")["usage"]["cached_tokens"] > 0
+    assert stats["kv_bytes_per_token"] == runner.stats()["kv_bytes_per_token"]
+
+
+def _assert_same_rows(mine: MemoryJob, other: MemoryJob) -> None:
+    """A talker gets of both the same, but for rounding."""
+    assert np.array_equal(mine.array("layout"), other.array("layout"))
+    np.testing.assert_allclose(mine.array("prompt"), other.array("prompt"), rtol=0, atol=1e-4)
+    np.testing.assert_allclose(mine.whole("rows"), other.whole("rows"), rtol=0, atol=1e-4)
 
 
 async def test_neither_process_keeps_memory_of_requests_that_are_over(runner: VllmRunner, encoders: list[Any]) -> None:

@@ -15,7 +15,8 @@ from omnibus_models import tiny, torchvision_cpu
 from omnibus_models.contract import TokenSamplingParams
 from omnibus_models.tiny import _chat_tokenizer, _qwen, _weights
 from services.llm.vllm.protocol import Generation, Launch
-from services.llm.vllm.v032.engine import VllmEngineProcess, _engine_arguments
+from services.llm.vllm.v032.arguments import build_engine_arguments
+from services.llm.vllm.v032.engine import VllmEngineProcess
 from tests.vllm.conftest import IN_PROCESS
 
 torchvision_cpu.install_operators()
@@ -48,9 +49,9 @@ def asked(ids: Sequence[int]) -> Generation:
 def test_the_prefix_cache_is_left_out_where_it_is_not_wanted(tmp_path: Path) -> None:
     tiny.build("qwen2_5_vl", tmp_path)
 
-    assert _engine_arguments(launch(tmp_path)).enable_prefix_caching is None
+    assert build_engine_arguments(launch(tmp_path)).enable_prefix_caching is None
     without = dataclasses.replace(launch(tmp_path), prefix_cache=False)
-    assert _engine_arguments(without).enable_prefix_caching is False
+    assert build_engine_arguments(without).enable_prefix_caching is False
 
 
 def test_blocks_of_a_prompt_are_shared_only_under_the_same_salt() -> None:
@@ -60,6 +61,10 @@ def test_blocks_of_a_prompt_are_shared_only_under_the_same_salt() -> None:
 
     assert engine_input(plain).get("cache_salt") is None
     assert engine_input(dataclasses.replace(plain, cache_salt="apart"))["cache_salt"] == "apart"
+    salts = {
+        engine_input(dataclasses.replace(plain, spoken=True, cache_salt=salt))["cache_salt"] for salt in ("", "apart")
+    }
+    assert len(salts - {None, "apart"}) == 2  # blocks without rows are not for those who speak, nor another tenant's
 
 
 async def answer(core: VllmEngineProcess, generation: Generation) -> list[int]:

@@ -28,7 +28,8 @@ from services.llm.vllm.supervisor import EngineSupervisor
 class PreparedVllmRequest(NamedTuple):
     """One request, ready for the engine. ``order`` is to be closed. ``known`` are the first tokens of its answer, which
     an earlier attempt has generated; ``limit`` counts them as well. ``thinking``: see ``TokenizedPrompt``.
-    ``grammar`` is a Lark grammar of what it may be, "" for anything.
+    ``grammar`` is a Lark grammar of what it may be, "" for anything. ``spoken``: a talker follows it, or will follow
+    the answer whose prompt alone is computed.
     """
 
     params: TextGenerationParams
@@ -38,6 +39,7 @@ class PreparedVllmRequest(NamedTuple):
     known: tuple[int, ...] = ()
     thinking: bool | None = False
     grammar: str = ""
+    spoken: bool = False
 
 
 class PausedDecode(NamedTuple):
@@ -106,9 +108,9 @@ class VllmCore:
         """True if prompts share what they have in common with earlier ones."""
         return self._launch.prefix_cache
 
-    def keeps_nothing(self, job: Job, params: TextGenerationParams) -> bool:
-        """Return whether a prompt would be computed for nobody: of answers that are spoken all rows are computed."""
-        return params.prefill_only and bool(job.inputs.get("voice"))
+    def keeps_nothing(self, asked: PreparedVllmRequest) -> bool:
+        """Return whether a prompt would be computed for nobody, as its answer is spoken and no rows are kept."""
+        return asked.params.prefill_only and asked.spoken and not self.engine.keeps_rows
 
     async def load(self) -> None:
         self._users += 1
@@ -147,6 +149,7 @@ class VllmCore:
             raise BadRequest("vLLM chooses every token itself: a given text is said by transformers", param="say")
         self._check_adapter(params)
         voice = self._read_voice(job)
+        spoken = voice is not None or (params.prefill_only and bool(job.inputs.get("voice")))
         prompt = await self._tokenize_prompt(job, params)
         items = await read_items(job)
         order = await self.hands(VllmRequest, self.reader, prompt, items, voice)
@@ -164,7 +167,8 @@ class VllmCore:
         known = () if grammar or params.changes_logits else resumed_tokens(job, "text")[: limit - 1]
         if known:
             order.begin_after(known)
-        return PreparedVllmRequest(params, order, limit, count_tokens(length, items), known, prompt.thinking, grammar)
+        counts = count_tokens(length, items)
+        return PreparedVllmRequest(params, order, limit, counts, known, prompt.thinking, grammar, spoken)
 
     def _check_adapter(self, params: TextGenerationParams) -> None:
         declared = params.adapter_source is None  # the engine loads the others
@@ -197,6 +201,7 @@ class VllmCore:
             "rows": None if order.voice is None else order.voice.rows.place,
             "sampling": self.build_sampling(params, asked.limit - len(asked.known), seed, asked.grammar),
             "draws": len(asked.known),
+            "spoken": asked.spoken,
         }
         return self.new_generation(params, **{**usual, **more})
 

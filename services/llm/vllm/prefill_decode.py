@@ -40,7 +40,7 @@ class VllmPrefillRunner(VllmPart, half="prefill"):
         asked = await self._core.read_request(job)
         async with AsyncExitStack() as held:
             held.enter_context(closing(asked.order))
-            if asked.params.count_only or self._core.keeps_nothing(job, asked.params):
+            if asked.params.count_only or self._core.keeps_nothing(asked):
                 await self._send_start(job, asked, [TokenStep(0, "stop")], "stop", None)
             elif job.is_local("cache"):
                 await self._prefill_in_place(job, asked, held)

@@ -26,7 +26,8 @@ class Launch:
     ``step_tokens`` at most. ``prefix_cache``: whether prompts share what they have in common with earlier ones.
     ``adapters``: names and directories of LoRA adapters. ``loadable``: others that requests may bring.
     ``quantization``: of weights that the checkpoint has in full, by vLLM's name. ``speculative_tokens``: guessed in
-    each step by n-grams, 0: none.
+    each step, 0: none; by the ``speculative_model`` of that checkpoint, without one by n-grams. ``tensor_parallel``
+    GPUs share each layer, and ``pipeline_parallel`` groups of them have a part of the layers each.
     """
 
     component: str
@@ -49,6 +50,8 @@ class Launch:
     loadable: AdapterLimits = NO_ADAPTERS
     quantization: str = ""
     speculative_tokens: int = 0
+    speculative_model: Path | None = None
+    pipeline_parallel: int = 1
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,8 @@ class Generation:
     were chosen elsewhere, the last of ``ids``: so many random numbers were used. Of requests that wait, the one with
     the least ``priority`` is first. ``adapter`` is the name of its LoRA adapter; empty: the model as it is.
     With an ``adapter_source`` that is where it is loaded from. Blocks of the prompt are shared with requests that have
-    the same ``cache_salt``.
+    the same ``cache_salt`` and are ``spoken`` as well: then hidden rows are kept with the blocks, whether or not the
+    request has ``rows``.
     """
 
     id: str
@@ -129,6 +133,7 @@ class Generation:
     adapter: str = ""
     adapter_source: AdapterSource | None = None
     cache_salt: str = ""
+    spoken: bool = False
 
 
 class Tokens(NamedTuple):
@@ -147,6 +152,11 @@ class VllmEngine(Protocol):
     @property
     def layout(self) -> CacheBlockLayout:
         """Memory layout of the engine's caches; known once a launch with ``halves`` was started."""
+
+    @property
+    def keeps_rows(self) -> bool:
+        """True if hidden rows are kept with blocks of prompts, so that ``spoken`` requests begin with those of earlier
+        ones; known once it was started."""
 
     async def start(self) -> None:
         """Load the weights; takes long. Raises whatever the library raises."""

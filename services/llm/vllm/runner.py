@@ -69,7 +69,7 @@ class VllmRunner(VllmPart):
         asked = await core.read_request(job)
         reply = open_reply(core.reader, asked.params, asked.thinking)
         with closing(asked.order) as order:
-            if asked.params.count_only or core.keeps_nothing(job, asked.params):
+            if asked.params.count_only or core.keeps_nothing(asked):
                 close_counted(job, asked.counts)
                 return
             if asked.params.prefill_only:

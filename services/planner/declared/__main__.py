@@ -93,7 +93,8 @@ def _degree(option: DeploymentOption) -> int:
     """Return the GPUs over which the language model of ``option`` is split; 1 without one."""
     if LANGUAGE_COMPONENTS.isdisjoint(option.components):
         return 1
-    return int((option.vllm or {}).get("tensor_parallel", max(1, option.gpus)))
+    engine = option.vllm or {}
+    return int(engine.get("tensor_parallel", max(1, option.gpus // int(engine.get("pipeline_parallel", 1)))))
 
 
 if __name__ == "__main__":

@@ -259,6 +259,15 @@ def _check_option(model: Model, name: str, option: DeploymentOption) -> None:
     require_valid(
         not option.engine or ":" in option.engine, f"has engine {option.engine!r}: it must name module:function"
     )
+    stages = (option.vllm or {}).get("pipeline_parallel", 1)
+    require_valid(
+        isinstance(stages, int) and stages >= 1, f"has pipeline_parallel {stages!r}: it is a whole number above 0"
+    )
+    require_valid(
+        not option.gpus % int(stages),
+        f"has {option.gpus} GPUs for a pipeline of {stages}: 'gpus' is a multiple of it, the degree of tensor "
+        "parallelism times pipeline_parallel",
+    )
 
 
 def _check_paths(model: Model) -> None:

@@ -16,7 +16,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from omnibus.cluster.desired import CELL, ID, DesiredExecutors, ExecutorKind
+from omnibus.cluster.desired import CELL, ID, TENSOR_PARALLEL, DesiredExecutors, ExecutorKind
 from omnibus.errors import BadRequest
 from services.planner.reconcile.backend import RunningWorkload
 
@@ -33,7 +33,7 @@ LABEL_PREFIX = "omnibus/"
 MANAGED = {"app.kubernetes.io/managed-by": "omnibus-planner"}
 EPOCH = f"{LABEL_PREFIX}epoch"
 #: What executors with GPUs are told unless the template says otherwise.
-DEVICE, PARALLEL = "OMNIBUS_EXECUTOR_DEVICE", "OMNIBUS_VLLM_TENSOR_PARALLEL"
+DEVICE = "OMNIBUS_EXECUTOR_DEVICE"
 
 _INVALID_NAME_CHARS = re.compile(r"[^a-z0-9]+")
 _INVALID_LABEL_CHARS = re.compile(r"[^A-Za-z0-9._-]+")
@@ -171,13 +171,13 @@ def _set_environment(container: Manifest, wanted: DesiredExecutors) -> None:
     told[ID] = {"name": ID, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
     kept = [each for each in container.get("env") or [] if each["name"] not in told]
     for name, value in _default_environment(wanted).items():
-        if all(each["name"] != name for each in kept):
+        if name not in told and all(each["name"] != name for each in kept):
             told[name] = {"name": name, "value": value}
     container["env"] = kept + list(told.values())
 
 
 def _default_environment(wanted: DesiredExecutors) -> dict[str, str]:
-    return {DEVICE: "cuda", PARALLEL: str(wanted.gpus)} if wanted.gpus else {}
+    return {DEVICE: "cuda", TENSOR_PARALLEL: str(wanted.tensor_parallel)} if wanted.gpus else {}
 
 
 def _set_gpu_limit(container: Manifest, gpus: int) -> None:

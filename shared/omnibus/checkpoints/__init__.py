@@ -4,6 +4,12 @@ A checkpoint is the directory of one, or the id of one on the Hugging Face hub, 
 a revision ``Qwen/Qwen2.5-VL-7B-Instruct@main``, which stands for its directory in the hub's cache.
 """
 
-from omnibus.checkpoints.hub import download_checkpoint, find_checkpoint, is_id, resolve_checkpoint
+from omnibus.checkpoints.hub import (
+    download_checkpoint,
+    find_checkpoint,
+    is_id,
+    require_safetensors,
+    resolve_checkpoint,
+)
 
-__all__ = ["download_checkpoint", "find_checkpoint", "is_id", "resolve_checkpoint"]
+__all__ = ["download_checkpoint", "find_checkpoint", "is_id", "require_safetensors", "resolve_checkpoint"]

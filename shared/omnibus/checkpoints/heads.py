@@ -1,4 +1,5 @@
-"""Heads of keys and values of a checkpoint's language model, by which tensor parallelism can split it."""
+"""Sizes of a checkpoint's language model by its ``config.json``: heads, by which tensor parallelism can split it, and
+tokens."""
 
 import json
 from pathlib import Path
@@ -14,17 +15,28 @@ _LANGUAGE_CONFIGS = ("thinker_config", "text_config", "llm_config", "language_co
 
 
 def key_value_heads(directory: Path) -> int | None:
-    """Return the heads that ``config.json`` of the checkpoint in ``directory`` says; None where it says none."""
+    """Return the heads of keys and values that the checkpoint in ``directory`` says; None where it says none."""
+    config = _read_language_config(directory)
+    return None if config.get(_LATENT) else _positive(config.get(_HEADS))
+
+
+def vocabulary_size(directory: Path) -> int | None:
+    """Return the number of tokens that the checkpoint in ``directory`` says; None where it says none."""
+    return _positive(_read_language_config(directory).get("vocab_size"))
+
+
+def _read_language_config(directory: Path) -> dict[str, Any]:
     try:
         config: Any = json.loads((directory / "config.json").read_text())
     except (OSError, ValueError):
-        return None
+        return {}
     for name in _LANGUAGE_CONFIGS:
         config = config[name] if isinstance(config, dict) and isinstance(config.get(name), dict) else config
-    if not isinstance(config, dict) or config.get(_LATENT):
-        return None
-    found = config.get(_HEADS)
-    return found if isinstance(found, int) and found > 0 else None
+    return config if isinstance(config, dict) else {}
+
+
+def _positive(value: object) -> int | None:
+    return value if isinstance(value, int) and value > 0 else None
 
 
 def require_whole_heads(heads: int, degree: int) -> None:

@@ -25,8 +25,23 @@ def is_id(checkpoint: str) -> bool:
 
 
 def resolve_checkpoint(checkpoint: str) -> Path:
-    """The directory of an id, and anything else as the path that it is. Raises as ``find_checkpoint``."""
-    return find_checkpoint(checkpoint) if is_id(checkpoint) else Path(checkpoint)
+    """The directory of an id, and anything else as the path that it is.
+
+    Raises as ``find_checkpoint``, and ``BadRequest`` for GGUF.
+    """
+    found = find_checkpoint(checkpoint) if is_id(checkpoint) else Path(checkpoint)
+    require_safetensors(found)
+    return found
+
+
+def require_safetensors(path: Path) -> None:
+    """Raise ``BadRequest`` for a file of GGUF, and for a directory that has weights in this format alone."""
+    in_directory = path.is_dir() and any(path.glob("*.gguf")) and not any(path.glob("*.safetensors"))
+    if in_directory or path.suffix == ".gguf":
+        raise BadRequest(
+            f"{path} is GGUF, which no engine here reads: name the model's safetensors; small ones are those "
+            "quantised as AWQ, GPTQ or compressed-tensors, which run in services.engines:vllm"
+        )
 
 
 def find_checkpoint(checkpoint: str) -> Path:

@@ -11,6 +11,8 @@ from omnibus.plan import ModelPlan, Plan
 ID = "OMNIBUS_EXECUTOR_ID"
 #: The one that tells it its cell, where its model is in cells.
 CELL = "OMNIBUS_EXECUTOR_CELL"
+#: GPUs that vLLM splits each layer over, and parts that it makes of the layers.
+TENSOR_PARALLEL, PIPELINE_PARALLEL = "OMNIBUS_VLLM_TENSOR_PARALLEL", "OMNIBUS_VLLM_PIPELINE_PARALLEL"
 
 
 class ExecutorKind(NamedTuple):
@@ -39,6 +41,11 @@ class DesiredExecutors(msgspec.Struct, frozen=True):
     apps: tuple[str, ...]
     gpu: str = ""
     epoch: int = 0
+
+    @property
+    def tensor_parallel(self) -> int:
+        """GPUs of one stage of the pipeline, over which vLLM splits each layer unless a setting says otherwise."""
+        return self.gpus // int(self.env.get(PIPELINE_PARALLEL, 1))
 
 
 def desired_executors(*plans: Plan) -> dict[ExecutorKind, DesiredExecutors]:

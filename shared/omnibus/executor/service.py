@@ -85,7 +85,7 @@ class ExecutorService:
         self._tensors = await waiting.connect_when_ready(sidecar.socket, identity.id, sidecar.node_name)
         if self.settings.pin_arena and self.settings.device.startswith("cuda"):
             self._tensors.observe_mappings(plugins.import_object(_PIN_MEMORY, "OMNIBUS_EXECUTOR_PIN_ARENA"))
-        meter = open_meter(self.settings.device, read_settings(VllmSettings).tensor_parallel)
+        meter = open_meter(self.settings.device, read_settings(VllmSettings).gpus)
         self.executor = Executor(identity, runners, self._bus, self._tensors, bus.max_payload, meter)
         await self.executor.startup()
         self._roles = RoleSwitch(
@@ -102,7 +102,8 @@ class ExecutorService:
         wanted, online = self.settings, {"HF_HUB_OFFLINE": "0"}
         if not wanted.download:
             return
-        for checkpoint in filter(checkpoints.is_id, (wanted.checkpoint, *wanted.adapter_checkpoints.values())):
+        named = (wanted.checkpoint, *wanted.adapter_checkpoints.values(), read_settings(VllmSettings).speculative_model)
+        for checkpoint in filter(checkpoints.is_id, named):
             log.info("%s is downloaded unless it is there", checkpoint)
             await run_module.call_module("omnibus.checkpoints", checkpoint, within=wanted.download_seconds, env=online)
 

@@ -109,7 +109,17 @@ class VllmSettings(Settings, frozen=True):
     #: Tokens that a step guesses from what the prompt and the answer have said already (n-grams); 0: none. Greedy
     #: answers stay the same, sampled ones follow other random numbers.
     speculative_tokens: int = 0
-    #: GPUs that the model is split over.
+    #: Checkpoint of a small model with the same tokeniser that guesses them, a directory or an id of the hub; empty:
+    #: n-grams guess.
+    speculative_model: str = ""
+    #: GPUs that each layer is split over; of an option those that ``pipeline_parallel`` leaves of its ``gpus``.
     tensor_parallel: int = 1
+    #: Groups of such GPUs that have a part of the layers each, one after the other.
+    pipeline_parallel: int = 1
     #: Leave out compilation and CUDA graphs: a faster start, slower steps. Always so on a CPU.
     eager: bool = False
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one engine."""
+        return self.tensor_parallel * self.pipeline_parallel

@@ -55,14 +55,15 @@ def vary_options(
     options: Mapping[str, DeploymentOption], batches: Sequence[int], degrees: Sequence[int]
 ) -> dict[str, DeploymentOption]:
     """Return ``options`` and, of each, one with each of ``batches``, and of each with a language model, one on as many
-    GPUs as each of ``degrees`` of tensor parallelism says."""
+    GPUs as each of ``degrees`` of tensor parallelism says, for each stage of its pipeline."""
     found = dict(options)
     for name, option in options.items():
         for size in batches:
             found[f"{name}-b{size}"] = msgspec.structs.replace(option, batch=size)
+        stages = int((option.vllm or {}).get("pipeline_parallel", 1))
         for degree in degrees:
-            if degree > 1 and option.service == "llm" and degree != option.gpus:
-                found[f"{name}-tp{degree}"] = msgspec.structs.replace(option, gpus=degree)
+            if degree > 1 and option.service == "llm" and degree * stages != option.gpus:
+                found[f"{name}-tp{degree}"] = msgspec.structs.replace(option, gpus=degree * stages)
     return found
 
 

@@ -22,7 +22,7 @@ UNITS = {
     "responses": "responses", "realtime_sessions": "sessions",
     **dict.fromkeys(("max_inflight", "credits"), "invocations"),
     "batch_parallel": "lines", "body_rate": "bytes per second",
-    "video_frames": "frames", "threads": "threads", "tensor_parallel": "GPUs",
+    "video_frames": "frames", "threads": "threads", "tensor_parallel": "GPUs", "pipeline_parallel": "groups",
     "head_lines": "lines", "batch": "rows", "adapter_rank": "rows", "adapter_slots": "adapters",
     "links": "connections", "history": "plans", "replicas": "servers",
 }  # fmt: skip

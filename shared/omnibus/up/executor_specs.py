@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from omnibus.bus import subjects
-from omnibus.cluster.desired import ID, DesiredExecutors, desired_executors
+from omnibus.cluster.desired import ID, TENSOR_PARALLEL, DesiredExecutors, desired_executors
 from omnibus.cluster.roles import switching_executors
 from omnibus.families.catalog import PYTHON
 from omnibus.plan import Plan
@@ -17,7 +17,6 @@ from omnibus.up.fork_server import can_fork_executors
 EXIT_TIMEOUT_SECONDS = 10.0  # seconds that a process may take to end after it has drained
 #: What a plan says of an option, whatever all executors are told.
 _OF_OPTIONS = ("OMNIBUS_EXECUTOR_ENGINE", "OMNIBUS_EXECUTOR_BATCH", "OMNIBUS_EXECUTOR_DTYPE")
-_PARALLEL = "OMNIBUS_VLLM_TENSOR_PARALLEL"
 
 
 def process_specs(
@@ -82,8 +81,8 @@ def grace_seconds(env: Mapping[str, str], service: str) -> float:
 def _executor_spec(each: DesiredExecutors, replica: int, env: Mapping[str, str], fork_server: str) -> ProcessSpec:
     kind = each.kind
     own = {name: each.env[name] for name in _OF_OPTIONS if name in each.env}
-    if each.gpus > 1 and _PARALLEL not in {**os.environ, **env}:
-        own[_PARALLEL] = str(each.gpus)
+    if each.gpus > 1 and TENSOR_PARALLEL not in {**os.environ, **env, **each.env}:
+        own[TENSOR_PARALLEL] = str(each.tensor_parallel)
     environment = {**each.env, ID: subjects.subject_token(f"{kind.model}-{kind.option}-{replica}"), **env, **own}
     module = f"services.{each.service}"
     forked = bool(fork_server) and can_fork_executors({**os.environ, **environment})

@@ -26,8 +26,8 @@ _DTYPES = ("float32", "bfloat16", "float16")
 _MIB = 1 << 20
 _SIMULATED = "services.engines:sim"
 _VLLM = "services.engines:vllm"
-#: Engines that load adapters as ``omnibus.checkpoints.adapters`` reads them.
-_ADAPTING = {"services.engines:transformers", "services.engines:vllm"}
+#: Engines that load safetensors, and adapters as ``omnibus.checkpoints.adapters`` reads them.
+_LOADING = {"services.engines:transformers", "services.engines:vllm"}
 
 
 async def check_start(models: Path | None, nodes: int, environ: Mapping[str, str] | None = None) -> None:
@@ -57,13 +57,16 @@ async def check_declarations(path: Path, settings: ExecutorSettings) -> None:
 
 def _check_checkpoint(directory: Path, model: Mapping[str, Any], settings: ExecutorSettings) -> None:
     """Check what our own engines load; others have checkpoints of their own kinds."""
-    named, usual = str(model["checkpoint"]), ExecutorSettings().engine
-    if model["family"] not in KNOWN or {settings.engine, *model["engines"]} != {usual}:
+    named, engines = str(model["checkpoint"]), {settings.engine, *model["engines"]}
+    if model["family"] not in KNOWN or not engines <= _LOADING:
         return
     if settings.download and checkpoints.is_id(named):
         return
     try:
         found = _find_directory(directory, named)
+        checkpoints.require_safetensors(found)
+        if engines != {ExecutorSettings().engine}:
+            return
         if found.is_file():  # the times of a simulated model
             return
         if not found.is_dir():
@@ -79,7 +82,7 @@ def _find_directory(directory: Path, named: str) -> Path:
 
 def _check_adapters(directory: Path, model: Mapping[str, Any], settings: ExecutorSettings) -> None:
     """Check the files of adapters; whether they fit the model is seen when it loads, and by `omnibus models check`."""
-    if not {settings.engine, *model["engines"]} <= _ADAPTING:
+    if not {settings.engine, *model["engines"]} <= _LOADING:
         return
     for name, checkpoint in model["adapters"].items():
         if settings.download and checkpoints.is_id(checkpoint):

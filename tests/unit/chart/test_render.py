@@ -1,6 +1,7 @@
 """Whatever is asked of the chart, each version of Kubernetes takes what comes out."""
 
 import json
+from typing import Any
 
 import msgspec
 import pytest
@@ -204,6 +205,20 @@ def test_options_that_the_planner_does_not_run_are_told_the_same(rendered: Rende
     told = env(found["L"]["spec"]["template"])
     assert limits == {"memory": "64Gi", "nvidia.com/gpu": "2"}
     assert (told["OMNIBUS_EXECUTOR_DEVICE"], told["OMNIBUS_VLLM_TENSOR_PARALLEL"]) == ("cuda", "2")
+
+
+def test_the_engines_settings_of_an_option_reach_its_executors_without_the_planner(rendered: Renders):
+    model: Any = DECLARED["models"]["qwen"]
+    option = {**model["options"]["L"], "gpus": 4, "vllm": {"pipeline_parallel": 2, "quantization": "fp8"}}
+    declared = {"models": {"q": {**model, "options": {**model["options"], "L": option}}}}
+
+    made = of(rendered(values("values-gpu.yaml", models=declared, executors__scaling="none")), "Deployment").values()
+
+    found = {
+        env(each["spec"]["template"]).get("OMNIBUS_EXECUTOR_OPTION"): env(each["spec"]["template"]) for each in made
+    }
+    told = {"PIPELINE_PARALLEL": "2", "QUANTIZATION": "fp8", "TENSOR_PARALLEL": "2"}
+    assert found["L"].items() >= {f"OMNIBUS_VLLM_{name}": value for name, value in told.items()}.items()
 
 
 #: What an executor of a family knows by itself, and the mark of one plan among several.

@@ -33,6 +33,15 @@ def test_batches_and_degrees_of_parallelism_are_further_options():
     assert "E" in made.options
 
 
+def test_each_stage_of_a_pipeline_has_the_gpus_of_a_degree():
+    option = {"components": ["thinker"], "service": "llm", "gpus": 2, "vllm": {"pipeline_parallel": 2}}
+    known = experiments.choose_options(vl(options={"L": option}, paths=[]), only=["L"])
+
+    found = experiments.vary_options(known, [], [1, 2])
+
+    assert {name: each.gpus for name, each in found.items()} == {"L": 2, "L-tp2": 4}
+
+
 def test_others_get_as_many_replicas_as_they_are_to_have():
     found = experiments.with_replicas(trial(vl(), "L"), {"E": 4})
 

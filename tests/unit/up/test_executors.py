@@ -73,6 +73,8 @@ def test_an_option_of_several_gpus_and_of_its_own_batch_says_so_whatever_all_are
     options = {
         "L": DeploymentOption(("thinker",), "llm", gpus=1),
         "L-tp2": DeploymentOption(("thinker",), "llm", gpus=2),
+        "L-pp2": DeploymentOption(("thinker",), "llm", gpus=4, vllm={"pipeline_parallel": 2}),
+        "L-own": DeploymentOption(("thinker",), "llm", gpus=2, vllm={"tensor_parallel": 1}),
         "L-b8": DeploymentOption(("thinker",), "llm", batch=8),
     }
     asked = Plan(1, 0, 0.0, {"m": model(options)})
@@ -80,8 +82,9 @@ def test_an_option_of_several_gpus_and_of_its_own_batch_says_so_whatever_all_are
     found = process_specs(asked, env={"OMNIBUS_EXECUTOR_BATCH": "4"})
     told = process_specs(asked, env={"OMNIBUS_VLLM_TENSOR_PARALLEL": "1"})
 
-    assert [found[f"m/{name}"].env["OMNIBUS_EXECUTOR_BATCH"] for name in options] == ["4", "4", "8"]
-    assert [found[f"m/{name}"].env.get("OMNIBUS_VLLM_TENSOR_PARALLEL") for name in options] == [None, "2", None]
+    assert [found[f"m/{name}"].env["OMNIBUS_EXECUTOR_BATCH"] for name in options] == ["4", "4", "4", "4", "8"]
+    degrees = [found[f"m/{name}"].env.get("OMNIBUS_VLLM_TENSOR_PARALLEL") for name in options]
+    assert degrees == [None, "2", "2", "1", None]
     assert {each.env["OMNIBUS_VLLM_TENSOR_PARALLEL"] for each in told.values()} == {"1"}
 
 

@@ -54,6 +54,12 @@ MISTAKES = {
         json.dumps({"models": {"a": split_thinker(7)}}),
         "model a, option Th: . heads of keys and values cannot be split over 7 GPUs: .* must divide . or be a multiple",
     ),
+    "GGUF": ('{"models": {"a": {"family": "qwen2", "checkpoint": "./model-Q4.gguf"}}}', "model a: .*model-Q4.gguf is GGUF, which no engine"),
+    "GGUF in a directory, for vLLM": (
+        '{"models": {"a": {"family": "qwen2", "checkpoint": "./gguf", "options": {"L": {"components": ["thinker"], '
+        '"service": "llm", "engine": "services.engines:vllm"}}, "paths": [{"options": ["L"]}]}}}',
+        "model a: .*gguf is GGUF, which no engine",
+    ),
     "weights cut off": ('{"models": {"a": {"family": "qwen_image", "checkpoint": "./cut"}}}', "is cut off: .* bytes are there"),
 }  # fmt: skip
 
@@ -65,6 +71,8 @@ SIMULATED = {"components": ["thinker"], "service": "llm", "engine": "services.en
 def directory(tmp_path: Path) -> Path:
     """Checkpoints that lack something."""
     (tmp_path / "empty").mkdir()
+    (tmp_path / "gguf").mkdir()
+    (tmp_path / "gguf" / "model-Q4_K_M.gguf").write_bytes(b"GGUF")
     for name in ("lost", "cut"):
         shutil.copytree(WHOLE, tmp_path / name)
     weights = tmp_path / "lost/vae/diffusion_pytorch_model.safetensors"

@@ -3,33 +3,24 @@
 import asyncio
 import functools
 import gc
-import json
 import math
 import os
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from pathlib import Path
 from typing import Any
 
 from omnibus_models import torchvision_cpu
 
 torchvision_cpu.install_operators()
 
-from omnibus.checkpoints.heads import key_value_heads, require_whole_heads  # noqa: E402
 from omnibus.errors import BadRequest, Fatal, OmnibusError, StageFailed, StageUnavailable  # noqa: E402
 from services.llm.engine.sampler import TokenLogprobs  # noqa: E402
 from services.llm.vllm.protocol import CacheBlockLayout, Generation, Launch, Tokens  # noqa: E402
-from services.llm.vllm.v032 import adapters  # noqa: E402
+from services.llm.vllm.v032 import adapters, arguments  # noqa: E402
 from services.llm.vllm.v032 import process as v032_process  # noqa: E402
 
-#: Modalities whose towers are not loaded.
-_TOWERS = ("image", "video", "audio")
 _SHUTDOWN_TIMEOUT_SECONDS = 5.0  # seconds; then the engine core is killed
-#: Tokens of an n-gram by which the next ones are guessed.
-_MIN_NGRAM, _MAX_NGRAM = 2, 4
-#: Of the KV cache on a CPU, where vLLM would take nearly all of the machine's memory.
-_CPU_KV_BYTES = 512 << 20
 
 
 class VllmEngineProcess:
@@ -39,6 +30,7 @@ class VllmEngineProcess:
         self._launch = launch
         self._llm: Any = None
         self._parameters = 0
+        self._keeps_rows = False
         self._memory: dict[str, int] = {}
         self._layout: CacheBlockLayout | None = None
         self._adapters = adapters.EngineAdapters(launch)
@@ -48,13 +40,15 @@ class VllmEngineProcess:
         self._thread = ThreadPoolExecutor(1, f"{launch.component}-vllm")
 
     async def start(self) -> None:
-        _set_environment(self._launch)
+        arguments.set_environment(self._launch)
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._thread, self._construct_engine)
         for process in self._llm.engine_core.resources.engine_manager.processes:
             self._sentinels.append(process.sentinel)
             loop.add_reader(process.sentinel, self._on_process_exit)
-        self._parameters = sum(await self._llm.collective_rpc("omnibus_begin", args=(self._launch.rows,)))
+        begun = await self._llm.collective_rpc("omnibus_begin", args=(self._launch.rows,))
+        self._parameters = sum(worker["parameters"] for worker in begun)
+        self._keeps_rows = any(worker["keeps_rows"] for worker in begun)
         for worker in await self._llm.collective_rpc("omnibus_memory"):  # each has a part of the whole
             self._memory = {name: self._memory.get(name, 0) + value for name, value in worker.items()}
         await self._adapters.load_declared(self._llm)
@@ -68,13 +62,19 @@ class VllmEngineProcess:
             raise Fatal("this engine was not started for halves of a model")
         return self._layout
 
+    @property
+    def keeps_rows(self) -> bool:
+        return self._keeps_rows
+
     async def generate(self, asked: Generation) -> AsyncGenerator[Tokens, None]:
         from vllm.exceptions import VLLMValidationError
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
         try:
             async with self._adapters.use(asked.adapter, asked.adapter_source) as adapter:
-                stream = self._llm.generate(*_engine_request(asked), priority=asked.priority, lora_request=adapter)
+                stream = self._llm.generate(
+                    *_engine_request(asked, self._keeps_rows), priority=asked.priority, lora_request=adapter
+                )
                 async with aclosing(stream) as outputs:
                     async for output in outputs:
                         tokens = _read_tokens(output)
@@ -131,18 +131,12 @@ class VllmEngineProcess:
             from services.llm.vllm.v032.stats import EngineCounts, VllmStatLogger, register_vllm_metrics
         finally:
             gc.enable()
-        model_registry.register_models(_read_architectures(self._launch.checkpoint))
+        model_registry.register_models(arguments.read_architectures(self._launch))
         self._counts = EngineCounts()
         target = EngineCoreProc.__dict__["run_engine_core"]
         EngineCoreProc.run_engine_core = functools.partial(v032_process.run_core_process, parent=os.getpid())
         try:
-            heads = key_value_heads(self._launch.checkpoint)
-            if heads is not None:
-                require_whole_heads(heads, self._launch.tensor_parallel)
-            config = _engine_arguments(self._launch).create_engine_config()
-            _require_kernels(config)
-            if self._launch.goals:
-                _set_scheduler(config)
+            config = arguments.build_engine_config(self._launch)
             self._llm = AsyncLLM.from_vllm_config(
                 config, stat_loggers=[functools.partial(VllmStatLogger, counts=self._counts)], disable_log_stats=True
             )
@@ -156,110 +150,7 @@ class VllmEngineProcess:
             llm.shutdown(timeout=_SHUTDOWN_TIMEOUT_SECONDS)
 
 
-def _set_environment(launch: Launch) -> None:
-    """vLLM takes these from the environment alone; what an operator has set stays."""
-    wanted = {
-        "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_LOGGING_LEVEL": "WARNING",
-        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # this process has threads and connections: no forks of it
-        "VLLM_USE_V2_MODEL_RUNNER": "0",  # ``tap`` knows the first one
-    }
-    if launch.device == "cpu":
-        wanted["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the worker lives in the engine core's process
-        # Models run as they are, and what counts ranks of log probabilities would be compiled with the first request.
-        wanted["TORCHDYNAMO_DISABLE"] = "1"
-        if launch.threads:
-            wanted |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(launch.threads)}
-        elif launch.tensor_parallel > 1:  # workers would be bound to a memory node each, of which there may be one
-            wanted["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
-    for name, value in wanted.items():
-        os.environ.setdefault(name, value)
-
-
-def _engine_arguments(launch: Launch) -> Any:
-    from vllm.config import ECTransferConfig, KVTransferConfig
-    from vllm.engine.arg_utils import AsyncEngineArgs
-
-    from services.llm.vllm.v032.goal_scheduler import GOALS
-
-    cpu = launch.device == "cpu"
-    return AsyncEngineArgs(
-        model=str(launch.checkpoint),
-        dtype=launch.dtype,
-        seed=0,
-        quantization=launch.quantization or None,
-        speculative_config=_speculative_config(launch),
-        max_model_len=launch.context,
-        max_num_seqs=launch.slots,
-        max_num_batched_tokens=max(launch.slots, min(launch.step_tokens, launch.context)),
-        kv_cache_memory_bytes=launch.kv_bytes or (_CPU_KV_BYTES if cpu else None),
-        block_size=32 if cpu else None,
-        enforce_eager=cpu or launch.eager,
-        gpu_memory_utilization=launch.memory,
-        tensor_parallel_size=launch.tensor_parallel,
-        # None is vLLM's own choice, which is no for models that cannot.
-        enable_prefix_caching=None if launch.prefix_cache else False,
-        limit_mm_per_prompt=dict.fromkeys(_TOWERS, 0),
-        enable_mm_embeds=True,
-        skip_mm_profiling=True,
-        mm_processor_cache_gb=0,
-        ec_transfer_config=ECTransferConfig(
-            ec_connector="EmbeddingConnector",
-            ec_connector_module_path="services.llm.vllm.v032.embedding_connector",
-            ec_role="ec_consumer",
-        ),
-        kv_transfer_config=KVTransferConfig(
-            kv_connector="CacheConnector",
-            kv_connector_module_path="services.llm.vllm.v032.kv_connector",
-            kv_role="kv_both",
-        )
-        if launch.halves
-        else None,
-        # The library of the transformers engine, so that both read one grammar in the same way.
-        structured_outputs_config={"backend": "guidance"},
-        worker_extension_cls="services.llm.vllm.v032.worker.Worker",
-        additional_config={GOALS: list(launch.goals)} if launch.goals else {},
-        scheduling_policy="priority" if launch.goals.ttft else "fcfs",
-        **adapters.engine_arguments(launch),
-    )
-
-
-def _speculative_config(launch: Launch) -> dict[str, Any] | None:
-    """N-grams need no second model: what follows them is what followed them before."""
-    if not launch.speculative_tokens:
-        return None
-    lengths = {"prompt_lookup_min": _MIN_NGRAM, "prompt_lookup_max": _MAX_NGRAM}
-    return {"method": "ngram", "num_speculative_tokens": launch.speculative_tokens, **lengths}
-
-
-def _set_scheduler(config: Any) -> None:
-    """Let steps have as many tokens as goals allow; whether they overlap is what vLLM has found best."""
-    name = "AsyncGoalScheduler" if config.scheduler_config.async_scheduling else "GoalScheduler"
-    config.scheduler_config.scheduler_cls = f"services.llm.vllm.v032.goal_scheduler.{name}"
-
-
-def _require_kernels(config: Any) -> None:
-    """vLLM itself finds out at the first step, and dies."""
-    if config.device_config.device_type != "cpu":
-        return
-    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
-
-    size, sizes = config.model_config.get_head_size(), CPUAttentionBackend.get_supported_head_sizes()
-    if size not in sizes:
-        raise Fatal(
-            f"this model has heads of {size}, and vLLM's kernels for CPUs take only {', '.join(map(str, sizes))}; "
-            "use services.engines:transformers for it"
-        )
-
-
-def _read_architectures(checkpoint: Path) -> list[str]:
-    found: list[str] = json.loads((checkpoint / "config.json").read_text()).get("architectures", [])
-    return found
-
-
-def _engine_request(asked: Generation) -> tuple[Any, Any, str]:
+def _engine_request(asked: Generation, keeps_rows: bool) -> tuple[Any, Any, str]:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
@@ -271,7 +162,7 @@ def _engine_request(asked: Generation) -> tuple[Any, Any, str]:
     if asked.media:
         items = {medium.key: [medium.offset, *medium.shape] for medium in asked.media}
         extra["ec_transfer_params"] = {"place": asked.parcel, "items": items}
-    if asked.rows is not None:
+    if asked.spoken or asked.rows is not None:
         extra[ROWS_ARGUMENT] = asked.rows
     if asked.gives is not None:
         extra[SAVE_ARGUMENT] = asked.gives
@@ -297,9 +188,8 @@ def _engine_request(asked: Generation) -> tuple[Any, Any, str]:
         structured_outputs=StructuredOutputsParams(grammar=chosen.grammar) if chosen.grammar else None,
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
-        # A row that is taken from the cache would not be computed, and so not be seen. Those of a prompt whose
-        # cache comes from elsewhere have been seen there.
-        skip_reading_prefix_cache=asked.rows is not None and asked.takes is None,
+        # What is taken from the cache is not computed, so its rows would not be seen where none are kept.
+        skip_reading_prefix_cache=asked.spoken and not keeps_rows,
         extra_args=extra,
     )
     return engine_input(asked), params, asked.id

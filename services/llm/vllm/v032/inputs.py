@@ -25,7 +25,8 @@ def engine_input(asked: Generation) -> EngineInput:
     if asked.takes is not None:
         # Its ids are not the true ones, so nobody else may find its blocks by them.
         return tokens_input(list(asked.ids), cache_salt=uuid4().hex)
-    salt = asked.cache_salt or None
+    # With blocks of the others come no rows for a talker.
+    salt = f"spoken {asked.cache_salt}" if asked.spoken else asked.cache_salt or None
     if not asked.media:
         return tokens_input(list(asked.ids), cache_salt=salt)
     items: dict[str, list[MultiModalKwargsItem]] = defaultdict(list)

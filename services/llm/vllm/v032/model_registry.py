@@ -14,6 +14,12 @@ def register_models(architectures: Iterable[str]) -> None:
             ModelRegistry.register_model(name, _towerless_class(name) or known.load_model_cls())
 
 
+def find_architectures(config: Any) -> list[str]:
+    """The architectures of the models of a ``VllmConfig``: the one that is served, and the one that guesses for it."""
+    draft = None if config.speculative_config is None else config.speculative_config.draft_model_config
+    return [*config.model_config.architectures, *([] if draft is None else draft.architectures)]
+
+
 def _towerless_class(name: str) -> Any:
     if name == "Qwen3VLForConditionalGeneration":
         from services.llm.vllm.v032.qwen3_vl import Qwen3VLWithoutTower

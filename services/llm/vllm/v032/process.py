@@ -33,7 +33,7 @@ def run_core_process(*args: Any, parent: int, **kwargs: Any) -> None:
     from services.llm.vllm.v032 import model_registry
 
     gc.enable()
-    model_registry.register_models(kwargs["vllm_config"].model_config.architectures)
+    model_registry.register_models(model_registry.find_architectures(kwargs["vllm_config"]))
     global _worker_main
     _worker_main = WorkerProc.worker_main
     WorkerProc.worker_main = staticmethod(run_worker_process)  # of an engine that is split over several
@@ -41,11 +41,11 @@ def run_core_process(*args: Any, parent: int, **kwargs: Any) -> None:
 
 
 def run_worker_process(*args: Any, **kwargs: Any) -> None:
-    """A worker of a tensor-parallel engine; it ends with its core."""
+    """A worker of an engine that is split over several; it ends with its core."""
     from vllm.v1.executor.multiproc_executor import WorkerProc
 
     from services.llm.vllm.v032 import model_registry
 
     gc.enable()
-    model_registry.register_models(kwargs["vllm_config"].model_config.architectures)
+    model_registry.register_models(model_registry.find_architectures(kwargs["vllm_config"]))
     (_worker_main or WorkerProc.worker_main)(*args, **kwargs)

@@ -7,7 +7,7 @@ import torch
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.v1.core.sched.output import SchedulerOutput
 
-from services.llm.vllm.v032.hidden_states import HiddenRowWriter
+from services.llm.vllm.v032.hidden_states import BlockRows, HiddenRowWriter
 from services.llm.vllm.v032.inputs import DELTA, POSITIONS
 from services.llm.vllm.v032.kv_connector import DRAWS_ARGUMENT, LOAD_ARGUMENT, CacheConnector, extra_arguments
 
@@ -17,10 +17,10 @@ class Worker:
 
     model_runner: Any
 
-    def omnibus_begin(self, rows: bool) -> int:
+    def omnibus_begin(self, rows: bool) -> dict[str, int]:
         """Take positions as requests bring them and, with ``rows``, write hidden rows.
 
-        Returns how many parameters this worker holds.
+        Returns how many ``parameters`` this worker holds, and 1 for ``keeps_rows`` if it keeps rows with their blocks.
         """
         runner = self.model_runner
         if runner.device.type == "cpu":
@@ -29,10 +29,14 @@ class Worker:
         if hasattr(model, "get_mrope_input_positions"):
             model.get_mrope_input_positions = _request_positions(model.get_mrope_input_positions)
         # One worker has the rows, and has them whole.
+        kept = None
         if rows and get_tp_group().is_first_rank and get_pp_group().is_last_rank:
-            runner._model_forward = HiddenRowWriter(runner, runner._model_forward)
+            kept = _open_block_rows(runner)
+            runner._model_forward = HiddenRowWriter(runner, runner._model_forward, kept)
         runner._update_states = _resuming_update(runner, runner._update_states)
-        return sum(parameter.numel() for parameter in model.parameters())
+        models = [model, *_draft_models(runner)]
+        parameters = sum(parameter.numel() for each in models for parameter in each.parameters())
+        return {"parameters": parameters, "keeps_rows": int(kept is not None)}
 
     def omnibus_memory(self) -> dict[str, int]:
         """Return the bytes of keys and values of this worker, per token and in all, and those reserved of its GPU."""
@@ -52,6 +56,20 @@ class Worker:
 
         connector = cast(CacheConnector, get_kv_transfer_group())
         return connector.describe_layout(self.model_runner.attn_groups[0][0].backend.get_name())
+
+
+def _draft_models(runner: Any) -> list[torch.nn.Module]:
+    """The model that guesses a runner's tokens, if there is one."""
+    found = getattr(getattr(runner, "drafter", None), "model", None)
+    return [] if found is None else [found]
+
+
+def _open_block_rows(runner: Any) -> BlockRows | None:
+    """Room for the rows of a runner's blocks; None without a prefix cache or with blocks of several kinds."""
+    config = runner.kv_cache_config
+    if not runner.cache_config.enable_prefix_caching or len(config.kv_cache_groups) != 1:
+        return None
+    return BlockRows(config.num_blocks, config.kv_cache_groups[0].kv_cache_spec.block_size)
 
 
 def _cache_tensors(runner: Any) -> list[torch.Tensor]:

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from omnibus.errors import BadRequest
+from omnibus.executor.settings import ExecutorSettings
+from services import engines
 from services.llm.vllm.model import VllmCore
 from services.llm.vllm.protocol import Launch
 from tests.unit.jobs import MemoryJob
@@ -25,3 +27,24 @@ async def test_a_given_answer_is_refused():
         )
 
     assert refused.value.param == "say"
+
+
+@pytest.mark.parametrize(
+    ("component", "goals", "told"),
+    [
+        ("prefill", {}, {"SPECULATIVE_TOKENS": "2"}),
+        ("thinker", {"tbt": 0.1}, {"SPECULATIVE_TOKENS": "2"}),
+        ("thinker", {}, {"SPECULATIVE_MODEL": "/small"}),
+        ("decode", {}, {"PIPELINE_PARALLEL": "2"}),
+        ("thinker", {"ttft": 1.0}, {"PIPELINE_PARALLEL": "2"}),
+        ("thinker", {}, {"PIPELINE_PARALLEL": "2", "SPECULATIVE_TOKENS": "2"}),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused_before_anything_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, component: str, goals: dict[str, float], told: dict[str, str]
+):
+    for name, value in told.items():
+        monkeypatch.setenv(f"OMNIBUS_VLLM_{name}", value)
+
+    with pytest.raises(BadRequest, match=f"set OMNIBUS_VLLM_({'|'.join(told)}|SPECULATIVE_TOKENS)"):
+        engines.vllm(component, ExecutorSettings(family="qwen2", checkpoint="/m", **goals))

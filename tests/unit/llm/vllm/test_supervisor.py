@@ -21,6 +21,7 @@ class Mortal:
         self.stopped = False
         self.death = asyncio.Event()
         self.layout = CacheBlockLayout("none", 1, 1, 1, 1)
+        self.keeps_rows = False
 
     async def start(self) -> None:
         if self._fails:

@@ -268,6 +268,16 @@ def test_settings_of_an_options_engine_reach_its_executors_alone(tmp_path: File)
     assert not any("VLLM" in name for option, env in told.items() if option != "L" for name in env)
 
 
+@pytest.mark.parametrize(
+    ("gpus", "stages", "fault"), [(3, 2, "3 GPUs for a pipeline of 2"), (2, 0, "pipeline_parallel 0")]
+)
+def test_gpus_that_a_pipeline_cannot_share_out_are_refused(tmp_path: File, gpus: int, stages: int, fault: str):
+    option = {**VL["options"]["L"], "gpus": gpus, "vllm": {"pipeline_parallel": stages}}
+
+    with pytest.raises(BadRequest, match=f"option L has {fault}"):
+        plan(tmp_path, options={**VL["options"], "L": option})
+
+
 # Adapters
 
 

@@ -1,0 +1,48 @@
+"""Tests that a client's authors have written for servers run unchanged against a running system."""
+
+import asyncio
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.clients.test_clients import PYTHON3, require_installed
+from tests.e2e.system import System
+
+pytestmark = [pytest.mark.clients, pytest.mark.e2e]
+
+STANDARD = Path(__file__).parent / "langchain" / "standard_chats.py"
+SECONDS = 240.0
+#: Tests that pass at least: 43 of the scripted model and 5 of the trained one. Fewer means that some are skipped.
+PASSED = 48
+
+
+@pytest.mark.timeout(600)
+def test_langchains_standard_tests_pass(system: System, media: Path, tmp_path: Path) -> None:
+    require_installed(PYTHON3)
+    for each in (STANDARD, *media.iterdir()):
+        shutil.copy(each, tmp_path)
+    asyncio.run(system.becomes_ready())
+
+    ended = subprocess.run(
+        [PYTHON3 / "bin" / "python", "-m", "pytest", "-q", "-ra", "-o", "asyncio_mode=auto", STANDARD.name],
+        cwd=tmp_path,
+        env={
+            "PATH": os.environ["PATH"],
+            "HOME": str(tmp_path),
+            "OPENAI_BASE_URL": f"{system.url}/v1",
+            "OPENAI_API_KEY": "none",
+        },
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+
+    assert ended.returncode == 0, ended.stdout[-8000:] + ended.stderr[-2000:]
+    counted = re.search(r"(\d+) passed", ended.stdout)
+    assert counted is not None
+    assert int(counted[1]) >= PASSED, ended.stdout[-4000:]
