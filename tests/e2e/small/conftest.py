@@ -11,7 +11,7 @@ from tests.e2e.system import VL, System, declaration, running
 DEADLINE = 3.0  # seconds
 MAX_BODY = 1 << 20  # bytes
 CREDITS = 3
-DRAIN = 2.5  # seconds
+DRAIN = 4.0  # seconds
 
 
 @pytest.fixture(autouse=True)
