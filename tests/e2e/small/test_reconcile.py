@@ -23,6 +23,7 @@ pytestmark = pytest.mark.e2e
 WITHIN = 60.0  # seconds for executors to come or go
 TWIN = "twin"
 ON_THE_WAY = 1.0  # seconds of an answer that is on the way when the plan changes, and over before a drain is
+STILL_LOOKS = 60  # of 10 ms, less than the silence after which an executor is lost
 LONG = 3900  # tokens; more than a drain lasts on any machine of today
 
 
@@ -118,7 +119,7 @@ async def test_a_request_on_an_executor_that_leaves(
         asking = [asyncio.create_task(said(http, wanted, "E>L")) for _ in range(2)]
         await watch.until(lambda: {stays, leaves} <= {each.to for each in sent(watch)})
         await watch.until(lambda: all(watch.ids(each.inv) for each in sent(watch)))
-        inflight = await order_to_leave(pair, leaves, as_declared[leaves])
+        inflight = await order_to_leave(pair, watch, leaves, as_declared[leaves])
         one, other = await asyncio.gather(*asking)
         await ended(as_declared[leaves])
 
@@ -131,18 +132,26 @@ async def test_a_request_on_an_executor_that_leaves(
     await pair.ledger_is_empty()
 
 
-async def order_to_leave(system: System, executor: str, pid: int) -> int:
-    """Plan without ``executor``, which goes on once it has been asked to leave; how many invocations it has then."""
-    waiting = asyncio.create_task(draining(system, executor))
+async def order_to_leave(system: System, watch: Watch, executor: str, pid: int) -> int:
+    """Plan without ``executor``, which stands still until it is asked to leave; how many invocations it has then.
+
+    It goes on for a heartbeat now and then: one that is silent for longer is lost to the gateways.
+    """
+    waiting, planning = asyncio.create_task(draining(system, executor)), asyncio.create_task(thinkers_become(system, 1))
     process = psutil.Process(pid)
-    process.suspend()
     try:
-        await thinkers_become(system, 1)
-        async with asyncio.timeout(WITHIN):
-            while not is_terminating(pid):
+        while not (is_terminating(pid) or waiting.done()):
+            process.suspend()
+            for _ in range(STILL_LOOKS):
                 await asyncio.sleep(0.01)
+                if is_terminating(pid):
+                    break
+            process.resume()
+            await watch.heartbeat(executor)
     finally:
-        process.resume()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.resume()
+    await planning
     return await waiting
 
 
