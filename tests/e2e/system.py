@@ -365,6 +365,13 @@ class System:
                 assert (stats["blocks"], stats["used_bytes"]) == (0, 0), await tensors.ledger()
 
 
+def replace_text(path: Path, text: str) -> None:
+    """Write a file that others read at any time: they see the old text, or all of the new one."""
+    fresh = path.with_name(f"{path.name}.fresh")
+    fresh.write_text(text)
+    fresh.replace(path)
+
+
 async def not_ready(system: System) -> dict[str, dict[str, str]]:
     """What ``/readyz`` says is missing as soon as it does not say 200."""
     async with asyncio.timeout(30), system.http() as http:
