@@ -72,7 +72,7 @@ test-nightly: $(VENV)/.dev ## Run what `make test-all` leaves out as repetition:
 
 coverage: $(VENV)/.dev ## Measure lines and branches that `make test` runs, by room (MARKS='$(ALL_MARKS) and slow' ADD=1: and more)
 	$(if $(ADD),,rm -rf build/coverage)
-	-timeout --signal=INT --kill-after=60 $(MINUTES)m $(BIN)/coverage run -m pytest -m "$(MARKS)" $(PARALLEL) $(ARGS)
+	-timeout --signal=INT --kill-after=300 $(MINUTES)m $(BIN)/coverage run -m pytest -m "$(MARKS)" $(PARALLEL) $(ARGS)
 	$(BIN)/coverage combine --quiet $(if $(ADD),--append)
 	$(BIN)/coverage json --quiet -o build/coverage/coverage.json
 	$(BIN)/python -m tests.covered build/coverage/coverage.json $(if $(NAME),--write "$(NAME)")
