@@ -32,6 +32,8 @@ PARALLEL := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 ONLY ?=
 SLOW ?=
 NAME ?=
+# `make coverage ADD=1` adds to what was measured before.
+ADD ?=
 # Settings of tests/kernels.py.
 EXTRAS ?= all,local
 KERNELS ?= avx2,baseline,shapes
@@ -69,10 +71,10 @@ test-all: $(VENV)/.dev ## Run both in one
 test-nightly: $(VENV)/.dev ## Run what `make test-all` leaves out as repetition: more examples and shapes
 	$(BIN)/python -m pytest -m "nightly and not vllm" $(ARGS)
 
-coverage: $(VENV)/.dev ## Measure lines and branches that `make test` runs, by room (MARKS='$(ALL_MARKS)': all tests)
-	rm -rf build/coverage
-	-$(BIN)/coverage run -m pytest -m "$(MARKS)" $(PARALLEL) $(ARGS)
-	$(BIN)/coverage combine --quiet
+coverage: $(VENV)/.dev ## Measure lines and branches that `make test` runs, by room (MARKS='$(ALL_MARKS) and slow' ADD=1: and more)
+	$(if $(ADD),,rm -rf build/coverage)
+	-timeout --signal=INT --kill-after=300 $(MINUTES)m $(BIN)/coverage run -m pytest -m "$(MARKS)" $(PARALLEL) $(ARGS)
+	$(BIN)/coverage combine --quiet $(if $(ADD),--append)
 	$(BIN)/coverage json --quiet -o build/coverage/coverage.json
 	$(BIN)/python -m tests.covered build/coverage/coverage.json $(if $(NAME),--write "$(NAME)")
 

@@ -53,6 +53,8 @@ _INLINE_BYTES = 256
 _UP_WITHIN = 240.0  # seconds; a dozen processes that import torch at once
 _STOP_WITHIN = 40.0  # seconds
 _BACK_WITHIN = 90.0  # seconds for an executor that was killed to load again
+#: Seconds for leases to be given back, on a busy machine; deadlines of what is not given back are later.
+LEASES_WITHIN = 5.0
 _SHOWN = 12_000  # characters of the log that a failure prints
 
 
@@ -343,7 +345,7 @@ class System:
                 while (await asyncio.to_thread(self.ready, gateway))[0] != 200:
                     await asyncio.sleep(0.1)
 
-    async def record(self, id: str, within: float = 10.0) -> tuple[bytes, dict[str, Any]]:
+    async def record(self, id: str, within: float = 30.0) -> tuple[bytes, dict[str, Any]]:
         """The recorded invocation ``id`` as its very bytes, and its end, once both are in the stream."""
         async with asyncio.timeout(within), self.bus() as bus:
             while True:
@@ -353,7 +355,7 @@ class System:
                     return begins[0], json.loads(ends[-1])
                 await asyncio.sleep(0.05)
 
-    async def ledger_is_empty(self, within: float = 1.0, node: int | None = None) -> None:
+    async def ledger_is_empty(self, within: float = LEASES_WITHIN, node: int | None = None) -> None:
         """Fails unless every lease of a node's arena, or of all, is given back ``within`` seconds."""
         end = time.monotonic() + within
         for each in range(self._nodes) if node is None else (node,):
@@ -363,9 +365,16 @@ class System:
                 assert (stats["blocks"], stats["used_bytes"]) == (0, 0), await tensors.ledger()
 
 
+def replace_text(path: Path, text: str) -> None:
+    """Write a file that others read at any time: they see the old text, or all of the new one."""
+    fresh = path.with_name(f"{path.name}.fresh")
+    fresh.write_text(text)
+    fresh.replace(path)
+
+
 async def not_ready(system: System) -> dict[str, dict[str, str]]:
     """What ``/readyz`` says is missing as soon as it does not say 200."""
-    async with asyncio.timeout(10), system.http() as http:
+    async with asyncio.timeout(30), system.http() as http:
         while (answer := await http.get("/readyz")).status_code == 200:
             pass
     missing: dict[str, dict[str, str]] = answer.json()["missing"]

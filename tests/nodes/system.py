@@ -12,7 +12,7 @@ from omnibus.bus import messages, subjects
 from omnibus.bus.heartbeats import NODE_HEARTBEAT_SECONDS
 from omnibus.bus.messages import NodeStatus
 from omnibus.bus.nats import NatsBus
-from tests.e2e.system import System
+from tests.e2e.system import LEASES_WITHIN, System
 
 NODES = 3
 #: Every component in an executor of its own, and all in one.
@@ -27,7 +27,7 @@ class NamespaceSystem(System):
         module = "tests.nodes.up" if arguments[:1] == ("up",) else "omnibus.cli"
         return (sys.executable, "-u", "-m", module, *arguments)
 
-    async def ledger_is_empty(self, within: float = 1.0, node: int | None = 0) -> None:
+    async def ledger_is_empty(self, within: float = LEASES_WITHIN, node: int | None = 0) -> None:
         """Fails unless the first node's leases are given back, and other nodes say that nothing of theirs is in use.
 
         Arenas of nodes that share no memory cannot be mapped from here.

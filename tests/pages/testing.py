@@ -31,7 +31,9 @@ WAYS = """All tests of {}.
 | way to use a system | test |
 |---|---|"""
 COVERAGE = """Lines and branches of `services` and `shared` that run, by room, as `make coverage` measures them: in the processes of tests, and
-in those that they fork or spawn unless these are killed. A process counts by what it wrote when it ended.
+in those that they fork or spawn unless these are killed. A process counts by what it wrote when it ended. What needs vLLM, a GPU,
+a browser or Docker counts only where these are there. `make coverage MARKS='$(ALL_MARKS) and slow' ADD=1` adds what
+`make test-slow` runs to what was measured before, and `NAME="make test-all"` keeps the figures for this page.
 """
 KEPT = """Of these each run tries some parameters, all come by night:
 

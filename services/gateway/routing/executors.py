@@ -213,13 +213,6 @@ class ExecutorTable:
         members = pool.members.values() if pool is not None else ()
         return sum(member.outstanding + member.foreign * member.pool.mean_work for member in members)
 
-    def least_loaded(
-        self, model: str, option: str, exclude: frozenset[str] = frozenset(), turn: int = 0, origin: str = ""
-    ) -> ExecutorEntry | None:
-        """The fit executor of ``option`` with the least work; None without any. Equals take turns."""
-        loads = self.work_by_executor(self.serving_executors(model, option, exclude, origin), turn)
-        return self._members[min(loads, key=loads.__getitem__)] if loads else None
-
     def silent_executors(self, seconds: float = EXECUTOR_SUSPECT_SECONDS) -> Iterator[str]:
         """Executors that have missed their heartbeats for so long."""
         now = time.monotonic()

@@ -11,9 +11,8 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from collections.abc import Sequence as Rows
 from contextlib import contextmanager
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from omnibus.bus.messages import BatchCounts
 from omnibus.executor.job_clock import charge_jobs, current_clock
@@ -30,16 +29,6 @@ Compute = Callable[..., Awaitable[Any]]
 
 _MIN_STEP_TOKENS = 16  # prompt tokens in a step, however tight the goals: fewer cost nearly as much
 _TYPICAL_CONTEXT_TOKENS = 1024  # positions of a sequence whose decode step is measured
-
-
-class EngineMedia(Protocol):
-    """A media item of an encoder that shares the engine's loop."""
-
-    async def run_batch(self, batch: Rows[Any]) -> None:
-        """Encode ``batch``, all of one kind, and tell those who wait; raises nothing."""
-
-    def fail(self, error: Exception) -> None:
-        """Tell who waits for it that it will not be encoded."""
 
 
 class EngineLimits(NamedTuple):

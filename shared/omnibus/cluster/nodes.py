@@ -124,16 +124,6 @@ class NodeDirectory:
             for link in _reader_links(history)
         ]
 
-    def is_unreachable(self, from_node: str, to_node: str) -> bool:
-        """Return whether the last pull by ``from_node`` from ``to_node`` did not reach it."""
-        history = self._known.get(from_node)
-        return history is not None and to_node in history.status.unreachable
-
-    def is_draining(self, node: str) -> bool:
-        """Return whether ``node`` is to get no new work; of an unknown one it is not known, so False."""
-        history = self._known.get(node)
-        return history is not None and history.status.state == "draining"
-
     def is_gone(self, node: str) -> bool:
         """Return whether ``node`` was known, and has ended or fallen silent since."""
         history = self._known.get(node)

@@ -24,11 +24,6 @@ class LineAssembler(ABC):
         self.pieces = 0
         self._rest = b""
 
-    @property
-    def is_torn(self) -> bool:
-        """True if the last line has no end."""
-        return bool(self._rest)
-
     def add_message(self, data: bytes, number: int = 0) -> bool:
         """Take the next message; False, and nothing is taken, when another one is missing before it."""
         head, _, piece = data.partition(b"\n")

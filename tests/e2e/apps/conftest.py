@@ -1,5 +1,6 @@
 """Two systems: gateways with apps of the tests' own and no model, and two models that share a vision encoder."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,6 +52,20 @@ def twins(tmp_path_factory: pytest.TempPathFactory, vl_checkpoint: Path, twin_ch
 
 #: Every file of the directory but one, whose models ``tests.e2e.meaning`` runs.
 EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.py") if path.stem != "drawing")
+
+
+@pytest.fixture(autouse=True)
+def no_app_is_left(request: pytest.FixtureRequest) -> None:
+    """A test of ``land`` begins when both gateways serve, without apps that a test has left which failed."""
+    if "land" in request.fixturenames:
+        asyncio.run(unregister_all(request.getfixturevalue("land")))
+
+
+async def unregister_all(estate: Estate) -> None:
+    await estate.system.becomes_ready()
+    for app in (await estate.ask("GET", "/v1/apps")).json()["data"]:
+        await estate.unregister(app["name"])
+        await estate.everywhere(app["name"], 0)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from omnibus.bus import subjects
 from tests import models_oracle as oracle
 from tests.e2e.questions import Question, ask, image
-from tests.e2e.system import VL, System
+from tests.e2e.system import VL, System, replace_text
 from tests.e2e.watch import Watch
 
 pytestmark = pytest.mark.e2e
@@ -28,7 +28,7 @@ def declare(system: System, prefills: int, decodes: int) -> None:
     declared = json.loads(path.read_text())
     options = declared["models"][VL]["options"]
     options["P"]["replicas"], options["D"]["replicas"] = prefills, decodes
-    path.write_text(json.dumps(declared))
+    replace_text(path, json.dumps(declared))
 
 
 async def serves(system: System, executor: str, option: str) -> int:

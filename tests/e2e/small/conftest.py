@@ -1,5 +1,6 @@
 """Qwen2.5-VL in one executor with tight limits: nothing can move, everything has an end. And a pair of gateways."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,19 @@ from tests.e2e.system import VL, System, declaration, running
 DEADLINE = 3.0  # seconds
 MAX_BODY = 1 << 20  # bytes
 CREDITS = 3
-DRAIN = 2.5  # seconds
+DRAIN = 4.0  # seconds
+
+
+@pytest.fixture(autouse=True)
+def everybody(request: pytest.FixtureRequest) -> None:
+    """A test of a shared system begins when all executors are there and the gateways know them."""
+    for name in {"small", "pair"} & {*request.fixturenames}:
+        asyncio.run(all_serve(request.getfixturevalue(name)))
+
+
+async def all_serve(system: System) -> None:
+    await system.whole()
+    await system.becomes_ready()
 
 
 @pytest.fixture(scope="package")

@@ -18,7 +18,7 @@ from omnibus.store import Store
 from omnibus.up.motion import find_forked_pid
 from tests.e2e.small.load import busy, sent
 from tests.e2e.small.test_reconcile import ended, executor
-from tests.e2e.system import VL, System, command_line
+from tests.e2e.system import VL, System, command_line, replace_text
 from tests.e2e.watch import Watch
 
 pytestmark = pytest.mark.e2e
@@ -42,7 +42,7 @@ class Operator:
             named = {option for path in paths for option in path}
             declared["options"] = {name: option for name, option in declared["options"].items() if name in named}
             declared["paths"] = [{"options": path, "share": 1} for path in paths]
-        self._file.write_text(json.dumps({"models": {VL: declared}}))
+        replace_text(self._file, json.dumps({"models": {VL: declared}}))
 
     def kill_planner(self) -> None:
         next(one for one in self.system.processes() if "services.planner" in command_line(one)).kill()
@@ -189,16 +189,23 @@ async def test_executors_that_do_otherwise_take_over_under_another_name(pair: Sy
 async def stopped(system: System, id: str) -> AsyncIterator[psutil.Process]:
     """The process of an executor that is about to start, stopped as soon as it is there."""
     async with asyncio.timeout(WITHIN):
-        while (process := born(system, id)) is None:
+        while (process := born(system, id)) is None or not (pid := executing_pid(process)):
             await asyncio.sleep(0.001)
-    process.send_signal(signal.SIGSTOP)
-    forked = psutil.Process(find_forked_pid(process.pid))  # itself, unless it came so far
-    forked.send_signal(signal.SIGSTOP)
+    forked = psutil.Process(pid)
+    for each in (forked, process):
+        each.send_signal(signal.SIGSTOP)
     try:
         yield process
     finally:
         for each in (forked, process):
             each.send_signal(signal.SIGCONT)
+
+
+def executing_pid(process: psutil.Process) -> int:
+    """The process that ``process`` stands for, or itself; 0 while a fork server is still to bear it."""
+    forked = find_forked_pid(process.pid)
+    stands_for_another = any(part.endswith("up/fork_client.py") for part in command_line(process))
+    return 0 if stands_for_another and forked == process.pid else forked
 
 
 def born(system: System, id: str) -> psutil.Process | None:

@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import signal
 import time
 from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
 
 import msgspec
 import psutil
@@ -20,7 +22,8 @@ pytestmark = pytest.mark.e2e
 
 WITHIN = 60.0  # seconds for executors to come or go
 TWIN = "twin"
-ON_THE_WAY = 1.5  # seconds of an answer that is on the way when the plan changes, and over before a drain is
+ON_THE_WAY = 1.0  # seconds of an answer that is on the way when the plan changes, and over before a drain is
+STILL_LOOKS = 60  # of 10 ms, less than the silence after which an executor is lost
 LONG = 3900  # tokens; more than a drain lasts on any machine of today
 
 
@@ -116,7 +119,7 @@ async def test_a_request_on_an_executor_that_leaves(
         asking = [asyncio.create_task(said(http, wanted, "E>L")) for _ in range(2)]
         await watch.until(lambda: {stays, leaves} <= {each.to for each in sent(watch)})
         await watch.until(lambda: all(watch.ids(each.inv) for each in sent(watch)))
-        inflight = await order_to_leave(pair, leaves, as_declared[leaves])
+        inflight = await order_to_leave(pair, watch, leaves, as_declared[leaves])
         one, other = await asyncio.gather(*asking)
         await ended(as_declared[leaves])
 
@@ -129,17 +132,34 @@ async def test_a_request_on_an_executor_that_leaves(
     await pair.ledger_is_empty()
 
 
-async def order_to_leave(system: System, executor: str, pid: int) -> int:
-    """Plan without ``executor``, which goes on once it has been asked to leave; how many invocations it has then."""
-    waiting = asyncio.create_task(draining(system, executor))
+async def order_to_leave(system: System, watch: Watch, executor: str, pid: int) -> int:
+    """Plan without ``executor``, which stands still until it is asked to leave; how many invocations it has then.
+
+    It goes on for a heartbeat now and then: one that is silent for longer is lost to the gateways.
+    """
+    waiting, planning = asyncio.create_task(draining(system, executor)), asyncio.create_task(thinkers_become(system, 1))
     process = psutil.Process(pid)
-    process.suspend()
     try:
-        await thinkers_become(system, 1)
-        await asyncio.sleep(1.0)
+        while not (is_terminating(pid) or waiting.done()):
+            process.suspend()
+            for _ in range(STILL_LOOKS):
+                await asyncio.sleep(0.01)
+                if is_terminating(pid):
+                    break
+            process.resume()
+            await watch.heartbeat(executor)
     finally:
-        process.resume()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.resume()
+    await planning
     return await waiting
+
+
+def is_terminating(pid: int) -> bool:
+    """Whether SIGTERM waits for a process that stands still."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    pending = next(line.split()[1] for line in lines if line.startswith("ShdPnd:"))
+    return bool(int(pending, 16) >> (signal.SIGTERM - 1) & 1)
 
 
 async def few(system: System) -> int:

@@ -1,7 +1,9 @@
 """A simulated model that talks for long, and a browser into whose microphone somebody speaks."""
 
+import asyncio
 import copy
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,13 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     times["default"]["components"]["thinker"]["steps"] = {"mean": TOKENS, "most": TOKENS}
     with running(directory, {MODEL: model(directory, times)}, **SETTINGS) as made:
         yield made
+
+
+@pytest.fixture(autouse=True)
+def serves(system: System) -> None:
+    """A test begins when the gateway serves. Waits in a thread, since the browser's loop runs in this one."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(lambda: asyncio.run(system.becomes_ready())).result()
 
 
 @pytest.fixture(scope="package")

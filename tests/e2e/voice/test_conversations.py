@@ -1,11 +1,9 @@
 """Conversations by voice in the playground, with a microphone that plays a sound."""
 
-import asyncio
 import base64
 import json
 import re
 from collections import defaultdict
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -64,12 +62,6 @@ def open_playground(browser: Browser, system: System, page: Page | None = None) 
     page.get_by_role("link", name="Playground").click()
     expect(page.get_by_role("combobox", name="Model")).to_contain_text(MODEL)
     return page
-
-
-def wait_until_ready(system: System) -> None:
-    """Wait until all of ``system`` serves again: in a thread, since the browser's loop runs in this one."""
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(lambda: asyncio.run(system.becomes_ready())).result()
 
 
 def test_speech_stops_the_answer_at_once_and_the_model_knows_what_was_heard(speaker: Browser, system: System):
@@ -193,7 +185,6 @@ def test_a_conversation_goes_on_when_its_gateway_is_killed(speaker: Browser, sys
     page.get_by_role("button", name="End conversation").click()
     expect(panel.get_by_role("status")).to_have_text("ended")
     page.context.close()
-    wait_until_ready(system)
 
 
 def test_a_conversation_that_cannot_be_taken_up_again_says_so(speaker: Browser, system: System):
@@ -211,4 +202,3 @@ def test_a_conversation_that_cannot_be_taken_up_again_says_so(speaker: Browser, 
     expect(panel.get_by_role("status")).to_have_text("ended")
     expect(page.get_by_role("button", name="Talk", exact=True)).to_be_visible()
     page.context.close()
-    wait_until_ready(system)

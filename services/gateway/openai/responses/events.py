@@ -148,11 +148,6 @@ class AnswerEvents:
         )
         return [*events, self._life_event(self.response.status)]
 
-    def end_with(self, response: ResponseObject) -> list[Event]:
-        """The last event of a response that ends before its time, as ``response`` says."""
-        self.response = msgspec.structs.replace(response, output=list(self._items))
-        return [ending_event(self.response)]
-
     # Items
 
     def _switch_to(self, kind: str) -> list[Event]:

@@ -70,10 +70,10 @@ class ChatOfResponse(Struct, frozen=True):
         source = self.sources[int(number)] if number.isdigit() and int(number) < len(self.sources) else "input"
         if not source.startswith("input"):
             return source
-        rest = (
-            _CALL_PLACE.sub("", rest).replace(".tool_call_id", ".call_id").replace(".input_audio.data", ".input_audio")
-        )
-        return source + rest.replace(".image_url.url", ".image_url").replace(".video_url.url", ".video_url")
+        rest = _CALL_PLACE.sub("", rest)
+        for of_chat, of_response in _CLIENT_PLACES.items():
+            rest = rest.replace(of_chat, of_response)
+        return source + rest.removesuffix(".file")
 
 
 #: Stands before the text of a compaction, in the answer of an assistant that it becomes.
@@ -82,9 +82,9 @@ _CALL_PLACE = re.compile(r"\.tool_calls\[\d+\]\.function|\.tool_calls\[\d+\]")
 _CLIENT_PLACES = {
     ".image_url.url": ".image_url",
     ".video_url.url": ".video_url",
+    ".input_audio.data": ".input_audio",
     ".tool_call_id": ".call_id",
     ".file.file_": ".file_",
-    "].file": "]",
 }
 #: What clients call what a chat calls otherwise.
 _CLIENT_PARAMS = {"messages": "input", "max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens"}

@@ -188,6 +188,15 @@ async def test_answers_are_spoken(tmp_path: Path, store: Store, modalities: list
             {"input": [{"role": "user", "content": [{"type": "input_file", "file_url": "x"}]}]},
             "input[0].content[0].file_url",
         ),
+        (
+            {
+                "input": [
+                    {"role": "user", "content": [{"type": "input_file", "file_data": "data:text/plain;base64,AA=="}]}
+                ]
+            },
+            "input[0].content[0].file_data",
+        ),
+        ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].content[0]"),
         ({"inputs": "x"}, "inputs"),
         ({"metadata": {"k": "v" * 600}}, "metadata[...]"),
     ],
