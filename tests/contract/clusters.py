@@ -90,7 +90,7 @@ def prepare_sentinels(
         replace(each, spec=replace(each.spec, argv=(*each.spec.argv, "--masterauth", password, *more)))
         for each, more in ((primary, ()), (replica, follow))
     ]
-    waits = [1000] * count if quick else [2000 + 1000 * index for index in range(count)]
+    waits = [1000] * count if quick else [2300 + 700 * index for index in range(count)]
     return servers, [
         _prepare_sentinel(directory, port, primary, password, wait)
         for port, wait in zip(free_ports(count), waits, strict=True)
