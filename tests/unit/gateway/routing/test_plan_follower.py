@@ -7,7 +7,7 @@ import msgspec
 import pytest
 import redis.asyncio as redis
 
-from omnibus.bus import subjects
+from omnibus.bus import Delivery, subjects
 from omnibus.bus.memory import MemoryBus
 from omnibus.bus.messages import GatewayStatus
 from omnibus.plan import Plan
@@ -44,7 +44,7 @@ async def followed(valkey_url: str) -> AsyncIterator[Followed]:
     bus, store = MemoryBus(), Store(StoreSettings(url=valkey_url))
     made = Followed(store, bus)
 
-    def keep(message) -> None:
+    def keep(message: Delivery) -> None:
         made.statuses.append(msgspec.json.decode(message.data, type=GatewayStatus))
 
     await bus.subscribe(subjects.event_subject(subjects.GATEWAY), keep)
