@@ -140,7 +140,7 @@ def _unregister_app(there: Gateway, options: argparse.Namespace) -> int:
 
 
 def _source_text(source: dict[str, Any]) -> str:
-    """Where an app's code comes from."""
+    """The place of an app's code."""
     if directory := source.get("directory"):
         return f"{source['module']}, in {'the directory of apps' if directory == '.' else directory}"
     return " ".join(filter(None, [source["kind"], source["module"], source.get("sha256")]))
