@@ -10,16 +10,12 @@ from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import Any
 
-import msgspec
-
 from omnibus import tracing
 from omnibus.bus import subjects
-from omnibus.bus.messages import GatewayStatus
 from omnibus.bus.nats import NatsBus
 from omnibus.cluster.nodes import NodeDirectory
 from omnibus.cluster.presence import follow_events
-from omnibus.errors import Fatal, OmnibusError, StoreUnavailable
-from omnibus.plan import Plan
+from omnibus.errors import Fatal
 from omnibus.process.descriptors import raise_descriptor_limit
 from omnibus.process.garbage import tune_garbage_collector
 from omnibus.service import until_cancelled
@@ -61,6 +57,7 @@ from services.gateway.responses.service import Responses
 from services.gateway.responses.sockets import ResponseSockets
 from services.gateway.routing.executors import ExecutorTable
 from services.gateway.routing.nearness import Nearness
+from services.gateway.routing.plan_follower import PlanFollower
 from services.gateway.routing.router import Router
 from services.gateway.shadow.mirror import CandidateMirror
 from services.gateway.shadow.spare_room import waiting_counter
@@ -70,8 +67,6 @@ from services.gateway.videos.service import Videos
 
 log = logging.getLogger(__name__)
 
-#: Seconds until the next attempt to read a plan when the store was at fault.
-RETRY_PAUSE_SECONDS = 0.5
 #: Seconds that a gateway waits for the plan in force, or for word that there is none, before it opens its port: clients
 #: whose gateway has died take one that can answer.
 PLAN_WAIT_SECONDS = 2.0
@@ -90,9 +85,7 @@ class GatewayService:
 
     def __init__(self) -> None:
         self._settings = read_settings(GatewaySettings)
-        self._node = read_settings(SidecarSettings).node_name
         self._store = Store(read_settings(StoreSettings))
-        self._bus: NatsBus | None = None
         self._dispatcher: Dispatcher | None = None
         self._keep = MediaStore(self._settings.media_dir, self._settings.media_bytes)
         self._peers: MediaPeers | None = None
@@ -107,8 +100,6 @@ class GatewayService:
         self._server: GatewayServer | None = None
         self._serving: asyncio.Task[None] | None = None
         self._requests = OpenRequests()  # those of the server, once there is one
-        self._router: Router | None = None
-        self._plan_read = asyncio.Event()
         self._closing = AsyncExitStack()  # what shutdown undoes, last things first
 
     async def startup(self) -> None:
@@ -124,21 +115,22 @@ class GatewayService:
         self._closing.callback(self._keep.close)
         gateway = secrets.token_hex(3)
         bus, tensors = await self._connect_bus(gateway)
-        router = self._router = await self._create_router(gateway, bus, tensors.node)
-        self._closing.callback(self._announce_status, "gone")
+        router = await self._create_router(gateway, bus, tensors.node)
+        plans = PlanFollower(router, self._store, bus, read_settings(SidecarSettings).node_name)
+        self._closing.callback(plans.announce_status, "gone")
         tenancy = Tenancy(settings, self._store, router)
         self._peers = self._keep.peers = MediaPeers(gateway, bus, tensors, lambda: tenancy.peers.count - 1)
         if isinstance(self._files, FileStore):
             self._files.peers = self._peers
-        runs = await self._create_requests(bus, tensors, router, tenancy)
+        runs = await self._create_requests(bus, tensors, plans, tenancy)
         fetcher = Fetcher(_fetch_rules(settings))
         continuations = Continuations(settings, self._store, bus)
         await continuations.startup()
         chat = Chat(runs, fetcher, SpokenAnswers(self._store, self._files, settings.file_seconds), continuations)
         self._closing.push_async_callback(chat.schemas.close)
         runs.quotes.store = self._store
-        await bus.subscribe(subjects.event_subject(subjects.CENSUS), lambda _: self._announce_status("ready"))
-        await self._open_frontend(bus, runs, chat, tenancy)
+        await bus.subscribe(subjects.event_subject(subjects.CENSUS), lambda _: plans.announce_status("ready"))
+        await self._open_frontend(bus, runs, chat, tenancy, plans)
 
     async def _create_router(self, gateway: str, bus: NatsBus, node: str) -> Router:
         """A router that knows executors and nodes from their events."""
@@ -151,7 +143,7 @@ class GatewayService:
         settings, sidecar = read_settings(BusSettings), read_settings(SidecarSettings)
         tensors = await waiting.connect_when_ready(sidecar.socket, f"gateway-{gateway}", sidecar.node_name)
         self._closing.push_async_callback(tensors.close)
-        bus = self._bus = await NatsBus.connect(settings, f"gateway-{gateway}")
+        bus = await NatsBus.connect(settings, f"gateway-{gateway}")
         self._closing.push_async_callback(bus.drain)
         await bus.open_records(settings.record_seconds, settings.record_bytes)
         await bus.open_records(settings.dead_seconds, settings.dead_bytes, subjects.DEADLETTERS)
@@ -159,9 +151,10 @@ class GatewayService:
         return bus, tensors
 
     async def _create_requests(
-        self, bus: NatsBus, tensors: TensorClient, router: Router, tenancy: Tenancy
+        self, bus: NatsBus, tensors: TensorClient, plans: PlanFollower, tenancy: Tenancy
     ) -> RequestFactory:
         """All that a request needs between its route and its end."""
+        router = plans.router
         settings, limit = self._settings, read_settings(BusSettings).max_payload
         loads = LoadReporter(router, bus, limit)
         self._closing.callback(loads.close)
@@ -178,7 +171,7 @@ class GatewayService:
         metrics.register_metrics(settings, router, router.members, dispatcher, dead)
         replayer = Replayer(router, dispatcher, tensors, records, self._keep)
         await bus.add_responder(subjects.REPLAY, replayer.respond, queue="gateways")
-        await tenancy.startup(bus, lambda: self._announce_status("ready"))
+        await tenancy.startup(bus, lambda: plans.announce_status("ready"))
         self._closing.push_async_callback(tenancy.shutdown)
         runs = RequestFactory(settings, router, dispatcher, tensors, records, self._keep, loads, tenancy.admission)
         mirror = CandidateMirror(router, records, replayer, self._store, waiting_counter(runs))
@@ -188,7 +181,9 @@ class GatewayService:
         self._closing.callback(runs.room.close)
         return runs
 
-    async def _open_frontend(self, bus: NatsBus, runs: RequestFactory, chat: Chat, tenancy: Tenancy) -> None:
+    async def _open_frontend(
+        self, bus: NatsBus, runs: RequestFactory, chat: Chat, tenancy: Tenancy, plans: PlanFollower
+    ) -> None:
         """Follow plans, apps and videos, and answer over HTTP."""
         settings, router, dispatcher = self._settings, runs.router, runs.dispatcher
         apps = self._apps = AppService(settings, self._store, router, runs, chat)
@@ -200,8 +195,8 @@ class GatewayService:
         responder = FileResponder(router.gateway, bus, runs.tensors, _kept_files(self._keep, self._files, videos))
         await responder.startup()
         self._closing.push_async_callback(responder.shutdown)
-        self._start_task(self._follow_plan(router))
-        self._start_task(self._follow_cell_shares(router))
+        self._start_task(plans.follow_plans())
+        self._start_task(plans.follow_cell_shares())
         responses = self._responses = Responses(settings, self._store, bus, chat, router.gateway)
         await responses.startup()
         self._closing.push_async_callback(responses.shutdown)
@@ -216,7 +211,7 @@ class GatewayService:
             self._start_task(history.run())
         with suppress(TimeoutError):
             async with asyncio.timeout(PLAN_WAIT_SECONDS):
-                await self._plan_read.wait()
+                await plans.read.wait()
         self._start_server(Frontend(settings, router, dispatcher, table, apps, tenancy.guard_application, console))
         self._closing.push_async_callback(console.close)
         scheme = "https" if settings.tls_cert else "http"
@@ -226,49 +221,6 @@ class GatewayService:
         task = asyncio.get_running_loop().create_task(work)
         self._closing.push_async_callback(until_cancelled, task)
         return task
-
-    async def _follow_plan(self, router: Router) -> None:
-        """Read each new epoch. Without a store the plan that is known stays in force."""
-        async for epoch in self._store.epoch_changes():
-            if epoch and (router.plan is None or epoch != router.plan.epoch):
-                await self._use_epoch(router, epoch)
-            self._plan_read.set()
-
-    async def _use_epoch(self, router: Router, epoch: int) -> None:
-        known, plan = router.plan, await self._read_plan(epoch)
-        # A store that lost everything counts from 1 again: what is newer is told by the clock.
-        if plan is not None and (known is None or plan.epoch > known.epoch or plan.created > known.created):
-            router.plan = plan
-            log.info("plan epoch %d: %s", plan.epoch, ", ".join(plan.models))
-            self._announce_status("ready")
-
-    async def _follow_cell_shares(self, router: Router) -> None:
-        """Route by what operators give cells. Without a store what is known stays in force."""
-        async for shares in self._store.cell_share_changes():
-            router.use_cell_shares(shares)
-
-    async def _read_plan(self, epoch: int) -> Plan | None:
-        """The plan of ``epoch``; None when the store has lost it or it cannot be read."""
-        while True:
-            try:
-                return await self._store.plan(epoch)
-            except StoreUnavailable as error:  # an epoch is announced once, so stay with it
-                log.warning("plan epoch %d: %s", epoch, error)
-                await asyncio.sleep(RETRY_PAUSE_SECONDS)
-            except OmnibusError as error:
-                log.error("plan epoch %d: %s", epoch, error)
-                return None
-
-    def _announce_status(self, state: str) -> None:
-        """Say which plan is in force here: executors of the one before may go when all gateways have left it."""
-        plan = self._router.plan if self._router is not None else None
-        if self._router is None or plan is None or self._bus is None:
-            return
-        status = GatewayStatus(self._router.gateway, plan.epoch, plan.created, state, node=self._node)
-        try:
-            self._bus.publish(subjects.event_subject(subjects.GATEWAY), msgspec.json.encode(status))
-        except OmnibusError as error:
-            log.warning("status not sent: %s", error)
 
     def _start_server(self, frontend: Frontend) -> None:
         settings = self._settings

@@ -81,7 +81,7 @@ def prepare_sentinels(
 ) -> tuple[list[InfraServer], list[InfraServer]]:
     """A primary and its replica, and sentinels that watch them. All are on loopback and take ``password``.
 
-    ``quick``: the sentinels are less patient than the page says, for all are on one machine.
+    ``quick``: the sentinels wait less for the primary than the page says, for all are on one machine.
     """
     primary = infra.prepare_valkey(directory / "primary", password=password, durable=durable)
     replica = infra.prepare_valkey(directory / "replica", password=password, durable=durable)
@@ -90,15 +90,19 @@ def prepare_sentinels(
         replace(each, spec=replace(each.spec, argv=(*each.spec.argv, "--masterauth", password, *more)))
         for each, more in ((primary, ()), (replica, follow))
     ]
-    return servers, [_prepare_sentinel(directory, port, primary, password, quick) for port in free_ports(count)]
+    waits = [1000] * count if quick else [2300 + 700 * index for index in range(count)]
+    return servers, [
+        _prepare_sentinel(directory, port, primary, password, wait)
+        for port, wait in zip(free_ports(count), waits, strict=True)
+    ]
 
 
-def _prepare_sentinel(directory: Path, port: int, primary: InfraServer, password: str, quick: bool) -> InfraServer:
+def _prepare_sentinel(directory: Path, port: int, primary: InfraServer, password: str, wait: int) -> InfraServer:
+    """A sentinel that waits ``wait`` milliseconds for a primary that says nothing."""
     text = (
         read_snippet("port 26379").replace("26379", str(port)).replace("10.0.1.1 6379", f"127.0.0.1 {primary.ports[0]}")
     )
-    if quick:
-        text = re.sub(r"(down-after-milliseconds \w+) \d+", r"\1 1000", text)
+    text = re.sub(r"(down-after-milliseconds \w+) \d+", rf"\1 {wait}", text)
     config = directory / f"sentinel-{port}.conf"
     config.write_text(f"{text}sentinel auth-pass omnibus {password}\nbind {LOOPBACK}\ndir {directory}\n")
     argv = (primary.spec.argv[0], str(config), "--sentinel")

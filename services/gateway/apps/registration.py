@@ -126,7 +126,8 @@ class AppControl:
         apps = await self._store.apps()
         known = apps.get(name)
         if known is None:
-            raise NotFound(f"there is no app {name[:80]!r}: register it with POST /v1/apps", param="name")
+            how = "register it with POST /v1/apps, or `omnibus app register`"
+            raise NotFound(f"there is no app {name[:80]!r}: {how}", param="name")
         if given is None:
             source_policy.check_allowed(known.source, self._settings)
             text = await self._store.source(known.source.sha256) if known.source.sha256 else ""

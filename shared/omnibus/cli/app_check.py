@@ -39,7 +39,7 @@ async def check_app(options: argparse.Namespace) -> int:
     if options.json:
         print_json(about)
     else:
-        print("\n".join(description_lines(about)))
+        print("\n".join(field_lines(describe_fields(about))))
     return 0
 
 
@@ -66,10 +66,10 @@ async def describe_app(target: str | None, upload: str | None = None) -> protoco
     return await asyncio.to_thread(_load_in_worker, *_app_source(target, upload))
 
 
-def description_lines(about: dict[str, Any]) -> list[str]:
-    """A description, or an app as a gateway shows it, as lines."""
+def describe_fields(about: dict[str, Any]) -> dict[str, str]:
+    """A description, or an app as a gateway shows it, as fields for ``field_lines``."""
     tasks = [f"{task['name']}{' (own)' if task['own'] else ''}" for task in about["tasks"]]
-    named = {
+    return {
         "app": about["name"],
         "model": about["model"] and f"{about['model']} (chat completions)",
         "tasks": "\n".join(tasks) or "none",
@@ -79,7 +79,6 @@ def description_lines(about: dict[str, Any]) -> list[str]:
         "doc": about["doc"],
         "walls": ", ".join(about.get("restricted", ())),
     }
-    return list(field_lines(named))
 
 
 def _graph_lines(graph: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from omnibus.cli import app_target, gateway
-from omnibus.cli.app_check import check_app, description_lines
+from omnibus.cli.app_check import check_app, describe_fields
 from omnibus.cli.format.tables import field_lines, table_lines
 from omnibus.cli.gateway import Gateway
 from omnibus.cli.output import print_json, print_names
@@ -79,7 +79,8 @@ def _print_changed_app(app: dict[str, Any], options: argparse.Namespace, what: s
     print(f"{app['name']} is {what}, version {app['version']}: call it with `omnibus app invoke {app['name']} JSON`")
     if canary := app.get("canary"):
         left = len(canary["calls"]) - canary["compared"]
-        print(f"{canary['compared']} recorded calls were answered as before" + (f", {left} left out" if left else ""))
+        calls = "1 recorded call was" if canary["compared"] == 1 else f"{canary['compared']} recorded calls were"
+        print(f"{calls} answered as before" + (f", {left} left out" if left else ""))
     if app["model"]:
         print(f"it also answers chat completions as model {app['model']!r}")
     return 0
@@ -112,17 +113,15 @@ def _show_app(there: Gateway, options: argparse.Namespace) -> int:
     if options.json:
         print_json(app)
         return 0
-    source, worker = app["source"], app["worker"] or {}
-    where = " ".join(filter(None, [source["kind"], source["module"], source.get("directory"), source.get("sha256")]))
-    problem = worker.get("problem")
+    problem = (app["worker"] or {}).get("problem")
     named = {
         "version": str(app["version"]),
         "state": _worker_state(app["worker"]),
         "problem": f"version {problem['version']}: {problem['message']}" if problem else "",
-        "source": where,
+        "source": _source_text(app["source"]),
         "updated": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(app["updated"])),
     }
-    print("\n".join([*description_lines(app), *field_lines(named)]))
+    print("\n".join(field_lines({**describe_fields(app), **named})))
     return 0
 
 
@@ -138,6 +137,13 @@ def _unregister_app(there: Gateway, options: argparse.Namespace) -> int:
     else:
         print(f"{gone['name']} is unregistered")
     return 0
+
+
+def _source_text(source: dict[str, Any]) -> str:
+    """The place of an app's code."""
+    if directory := source.get("directory"):
+        return f"{source['module']}, in {'the directory of apps' if directory == '.' else directory}"
+    return " ".join(filter(None, [source["kind"], source["module"], source.get("sha256")]))
 
 
 def _app_url_path(name: str) -> str:

@@ -18,7 +18,7 @@ async def run_backup(options: argparse.Namespace) -> int:
     async with AsyncExitStack() as stack:
         store, bus = await _connect(options, stack)
         manifest = await write_backup(Path(options.file), store, bus)
-    _print_manifest(options, manifest, "is in")
+    _print_manifest(options, manifest, "in")
     return 0
 
 
@@ -28,7 +28,7 @@ async def run_restore(options: argparse.Namespace) -> int:
         stack.callback(backup.close)
         store, bus = await _connect(options, stack)
         await restore_backup(backup, store, bus, read_settings(BusSettings), replace=options.replace)
-    _print_manifest(options, backup.manifest, "was written from")
+    _print_manifest(options, backup.manifest, "written from")
     return 0
 
 
@@ -42,10 +42,13 @@ async def _connect(options: argparse.Namespace, stack: AsyncExitStack) -> tuple[
     return store, bus
 
 
-def _print_manifest(options: argparse.Namespace, manifest: BackupManifest, verb: str) -> None:
+def _print_manifest(options: argparse.Namespace, manifest: BackupManifest, done: str) -> None:
     if options.json:
         print_json(manifest)
         return
-    counts = [f"{manifest.keys} keys of the store", *(f"{count} of {name}" for name, count in manifest.streams.items())]
+    counts = [
+        f"{manifest.keys} keys of the store",
+        *(f"{count} messages of {name}" for name, count in manifest.streams.items()),
+    ]
     made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.created))
-    print(f"{', '.join(counts)} {verb} {options.file}, made at {made} by omnibus {manifest.version}")
+    print(f"{', '.join(counts)} {done} {options.file}, made at {made} by omnibus {manifest.version}")

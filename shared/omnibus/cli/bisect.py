@@ -13,6 +13,7 @@ from omnibus.bus.messages import ExecutorStatus
 from omnibus.bus.nats import NatsBus
 from omnibus.bus.subjects import REPLAY
 from omnibus.cli import plans
+from omnibus.cli.format.tables import table_lines
 from omnibus.cli.invocations import REPLAY_IDLE_SECONDS, connect_bus
 from omnibus.cli.output import print_json
 from omnibus.cluster.desired import ExecutorKind, replica_counts
@@ -20,7 +21,7 @@ from omnibus.cluster.presence import ReadyExecutors
 from omnibus.errors import BadRequest, OmnibusError
 from omnibus.graph import Invocation, encode_invocation
 from omnibus.recording import records
-from omnibus.recording.bisect import FAILURE, StageComparison, compare_stages
+from omnibus.recording.bisect import FAILURE, ExecutorOutputs, StageComparison, compare_stages
 from omnibus.store import Store
 
 #: Seconds that executors have to say that they are up.
@@ -113,6 +114,14 @@ def _report(
     }
 
 
+def _output_row(output: ExecutorOutputs, kind: ExecutorKind, epochs: Mapping[ExecutorKind, int]) -> list[str]:
+    """Cells of an executor that ran a stage: its name, its version, and what came out."""
+    result = output.failure or ("equal" if output.equal else "DIFFERENT")
+    unsteady = "" if output.steady else ", and not the same in two runs"
+    since = f", since plan epoch {epochs[kind]}" if kind in epochs else ""
+    return [output.executor, f"({kind}{since})", f"{result}{unsteady}"]
+
+
 def _report_lines(
     recorded: Invocation,
     found: Sequence[StageComparison],
@@ -123,12 +132,8 @@ def _report_lines(
     lines = [f"{recorded.id}  {recorded.model}  plan epoch {recorded.epoch}"]
     for stage in found:
         lines.append(f"  [{stage.node}] {stage.component}  compared with {stage.reference}")
-        for each in stage.outputs:
-            said = each.failure or ("equal" if each.equal else "DIFFERENT")
-            unsteady = "" if each.steady else ", and not the same in two runs"
-            kind = kinds[each.executor]
-            since = f", since plan epoch {epochs[kind]}" if kind in epochs else ""
-            lines.append(f"      {each.executor}  ({kind}{since})  {said}{unsteady}")
+        rows = [_output_row(each, kinds[each.executor], epochs) for each in stage.outputs]
+        lines += [f"      {line}" for line in (table_lines(rows[0], rows[1:]) if rows else ())]
     if not responsible:
         return [*lines, "no stage differs on any executor that is up"]
     versions = ", ".join(dict.fromkeys(str(kinds[each]) for each in responsible))

@@ -2,6 +2,16 @@
 
 import argparse
 
+#: Headings of the list of all commands, and what is below each.
+GROUPS: dict[str, tuple[str, ...]] = {
+    "run it on this machine": ("up", "demo", "ps", "status", "logs", "down", "env", "settings"),
+    "write models and apps": ("app", "tasks", "models", "adapters", "profile"),
+    "look at requests, and repeat them": (
+        "tail", "show", "replay", "step", "fork", "compare", "bisect", "deadletters", "usage",
+    ),
+    "plan": ("top", "plan", "canary", "whatif", "size", "lab"),
+    "operate it for others": ("keys", "nats-config", "backup", "restore", "completion"),
+}  # fmt: skip
 #: Lines that show how a command is used.
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "": ("omnibus up", "omnibus tail", "omnibus COMMAND --help"),
@@ -68,11 +78,36 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 }
 
 
+class GroupedHelp(argparse.RawDescriptionHelpFormatter):
+    """Help that lists commands below the headings of ``GROUPS``."""
+
+    def add_argument(self, action: argparse.Action) -> None:
+        """Leave room for names of commands, which stand further right than argparse reckons."""
+        super().add_argument(action)
+        if isinstance(action, argparse._SubParsersAction):
+            self._action_max_length += 2 * self._indent_increment
+
+    def _format_action(self, action: argparse.Action) -> str:
+        if not isinstance(action, argparse._SubParsersAction):
+            return super()._format_action(action)
+        commands = {each.dest: each for each in action._get_subactions()}
+        self._indent()
+        lines = [
+            part
+            for heading, names in GROUPS.items()
+            for part in (f"\n  {heading}\n", *(self._format_action(commands[name]) for name in names))
+        ]
+        self._dedent()
+        return self._join_parts(lines)
+
+
 def add_help_texts(parser: argparse.ArgumentParser, name: str = "") -> None:
     """Give ``parser`` and the commands below it descriptions, from their short helps, and examples."""
     if examples := EXAMPLES.get(name):
         parser.formatter_class = argparse.RawDescriptionHelpFormatter
         parser.epilog = "\n".join(["examples:", *(f"  {example}" for example in examples)])
+    if not name:
+        parser.formatter_class = GroupedHelp
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             helps = {each.dest: each.help for each in action._choices_actions}

@@ -110,7 +110,7 @@ def _dispatch_command(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
 def _build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="omnibus", description="Serve any-to-any multimodal models on a message bus.")
     parser.add_argument("--version", action="version", version=f"omnibus {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(title="commands", dest="command", required=True, metavar="COMMAND")
     _add_up(commands)
     _add_demo(commands)
     record_commands.add_record_commands(commands)

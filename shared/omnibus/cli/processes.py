@@ -5,6 +5,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -146,8 +147,10 @@ def _status_lines(state: RunState, missing: str, models: list[str]) -> Iterator[
     yield f"  API        {state.gateway_url}/v1"
     yield f"  console    {state.gateway_url}/console/"
     yield f"  models     {', '.join(models) or '-'}"
-    yield f"  processes  {', '.join(f'{name} ({pid})' for name, pid in state.pids.items())}"
     yield f"  directory  {state.directory}"
+    names = max(map(len, state.pids), default=0)
+    for head, (name, pid) in zip(chain(["processes"], repeat("")), state.pids.items(), strict=False):
+        yield f"  {head:<9}  {name:<{names}}  {pid}"
 
 
 def _stage(state: RunState) -> str:

@@ -42,7 +42,7 @@ async def show_steps(options: argparse.Namespace) -> int:
     gateway = find_gateway(options) if options.save else None
     waits = not options.all and sys.stdin.isatty() and sys.stdout.isatty()
     for number, step in enumerate(steps, 1):
-        print("\n".join(step_lines(step)))
+        print("\n".join(step_lines(step, options.id)))
         if gateway is not None:
             _save_contents(gateway, options.id, step, Path(options.save))
         if waits and number < len(steps) and (await asyncio.to_thread(input, "— Enter: next, q: end ")).strip() == "q":
@@ -52,8 +52,8 @@ async def show_steps(options: argparse.Namespace) -> int:
     return 0
 
 
-def step_lines(step: Step) -> Iterator[str]:
-    """One step as lines: its values, each as text or as a size with its digest."""
+def step_lines(step: Step, id: str) -> Iterator[str]:
+    """One step of the invocation ``id`` as lines: its values, each as text or as a size with its digest."""
     took = "" if step.seconds is None else f" in {step.seconds * 1000:.0f} ms"
     yield f"[{step.node}] {step.component} on {step.executor} ({step.option}): {step.state}{took}"
     for value in step.inputs:
@@ -61,7 +61,7 @@ def step_lines(step: Step) -> Iterator[str]:
     for value in step.outputs:
         yield f"  → {_value_text(value)}"
     if step.forkable:
-        yield f"  a fork may begin here: omnibus fork ID {step.node} INPUT=VALUE"
+        yield f"  a fork may begin here: omnibus fork {id} {step.node} INPUT=VALUE"
 
 
 def _is_missing(value: StepValue) -> bool:

@@ -33,6 +33,9 @@ from tests.unit.chart.shapes import SHAPES, Renders, env, of
 _PASSWORD = "a-word"
 _WITHIN_SECONDS = 40.0
 _VALKEYS = 2
+#: Milliseconds that each sentinel waits for the primary and for a failover: no third one stands for election when two find
+#: the primary lost, and a vote that was split is repeated within seconds.
+_WAITS = [(2300, 2000), (3000, 2000), (3700, 2000)]
 
 #: The command of a server and its own variables.
 Script = tuple[list[str], Mapping[str, str]]
@@ -112,6 +115,12 @@ async def servers(request: pytest.FixtureRequest, objects: list[Object], tmp_pat
         yield owned
 
 
+def test_the_page_shows_what_the_chart_and_the_layer_start():
+    page = clusters.read_snippet("port 26379")
+
+    assert "down-after-milliseconds omnibus 2300\nsentinel failover-timeout omnibus 2000\n" in page
+
+
 async def until_true(holds: Callable[[], Awaitable[bool]]) -> None:
     async with asyncio.timeout(_WITHIN_SECONDS):
         while not await holds():
@@ -142,8 +151,19 @@ async def primary(servers: list[Owned]) -> int:
     return roles.index("master") if roles.count("master") == 1 else -1
 
 
+async def waits(servers: list[Owned]) -> list[tuple[int, int]]:
+    """Milliseconds that each sentinel waits for the primary, and for a failover."""
+    found = []
+    for sentinel in servers[_VALKEYS:]:
+        async with redis.Redis(port=port_of(sentinel)) as client:
+            state = (await client.sentinel_masters())["omnibus"]
+        found.append((state["down-after-milliseconds"], state["failover-timeout"]))
+    return found
+
+
 async def test_what_was_written_last_is_there_after_all_servers_were_lost(servers: list[Owned]):
     assert await primary(servers) == 0
+    assert await waits(servers) == _WAITS
     addresses = ",".join(f"{LOOPBACK}:{port_of(each)}" for each in servers[_VALKEYS:])
     store = Store(StoreSettings(url=f"redis+sentinel://:{_PASSWORD}@{addresses}/omnibus/0"))
     await store.swap_plan(Plan(1, 0, 1000.0, {}))
@@ -162,6 +182,7 @@ async def test_what_was_written_last_is_there_after_all_servers_were_lost(server
     await until_true(partial(agree, servers))
 
     assert await primary(servers) == 1
+    assert await waits(servers) == _WAITS
     await until_true(partial(has_epoch, store, 2))
     await store.close()
 

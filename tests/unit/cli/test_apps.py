@@ -124,7 +124,7 @@ async def test_show_says_everything(desk: Desk):
     assert lines["response"] == "{text: string, by?: string}"
     assert lines["doc"] == "Says it back."
     assert (lines["version"], lines["state"]) == ("1", "ready")
-    assert lines["source"] == "directory echo ."
+    assert lines["source"] == "echo, in the directory of apps"
 
 
 async def test_parts_are_printed_as_they_come_texts_as_text(desk: Desk):

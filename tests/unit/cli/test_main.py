@@ -11,7 +11,7 @@ import pytest
 
 from omnibus import __version__
 from omnibus.cli import main
-from omnibus.cli.help_texts import EXAMPLES
+from omnibus.cli.help_texts import EXAMPLES, GROUPS
 from omnibus.cli.main import _HANDLERS, _build_parser
 
 
@@ -107,6 +107,14 @@ def test_every_command_has_a_function():
     for named in _HANDLERS.values():
         module, _, function = named.partition(":")
         assert callable(getattr(importlib.import_module(f"omnibus.cli.{module}"), function))
+
+
+def test_every_command_is_listed_below_one_heading():
+    commands = _build_parser()._subparsers._group_actions[0].choices
+
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted(commands)
+    listed = re.findall(r"^    ([a-z-]+)  ", _build_parser().format_help(), re.MULTILINE)
+    assert listed == [name for names in GROUPS.values() for name in names]
 
 
 def test_examples_are_of_commands_that_there_are_and_can_be_parsed(capsys: pytest.CaptureFixture[str]):

@@ -76,8 +76,9 @@ const leaveButton = document.getElementById("leave");
 /** Say in the header who is signed in. A token that the gateway refused signs nobody in. */
 function showSignedIn() {
   const who = [keys.get("admin") && state.link !== "closed" && "operator", keys.get("key") && "API key"].filter(Boolean);
-  say(keysButton, who.length ? `Signed in: ${who.join(", ")}` : "Sign in");
-  keysButton.title = who.length ? "Change the token or key" : "";
+  say(keysButton, who.join(", ") || "Sign in");
+  keysButton.ariaLabel = who.length ? `Signed in: ${who.join(", ")}` : null;
+  keysButton.title = who.length ? "Signed in. Change the token or key" : "";
   leaveButton.hidden = !who.length;
 }
 

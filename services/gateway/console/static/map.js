@@ -1,7 +1,7 @@
 // One model as a map: request types are lines, deployment options are stations. Pale is what was planned, full what comes.
 
 import { h, meter, s, say, wide } from "./dom.js";
-import { kind, part, rate, several, whole } from "./format.js";
+import { kind, part, rate, several } from "./format.js";
 import { layer, port, through } from "./lines.js";
 
 const MOST = 8; // lines of one map, and colours
@@ -131,7 +131,7 @@ function station(name, { option, spec, from, to, row }, lines, predicted) {
       up.dataset.state = there >= wanted ? "good" : there ? "warn" : "bad";
       const known = found.find((each) => each.up && each.busy !== null);
       busy.set(known ? known.busy : null, predicted?.options?.[option]?.utilisation);
-      [`${known ? part(known.busy) : "–"} busy`, `${sum("inflight")} in flight`, `${whole(sum("jobs"))} jobs/s`].forEach((text, index) => say(loads[index], text));
+      [`${known ? part(known.busy) : "–"} busy`, `${sum("inflight")} in flight`, `${rate(sum("jobs"))} jobs/s`].forEach((text, index) => say(loads[index], text));
       element.classList.toggle("idle", !sum("inflight") && !(sum("jobs") > 0));
     },
   };

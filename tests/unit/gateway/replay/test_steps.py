@@ -68,7 +68,7 @@ async def test_each_edge_of_an_invocation_can_be_looked_at(home: House):
     assert shown.headers["content-security-policy"] == "sandbox"
     assert given.json()["shapes"] == [[1, 4]]
     assert said.text.startswith("You said look")
-    assert any(line.startswith("  → text: You said look") for line in step_lines(build_steps(*record)[1]))
+    assert any(line.startswith("  → text: You said look") for line in step_lines(build_steps(*record)[1], "an-id"))
 
 
 async def test_a_fork_runs_from_the_changed_stage_and_names_its_parent(home: House):

@@ -1,0 +1,151 @@
+"""What pages show can be typed: their commands are those of the command line, their code is code, their data is data.
+
+That code blocks do what pages say is held by tests of their own; this holds all pages, and runs nothing.
+"""
+
+import argparse
+import ast
+import importlib
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import yaml
+
+from omnibus.cli.main import _build_parser
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    *sorted((ROOT / "docs").glob("*.md")),
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "examples").rglob("*.md")),
+]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+#: A command of ours in a line of a shell, up to what the shell does with its output.
+TYPED = re.compile(r"(?:^|[\s(])(?:\.venv/bin/)?omnibus (?!deploy/)([^|;&>)#]*)")
+SPOKEN = re.compile(r"`(?:\.venv/bin/)?omnibus ([^`|;&>)#]*)")
+#: Commands that pages name as mistakes, or as the form of all of them.
+NOT_MEANT = {("docs/mistakes.md", "shwo"), ("docs/commands.md", "COMMAND --help")}
+SHELLS = ("", "sh", "bash")
+#: This page has signatures, without the bodies that python wants.
+WITHOUT_BODIES = {"docs/tasks.md"}
+
+
+@pytest.fixture(scope="module")
+def parser() -> argparse.ArgumentParser:
+    return _build_parser()
+
+
+def test_every_command_and_option_exists(parser: argparse.ArgumentParser):
+    found = [(name_of(page), unknown_word(parser, command)) for page in PAGES for command in commands(page)]
+
+    assert len(found) > 300
+    assert [(page, fault) for page, fault in found if fault] == []
+
+
+def test_every_make_target_exists():
+    targets = set(re.findall(r"^([a-z][a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {(name_of(page), target) for page in PAGES for target in make_targets(page)}
+
+    assert named
+    assert [each for each in sorted(named) if each[1] not in targets] == []
+
+
+def test_python_can_be_parsed_and_imports_what_there_is():
+    for page in PAGES:
+        for code in blocks(page, "python", "py") if name_of(page) not in WITHOUT_BODIES else ():
+            tree = ast.parse(code, name_of(page))
+            missing = [f"{module}.{name}" for module, name in imports(tree) if not exists(module, name)]
+            assert missing == [], name_of(page)
+
+
+def test_data_can_be_read():
+    for page in PAGES:
+        for text in blocks(page, "json"):
+            whole = text if text.lstrip().startswith(("{", "[")) else f"{{{text.rstrip().rstrip(',')}}}"
+            assert json.loads(whole), name_of(page)
+        for text in blocks(page, "yaml"):
+            assert yaml.safe_load(text), name_of(page)
+
+
+def test_what_is_wrong_would_be_found(parser: argparse.ArgumentParser):
+    assert unknown_word(parser, "paln show") == "omnibus paln show: there is no `omnibus paln`"
+    assert unknown_word(parser, "plan shwo") == "omnibus plan shwo: there is no `omnibus plan shwo`"
+    assert unknown_word(parser, "plan show --jsno") == "omnibus plan show --jsno: `omnibus plan show` has no --jsno"
+    assert unknown_word(parser, "plan show 3 --json") == ""
+    assert TYPED.findall('eval "$(.venv/bin/omnibus env)" && omnibus plan shwo | head') == ["env", "plan shwo "]
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def blocks(page: Path, *languages: str) -> list[str]:
+    return [text for language, text in BLOCK.findall(page.read_text()) if language in languages]
+
+
+def imports(tree: ast.AST) -> list[tuple[str, str]]:
+    """Module and name of each import from ``omnibus``."""
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
+    ours = [node for node in found if str(node.module).partition(".")[0] == "omnibus"]
+    return [(str(node.module), each.name) for node in ours for each in node.names]
+
+
+def exists(module: str, name: str) -> bool:
+    return hasattr(importlib.import_module(module), name) or find_spec(f"{module}.{name}") is not None
+
+
+def make_targets(page: Path) -> list[str]:
+    shell = "\n".join(line for language, line in lines(page) if language in SHELLS)
+    pattern = r"(?:^|[\s`])make ([a-z][a-z-]+)"
+    return re.findall(pattern, shell, re.MULTILINE) + re.findall(r"`make ([a-z][a-z-]+)", page.read_text())
+
+
+def lines(page: Path) -> Iterator[tuple[str, str]]:
+    """Lines of blocks with their language; those that go on in the next one are one."""
+    for language, text in BLOCK.findall(page.read_text()):
+        for line in text.replace("\\\n", " ").splitlines():
+            yield language, line
+
+
+def commands(page: Path) -> list[str]:
+    """What follows ``omnibus`` in shells and in sentences of ``page``."""
+    typed = [line for language, line in lines(page) if language in SHELLS]
+    found = [command for line in typed for command in TYPED.findall(line)]
+    found += SPOKEN.findall(BLOCK.sub("", page.read_text()))
+    return [command.strip() for command in found if (name_of(page), command.strip()) not in NOT_MEANT]
+
+
+def unknown_word(parser: argparse.ArgumentParser, command: str) -> str:
+    """The first word of ``command`` that is no command and no option that is known there; empty when there is none."""
+    known = set(parser._option_string_actions)
+    for word in _words(command):
+        below = _commands_below(parser)
+        if re.match("--?[a-z]", word):
+            if word.partition("=")[0].rstrip("*.,") not in known:
+                return f"omnibus {command}: `{parser.prog}` has no {word}"
+        elif word in below:
+            parser = below[word]
+            known |= set(parser._option_string_actions)
+        elif below and word != "-":
+            return f"omnibus {command}: there is no `{parser.prog} {word}`"
+    return ""
+
+
+def _words(command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError:  # cut off within quotes
+        return command.split()
+
+
+def _commands_below(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return dict(action.choices)
+    return {}
