@@ -121,19 +121,21 @@ class HeardStatus(NamedTuple):
 
 
 class ComponentWork(NamedTuple):
-    """Work of a component in the executors of an option: the part of their time, and the mean sequences of a step."""
+    """Work of a component in the executors of an option: the part of their time, the mean sequences of a step, and the
+    mean tokens of a pass."""
 
     busy: float
     rows: float
+    tokens: float
 
 
 class FullSystem(NamedTuple):
-    """A full system: answers a second, statuses of all answers, and the work of each component by option meanwhile.
-
-    ``cpu`` are processors that the system took, ``client_cpu`` those of this process.
+    """A full system: answers a second, their mean tokens, statuses of all answers, and the work of each component by
+    option meanwhile. ``cpu`` are processors that the system took, ``client_cpu`` those of this process.
     """
 
     rate: float
+    tokens: float
     statuses: Counter[int]
     work: Mapping[str, Mapping[str, ComponentWork]]
     cpu: float
@@ -152,13 +154,14 @@ async def measure_full(system: System, mix: str, at_once: int, promised: float, 
         tasks = [asyncio.create_task(loop.ask_on(http)) for _ in range(at_once)]
         try:
             await loop.wait_for_answers(round(FILL_FACTOR * at_once))
-            before, answered, began = dict(statuses), loop.answered, time.monotonic()
+            before, answered, tokens, began = dict(statuses), loop.answered, loop.tokens, time.monotonic()
             cpu = _cpu_seconds(system)
             await asyncio.sleep(MEASURED_REQUESTS / promised)
             passed = time.monotonic() - began
-            rate = (loop.answered - answered) / passed
+            answers = loop.answered - answered
+            mean = (loop.tokens - tokens) / max(1, answers)
             used = [(end - begin) / passed for end, begin in zip(_cpu_seconds(system), cpu, strict=True)]
-            return FullSystem(rate, loop.statuses, option_work(before, statuses), *used)
+            return FullSystem(answers / passed, mean, loop.statuses, option_work(before, statuses), *used)
         finally:
             for task in tasks:
                 task.cancel()
@@ -173,6 +176,7 @@ class _ClosedLoop:
 
     def __init__(self, mix: str, numbers: Numbers) -> None:
         self.statuses: Counter[int] = Counter()
+        self.tokens = 0
         self._mix = mix
         self._numbers = numbers
         self._begun = count()
@@ -188,7 +192,9 @@ class _ClosedLoop:
             answer = await http.post("/v1/chat/completions", json=self._numbers.body(kind))
             self.statuses[answer.status_code] += 1
             self._answer.set()
-            if answer.status_code != 200:
+            if answer.status_code == 200:
+                self.tokens += answer.json()["usage"]["completion_tokens"]
+            else:
                 await asyncio.sleep(float(answer.headers.get("retry-after", "1")))
 
     async def wait_for_answers(self, wanted: int) -> None:
@@ -232,7 +238,8 @@ def option_work(
             busy = (status.busy[place] - first.busy[place]) / (at - began)
             counts, earlier = status.batches[place], first.batches[place]
             rows = (counts.rows - earlier.rows) / max(1, counts.steps - earlier.steps)
-            found.setdefault(status.option, {}).setdefault(part, []).append(ComponentWork(busy, rows))
+            tokens = (counts.tokens - earlier.tokens) / max(1, counts.passes - earlier.passes)
+            found.setdefault(status.option, {}).setdefault(part, []).append(ComponentWork(busy, rows, tokens))
     return {
         option: {
             part: ComponentWork(*(sum(column) / len(rows) for column in zip(*rows, strict=True)))

@@ -174,13 +174,13 @@ async def measure_rate(live: LivePlan, system: System, plan: Plan, mix: str) -> 
     return report(
         what="rate", gpus=live.gpus, plan=live.mix, mix=mix, promised=promised, measured=found.rate,
         part=found.rate / promised, statuses=dict(found.statuses), replicas=replicas, cpu=found.cpu,
-        client_cpu=found.client_cpu, work={option: rounded_work(parts) for option, parts in found.work.items()},
+        client_cpu=found.client_cpu, tokens=found.tokens, work={option: rounded_work(parts) for option, parts in found.work.items()},
     )  # fmt: skip
 
 
 def rounded_work(parts: Mapping[str, ComponentWork]) -> dict[str, list[float]]:
-    """The part of the time and the sequences of a step, by component."""
-    return {part: [round(each.busy, 3), round(each.rows, 1)] for part, each in parts.items()}
+    """The part of the time, sequences of a step and tokens of a pass, by component."""
+    return {part: [round(each.busy, 3), round(each.rows, 1), round(each.tokens)] for part, each in parts.items()}
 
 
 async def measure_system(
