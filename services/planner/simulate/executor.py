@@ -97,8 +97,8 @@ class SimulatedExecutor:
 class ExecutorLane:
     """A component in an executor. Work that comes wakes the device.
 
-    What comes is read as a message is, after whatever happens at the same time: an executor whose turn has ended chooses
-    the next one before others can send it what follows from the first.
+    What comes is read as a message is, after whatever else happens at the same time: an executor whose turn has ended
+    chooses the next one before others can send it what follows from the first.
     """
 
     __slots__ = ("executor", "lane", "step")
