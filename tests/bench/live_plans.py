@@ -2,9 +2,10 @@
 
 The any-to-any model of ``tests/bench/plans.py``, whose engines take so many times as long that each system serves a few
 requests a second: what gateway, bus and client take of a processor is then little beside what engines take, also on a busy
-machine. For each number of GPUs and each mix of request types a system runs the plan of that mix. It gets a trace, whose
-requests are what ``omnibus whatif`` is asked for, and then as many requests at all times as show what it serves. The system
-of the declared mix serves the other mixes as well.
+machine. For each number of GPUs and each mix of request types a system runs the plan of that mix. It gets as many
+requests at all times as show what it serves, and then traces, whose requests are what ``omnibus whatif`` is asked for. The
+system of the declared mix serves the other mixes as well. On a machine that others use ``--slowness 4`` makes less of what
+they take.
 
     plan.live_over_promised     requests a second over those that the plan promises, by GPUs and mix: each 0.9 to 1.1
     plan.live_adapted_over_static  what the plan of a mix serves of it over what the plan of the declared mix does (0.98)
@@ -40,7 +41,7 @@ GPU = "H100"
 GPUS = (2, 4, 8)
 PLANNED_WITHIN_SECONDS = 900.0
 #: Parts of what a plan promises at which traces come.
-LOADS = (0.7, 0.4)
+LOADS = (0.7, 0.6, 0.5, 0.4, 0.3)
 #: Requests in a full system for each executor. All of an executor that runs everything compute side by side only with 16
 #: in its thinker, 16 in its talker and some in the others; with half of that it serves three quarters of what it can.
 AT_ONCE_PER_EXECUTOR = 48
@@ -186,14 +187,14 @@ def rounded_work(parts: Mapping[str, ComponentWork]) -> dict[str, list[float]]:
 async def measure_system(
     live: LivePlan, system: System, loads: Sequence[float], others: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Pairs of the plan's own mix at ``loads``, what it serves of it, and what it serves of ``others``."""
+    """What the plan serves of its own mix, pairs of that mix at ``loads``, and what it serves of ``others``."""
     plan = await live.plan(system)
-    found = []
+    found = [await measure_rate(live, system, plan, live.mix)]
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=system.url, timeout=2400, limits=limits) as http:
         for load in loads:
             found.append(await measure_pair(live, http, plan, live.mix, load))
-    for mix in (live.mix, *others):
+    for mix in others:
         found.append(await measure_rate(live, system, plan, mix))
     return found
 
@@ -204,12 +205,9 @@ async def measure_system(
 def questions(gpus: Sequence[int], mixes: Sequence[str], pairs: int) -> Iterator[tuple[int, str, tuple[float, ...]]]:
     """GPUs, mix and loads of each system, with ``pairs`` in all."""
     left = pairs
-    systems = [(number, mix) for number in gpus for mix in mixes]
-    for place, (number, mix) in enumerate(systems):
-        wanted = min(left, len(LOADS) if left > len(systems) - place else 1)
-        loads = LOADS[:wanted]
-        left -= len(loads)
-        yield number, mix, loads
+    for number, mix in ((number, mix) for number in gpus for mix in mixes):
+        yield number, mix, LOADS[:left]
+        left = max(0, left - len(LOADS))
 
 
 def figures(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
