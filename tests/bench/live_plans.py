@@ -173,8 +173,8 @@ async def measure_rate(live: LivePlan, system: System, plan: Plan, mix: str) -> 
     promised, replicas = promised_rate(plan), {name: each.replicas for name, each in plan.models[MODEL].options.items()}
     found = await measure_full(system, mix, AT_ONCE_PER_EXECUTOR * sum(replicas.values()), promised, live.numbers)
     return report(
-        what="rate", gpus=live.gpus, plan=live.mix, mix=mix, promised=promised, measured=found.rate,
-        part=found.rate / promised, statuses=dict(found.statuses), replicas=replicas, cpu=found.cpu,
+        what="rate", gpus=live.gpus, plan=live.mix, mix=mix, stretch=live.stretch, promised=promised,
+        measured=found.rate, part=found.rate / promised, statuses=dict(found.statuses), replicas=replicas, cpu=found.cpu,
         client_cpu=found.client_cpu, tokens=found.tokens, work={option: rounded_work(parts) for option, parts in found.work.items()},
     )  # fmt: skip
 
@@ -211,7 +211,11 @@ def questions(gpus: Sequence[int], mixes: Sequence[str], pairs: int) -> Iterator
 
 
 def figures(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    served = {(row["gpus"], row["plan"], row["mix"]): row["measured"] for row in rows if row["what"] == "rate"}
+    served = {
+        (row["gpus"], row["plan"], row["mix"]): row["measured"] * row["stretch"]
+        for row in rows
+        if row["what"] == "rate"
+    }
     adapted = [
         rate / served[gpus, DECLARED, mix]
         for (gpus, plan, mix), rate in served.items()

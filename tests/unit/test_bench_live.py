@@ -5,7 +5,7 @@ import pytest
 from omnibus.bus.messages import BatchCounts, ExecutorStatus
 from omnibus.executor.sim import TypeDemand, predict_performance
 from tests.bench.live_load import ComponentWork, HeardStatus, option_work
-from tests.bench.live_plans import AT_ONCE_PER_EXECUTOR
+from tests.bench.live_plans import AT_ONCE_PER_EXECUTOR, figures
 from tests.unit.planner.simulate.omni import TYPES, true_devices
 
 
@@ -54,3 +54,41 @@ def test_work_of_an_option_is_the_mean_of_its_executors_between_two_heartbeats()
     }
 
     assert option_work(before, after) == {"V": {"vocoder": ComponentWork(busy=0.75, rows=12.0, tokens=48.0)}}
+
+
+def test_rates_of_systems_whose_engines_are_not_equally_slow_are_compared_as_if_they_were():
+    rows = [
+        {
+            "what": "rate",
+            "gpus": 2,
+            "plan": "declared",
+            "mix": "declared",
+            "stretch": 4.0,
+            "measured": 1.0,
+            "part": 1.0,
+        },
+        {
+            "what": "rate",
+            "gpus": 2,
+            "plan": "declared",
+            "mix": "text_only",
+            "stretch": 4.0,
+            "measured": 3.0,
+            "part": 3.0,
+        },
+        {
+            "what": "rate",
+            "gpus": 2,
+            "plan": "text_only",
+            "mix": "text_only",
+            "stretch": 8.0,
+            "measured": 2.0,
+            "part": 0.9,
+        },
+    ]
+
+    assert figures(rows) == {
+        "plan.live_over_promised.least": 0.9,
+        "plan.live_over_promised.most": 1.0,
+        "plan.live_adapted_over_static": pytest.approx(4 / 3),
+    }
