@@ -163,6 +163,7 @@ async def measure_full(system: System, mix: str, at_once: int, promised: float, 
             cpu = _cpu_seconds(system)
             await asyncio.sleep(MEASURED_REQUESTS / promised)
             passed = time.monotonic() - began
+            loop.check()
             answers = loop.answered - answered
             mean = (loop.tokens - tokens) / max(1, answers)
             used = [(end - begin) / passed for end, begin in zip(_cpu_seconds(system), cpu, strict=True)]
@@ -188,12 +189,25 @@ class _ClosedLoop:
         self._begun = count()
         self._kinds: Counter[str] = Counter()
         self._answer = asyncio.Event()
+        self._failure: Exception | None = None
 
     @property
     def answered(self) -> int:
         return self.statuses[200]
 
+    def check(self) -> None:
+        """Raise what became of a request that nothing answered: from then on fewer are in the system."""
+        if self._failure is not None:
+            raise self._failure
+
     async def ask_on(self, http: httpx.AsyncClient) -> None:
+        try:
+            await self._ask_on(http)
+        except httpx.HTTPError as error:
+            self._failure = error
+            self._answer.set()
+
+    async def _ask_on(self, http: httpx.AsyncClient) -> None:
         while True:
             kind = kind_of(MIXES[self._mix], next(self._begun))
             self._kinds[kind] += 1
@@ -207,9 +221,11 @@ class _ClosedLoop:
                 await asyncio.sleep(float(answer.headers.get("retry-after", "1")))
 
     async def wait_for_answers(self, wanted: int) -> None:
+        """Raises as ``check``."""
         while self.answered < wanted:
             self._answer.clear()
             await self._answer.wait()
+            self.check()
 
 
 @contextlib.asynccontextmanager
