@@ -107,12 +107,11 @@ async def replay(http: httpx.AsyncClient, rows: Sequence[TraceRow], numbers: Num
     return await asyncio.gather(*tasks)
 
 
-def observed_p99(sent: Sequence[Sent], kind: str = "") -> float:
-    """Seconds of 99 % of the answers, of ``kind`` or of all, to requests that came after the warm-up."""
+def observed_percentile(sent: Sequence[Sent], part: float) -> float:
+    """Seconds of a ``part`` of the answers to requests that came after the warm-up. The 99th of a hundred is the longest."""
     first, last = min(each.due for each in sent), max(each.due for each in sent)
     warm = first + WARM_UP_FRACTION * (last - first)
-    seconds = sorted(each.ended - each.due for each in sent if each.due >= warm and each.kind.startswith(kind))
-    return percentile(seconds, 0.99)
+    return percentile(sorted(each.ended - each.due for each in sent if each.due >= warm), part)
 
 
 # A full system

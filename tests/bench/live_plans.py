@@ -31,7 +31,15 @@ from omnibus import profile as profiles
 from omnibus.plan import Plan
 from services.planner.whatif.__main__ import answer_question
 from services.planner.whatif.question import WhatIfQuestion
-from tests.bench.live_load import ComponentWork, Numbers, make_trace, measure_full, observed_p99, replay, write_trace
+from tests.bench.live_load import (
+    ComponentWork,
+    Numbers,
+    make_trace,
+    measure_full,
+    observed_percentile,
+    replay,
+    write_trace,
+)
 from tests.bench.plans import DECLARED, MIXES
 from tests.e2e.planned.omni import MODEL
 from tests.e2e.system import System, running
@@ -162,10 +170,11 @@ async def measure_pair(live: LivePlan, http: httpx.AsyncClient, plan: Plan, mix:
     write_trace(rows, trace)
     said = await predict(live, plan, trace)
     sent = await replay(http, rows, live.numbers)
-    predicted, measured = said["percentiles"]["done"]["0.99"], observed_p99(sent)
+    predicted, measured = said["percentiles"]["done"]["0.99"], observed_percentile(sent, 0.99)
     return report(
         what="pair", gpus=live.gpus, plan=live.mix, mix=mix, part=load, predicted_s=predicted, measured_s=measured,
-        error=measured / predicted - 1.0, refused=sum(each.status != 200 for each in sent),
+        error=measured / predicted - 1.0,
+        p90_error=observed_percentile(sent, 0.9) / said["percentiles"]["done"]["0.9"] - 1.0, refused=sum(each.status != 200 for each in sent),
     )  # fmt: skip
 
 
