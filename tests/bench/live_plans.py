@@ -2,9 +2,10 @@
 
 The any-to-any model of ``tests/bench/plans.py``, whose engines take so many times as long that each system serves a few
 requests a second: what gateway, bus and client take of a processor is then little beside what engines take, also on a busy
-machine. For each number of GPUs and each mix of request types a system runs the plan of that mix. It gets a trace, whose
-requests are what ``omnibus whatif`` is asked for, and then as many requests at all times as show what it serves. The system
-of the declared mix serves the other mixes as well.
+machine. For each number of GPUs and each mix of request types a system runs the plan of that mix. It gets as many
+requests at all times as show what it serves, and then traces, whose requests are what ``omnibus whatif`` is asked for. The
+system of the declared mix serves the other mixes as well. On a machine that others use ``--slowness 4`` makes less of what
+they take.
 
     plan.live_over_promised     requests a second over those that the plan promises, by GPUs and mix: each 0.9 to 1.1
     plan.live_adapted_over_static  what the plan of a mix serves of it over what the plan of the declared mix does (0.98)
@@ -15,17 +16,11 @@ A line of JSON for each system and measurement, and the figures at the end.
 
 import argparse
 import asyncio
-import csv
 import json
-import math
-import random
 import sys
 import tempfile
-import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,117 +29,74 @@ import msgspec
 
 from omnibus import profile as profiles
 from omnibus.plan import Plan
-from services.planner.simulate.outcome import percentile
 from services.planner.whatif.__main__ import answer_question
 from services.planner.whatif.question import WhatIfQuestion
+from tests.bench.live_load import (
+    ComponentWork,
+    Numbers,
+    make_trace,
+    measure_full,
+    observed_percentile,
+    replay,
+    write_trace,
+)
 from tests.bench.plans import DECLARED, MIXES
-from tests.e2e.planned.omni import MODEL, TEXT_TOKENS, chat_body, kind_of
+from tests.e2e.planned.omni import MODEL
 from tests.e2e.system import System, running
-from tests.unit.planner.simulate.omni import ENGINES, HEARD, OPTIONS, SEEN, SPOKEN, TEXT, measured_profile
+from tests.unit.planner.simulate.omni import ENGINES, OPTIONS, TYPES, measured_profile
 
 GPU = "H100"
 GPUS = (2, 4, 8)
 PLANNED_WITHIN_SECONDS = 900.0
-#: Parts of what a plan promises at which traces come, their requests, and the part of their time that is not observed.
-LOADS, REQUESTS, WARM_UP_FRACTION = (0.7, 0.4), 100, 0.15
-#: Requests in a saturated system, as a factor of those that it needs; as many of them end before it is measured as a part
-#: of these, and those that it is measured by.
-QUEUED_FACTOR, FILL_FACTOR, MEASURED_REQUESTS = 1.7, 1.3, 120
+#: Parts of what a plan promises at which traces come.
+LOADS = (0.7, 0.6, 0.5, 0.4, 0.3)
+#: Requests in a full system for each executor. All of an executor that runs everything compute side by side only with 16
+#: in its thinker, 16 in its talker and some in the others; with half of that it serves three quarters of what it can.
+AT_ONCE_PER_EXECUTOR = 48
 
 
 class MixPace(NamedTuple):
-    """Requests a second that a GPU serves of a mix, about, and those that a system is to serve; seconds of an answer."""
+    """Requests a second that a GPU serves of a mix, about, and those that a system is to serve."""
 
     served: float
     wanted: float
-    answer: float
 
 
 PACES = {
-    DECLARED: MixPace(4.1, 3.5, 3.5),
-    "speech_heavy": MixPace(2.8, 3.0, 3.5),
-    "image_heavy": MixPace(4.5, 4.0, 2.0),
-    "text_only": MixPace(15.0, 6.0, 1.3),
+    DECLARED: MixPace(4.1, 3.5),
+    "speech_heavy": MixPace(2.8, 3.0),
+    "image_heavy": MixPace(4.5, 4.0),
+    "text_only": MixPace(15.0, 6.0),
 }
-ANSWER_TOKENS, ANSWER_VARIATION, MAX_TOKENS = 48, 0.3, 96
 SETTINGS = {
     "OMNIBUS_EXECUTOR_ENGINE": "services.engines:sim",
     "OMNIBUS_EXECUTOR_CREDITS": "512",
     "OMNIBUS_GATEWAY_MAX_INFLIGHT": "2048",
-    "OMNIBUS_GATEWAY_DEADLINE": "600",
+    "OMNIBUS_GATEWAY_DEADLINE": "2400",
+    "OMNIBUS_GATEWAY_QUEUE_SECONDS": "1200",  # a full system is what is measured, and none is refused
     "OMNIBUS_GATEWAY_RECORD": "digest",
     "OMNIBUS_PLANNER_SIMULATE": "5",
+    "OMNIBUS_UP_SILENT": "60",  # processes wait for long on a machine that others use
 }
-
-
-class TraceRow(NamedTuple):
-    """One request of a trace: when it comes in seconds, its type, and the tokens of its answer."""
-
-    at: float
-    kind: str
-    tokens: int
-
-
-class Sent(NamedTuple):
-    """One answer: when its request was due and when it had ended, by one clock, and its status."""
-
-    kind: str
-    due: float
-    ended: float
-    status: int
-
-
-async def send(http: httpx.AsyncClient, body: dict[str, Any], kind: str, due: float) -> Sent:
-    answer = await http.post("/v1/chat/completions", json=body)
-    return Sent(kind, due, time.monotonic(), answer.status_code)
-
-
-# Requests of a mix
-
-
-def make_trace(mix: str, rate: float, seed: int) -> list[TraceRow]:
-    """Requests at random times, with answers of random lengths."""
-    draw, at, rows = random.Random(seed), 0.0, []
-    variance = math.log1p(ANSWER_VARIATION**2)
-    for number in range(REQUESTS):
-        at += draw.expovariate(rate)
-        tokens = round(ANSWER_TOKENS * draw.lognormvariate(-variance / 2, math.sqrt(variance)))
-        rows.append(TraceRow(round(at, 4), kind_of(MIXES[mix], number), max(1, min(MAX_TOKENS, tokens))))
-    return rows
-
-
-def write_trace(rows: Sequence[TraceRow], path: Path) -> None:
-    """``rows`` as ``omnibus whatif --trace`` reads them."""
-    with path.open("w", newline="") as file:
-        table = csv.writer(file)
-        table.writerow(
-            ("t_s", "num_images", "image_tokens", "text_tokens", "output_tokens", "has_audio", "audio_output")
-        )
-        for row in rows:
-            images = int(row.kind == SEEN)
-            spoken = int(row.kind in (HEARD, SPOKEN))
-            table.writerow(
-                (row.at, images, 300 * images, TEXT_TOKENS[row.kind], row.tokens, int(row.kind == HEARD), spoken)
-            )
 
 
 # One system
 
 
 class LivePlan:
-    """A running system with the plan of a mix on so many GPUs."""
+    """A running system with the plan of a mix on so many GPUs, ``slowness`` times as slow as it would be anyway."""
 
-    def __init__(self, directory: Path, gpus: int, mix: str) -> None:
+    def __init__(self, directory: Path, gpus: int, mix: str, slowness: float = 1.0) -> None:
         self.directory, self.gpus, self.mix = directory, gpus, mix
-        self.stretch = max(1.0, gpus * PACES[mix].served / PACES[mix].wanted)
-        self._numbers = count()
+        self.stretch = slowness * max(1.0, gpus * PACES[mix].served / PACES[mix].wanted)
+        self.numbers = Numbers()
 
     def declaration(self) -> dict[str, Any]:
         """The planned model; writes the times of engines and their profile."""
         times, measured = self.directory / "times.json", self.directory / "profile.json"
         times.write_text(json.dumps({**ENGINES, "time_scale": self.stretch}))
         measured.write_bytes(profiles.encode_profile(stretched(measured_profile(), self.stretch)))
-        shares = dict(zip((SEEN, HEARD, TEXT, SPOKEN), MIXES[self.mix], strict=True))
+        shares = dict(zip(TYPES, MIXES[self.mix], strict=True))
         planned = {
             "profile": str(measured), "goal": "throughput", "adapt": False, "learn": False,
             "mix": {kind: share for kind, share in shares.items() if share},
@@ -173,40 +125,6 @@ class LivePlan:
                 if plan is not None and "planned" in plan.explain and not stand.staged:
                     return plan
                 await asyncio.sleep(0.2)
-
-    async def replay(self, http: httpx.AsyncClient, rows: Sequence[TraceRow]) -> list[Sent]:
-        """Answers to ``rows``, each sent when it is due."""
-        began, tasks = time.monotonic() + 0.2, []
-        for row in rows:
-            due = began + row.at
-            await asyncio.sleep(max(0.0, due - time.monotonic()))
-            body = chat_body(row.kind, next(self._numbers), row.tokens)
-            tasks.append(asyncio.create_task(send(http, body, row.kind, due)))
-        return await asyncio.gather(*tasks)
-
-    async def saturate(self, http: httpx.AsyncClient, mix: str, promised: float) -> tuple[float, Counter[int]]:
-        """Requests a second that are served of ``mix`` while more wait than are served, and statuses of all."""
-        statuses, ended, stopped = Counter[int](), list[float](), asyncio.Event()
-        numbers = count()
-
-        async def keep_asking() -> None:
-            while not stopped.is_set():
-                kind = kind_of(MIXES[mix], next(numbers))
-                answer = await send(http, chat_body(kind, next(self._numbers)), kind, time.monotonic())
-                statuses[answer.status] += 1
-                if answer.status == 200:
-                    ended.append(answer.ended)
-
-        at_once = max(16, round(QUEUED_FACTOR * PACES[mix].answer * self.stretch * promised))
-        async with asyncio.TaskGroup() as group:
-            for _ in range(at_once):
-                group.create_task(keep_asking())
-            await asyncio.sleep(FILL_FACTOR * at_once / promised)
-            began, before = time.monotonic(), len(ended)
-            await asyncio.sleep(MEASURED_REQUESTS / promised)
-            found = (len(ended) - before) / (time.monotonic() - began)
-            stopped.set()
-        return found, statuses
 
 
 def stretched(profile: profiles.ModelProfile, factor: float) -> profiles.ModelProfile:
@@ -238,14 +156,6 @@ async def predict(live: LivePlan, plan: Plan, trace: Path) -> dict[str, Any]:
     return found
 
 
-def observed_p99(sent: Sequence[Sent], kind: str = "") -> float:
-    """Seconds of 99 % of the answers, of ``kind`` or of all, to requests that came after the warm-up."""
-    first, last = min(each.due for each in sent), max(each.due for each in sent)
-    warm = first + WARM_UP_FRACTION * (last - first)
-    seconds = sorted(each.ended - each.due for each in sent if each.due >= warm and each.kind.startswith(kind))
-    return percentile(seconds, 0.99)
-
-
 def report(**row: Any) -> dict[str, Any]:
     row["load"] = round(sum(map(float, Path("/proc/loadavg").read_text().split()[:1])), 1)
     print(json.dumps({name: round(each, 4) if isinstance(each, float) else each for name, each in row.items()}))
@@ -259,37 +169,43 @@ async def measure_pair(live: LivePlan, http: httpx.AsyncClient, plan: Plan, mix:
     trace = live.directory / f"trace-{mix}-{load}.csv"
     write_trace(rows, trace)
     said = await predict(live, plan, trace)
-    sent = await live.replay(http, rows)
-    predicted, measured = said["percentiles"]["done"]["0.99"], observed_p99(sent)
+    sent = await replay(http, rows, live.numbers)
+    predicted, measured = said["percentiles"]["done"]["0.99"], observed_percentile(sent, 0.99)
     return report(
         what="pair", gpus=live.gpus, plan=live.mix, mix=mix, part=load, predicted_s=predicted, measured_s=measured,
-        error=measured / predicted - 1.0, refused=sum(each.status != 200 for each in sent),
+        error=measured / predicted - 1.0,
+        p90_error=observed_percentile(sent, 0.9) / said["percentiles"]["done"]["0.9"] - 1.0, refused=sum(each.status != 200 for each in sent),
     )  # fmt: skip
 
 
-async def measure_rate(
-    live: LivePlan, http: httpx.AsyncClient, plan: Plan, mix: str, promised: float
-) -> dict[str, Any]:
-    """What ``plan`` serves of ``mix``, which is ``promised`` to be."""
-    rate, statuses = await live.saturate(http, mix, promised)
+async def measure_rate(live: LivePlan, system: System, plan: Plan, mix: str) -> dict[str, Any]:
+    """What ``plan`` serves of ``mix``, against what it promises of its own."""
+    promised, replicas = promised_rate(plan), {name: each.replicas for name, each in plan.models[MODEL].options.items()}
+    found = await measure_full(system, mix, AT_ONCE_PER_EXECUTOR * sum(replicas.values()), promised, live.numbers)
     return report(
-        what="rate", gpus=live.gpus, plan=live.mix, mix=mix, promised=promised, measured=rate, part=rate / promised,
-        statuses=dict(statuses), replicas={name: each.replicas for name, each in plan.models[MODEL].options.items()},
+        what="rate", gpus=live.gpus, plan=live.mix, mix=mix, stretch=live.stretch, promised=promised,
+        measured=found.rate, part=found.rate / promised, statuses=dict(found.statuses), replicas=replicas, cpu=found.cpu,
+        client_cpu=found.client_cpu, tokens=found.tokens, work={option: rounded_work(parts) for option, parts in found.work.items()},
     )  # fmt: skip
+
+
+def rounded_work(parts: Mapping[str, ComponentWork]) -> dict[str, list[float]]:
+    """The part of the time, sequences of a step and tokens of a pass, by component."""
+    return {part: [round(each.busy, 3), round(each.rows, 1), round(each.tokens)] for part, each in parts.items()}
 
 
 async def measure_system(
     live: LivePlan, system: System, loads: Sequence[float], others: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Pairs of the plan's own mix at ``loads``, what it serves of it, and what it serves of ``others``."""
+    """What the plan serves of its own mix, pairs of that mix at ``loads``, and what it serves of ``others``."""
     plan = await live.plan(system)
-    found, promised = [], promised_rate(plan)
+    found = [await measure_rate(live, system, plan, live.mix)]
     limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=system.url, timeout=600, limits=limits) as http:
+    async with httpx.AsyncClient(base_url=system.url, timeout=2400, limits=limits) as http:
         for load in loads:
             found.append(await measure_pair(live, http, plan, live.mix, load))
-        for mix in (live.mix, *others):
-            found.append(await measure_rate(live, http, plan, mix, promised))
+    for mix in others:
+        found.append(await measure_rate(live, system, plan, mix))
     return found
 
 
@@ -299,16 +215,17 @@ async def measure_system(
 def questions(gpus: Sequence[int], mixes: Sequence[str], pairs: int) -> Iterator[tuple[int, str, tuple[float, ...]]]:
     """GPUs, mix and loads of each system, with ``pairs`` in all."""
     left = pairs
-    systems = [(number, mix) for number in gpus for mix in mixes]
-    for place, (number, mix) in enumerate(systems):
-        wanted = min(left, len(LOADS) if left > len(systems) - place else 1)
-        loads = LOADS[:wanted]
-        left -= len(loads)
-        yield number, mix, loads
+    for number, mix in ((number, mix) for number in gpus for mix in mixes):
+        yield number, mix, LOADS[:left]
+        left = max(0, left - len(LOADS))
 
 
 def figures(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    served = {(row["gpus"], row["plan"], row["mix"]): row["measured"] for row in rows if row["what"] == "rate"}
+    served = {
+        (row["gpus"], row["plan"], row["mix"]): row["measured"] * row["stretch"]
+        for row in rows
+        if row["what"] == "rate"
+    }
     adapted = [
         rate / served[gpus, DECLARED, mix]
         for (gpus, plan, mix), rate in served.items()
@@ -329,6 +246,7 @@ def main() -> None:
     options.add_argument("--gpus", type=int, action="append", help=f"only so many GPUs {GPUS}")
     options.add_argument("--mix", choices=MIXES, action="append", help="only this mix")
     options.add_argument("--pairs", type=int, default=20, help="pairs of trace and plan (20)")
+    options.add_argument("--slowness", type=float, default=1.0, help="times as slow as they are anyway (1)")
     options.add_argument("--no-static", action="store_true", help="leave out other mixes on the declared plan")
     asked = options.parse_args()
     mixes, rows = asked.mix or list(MIXES), []
@@ -336,7 +254,7 @@ def main() -> None:
         others = [] if asked.no_static or mix != DECLARED else [each for each in mixes if each != DECLARED]
         with ExitStack() as stack:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="omnibus-live-")))
-            live = LivePlan(directory, gpus, mix)
+            live = LivePlan(directory, gpus, mix, asked.slowness)
             system = live.start(stack)
             rows += asyncio.run(measure_system(live, system, loads, others))
     print(json.dumps({name: round(value, 4) for name, value in figures(rows).items()}))

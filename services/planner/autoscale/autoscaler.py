@@ -27,6 +27,13 @@ from services.planner.autoscale.candidates import (
 )
 from services.planner.autoscale.chance import without_chance
 from services.planner.autoscale.controls import build_attainment, build_policy, build_trend, scaling_rules
+from services.planner.autoscale.explanation import (
+    LOAD,
+    declared_load,
+    recorded_load,
+    with_alternatives,
+    with_forecasts,
+)
 from services.planner.autoscale.forecast import BurstForecast, relative_error
 from services.planner.autoscale.load_window import LoadWindows
 from services.planner.autoscale.pacing import SolvePace
@@ -51,10 +58,6 @@ log = logging.getLogger(__name__)
 
 #: Seconds between two looks at least: what gateways say at about the same time is looked at together.
 MIN_LOOK_SECONDS = 0.2
-#: Where a plan that follows the load says which one, in ``Plan.explain``.
-LOAD = "load"
-#: Where a plan that goes by a forecast says what was expected, and the part by which that may be off.
-FORECAST = "forecast"
 
 
 class Autoscaler:
@@ -160,7 +163,7 @@ class Autoscaler:
         expected = adapt.expected_load(loads)
         if expected is None or self._goes_back(adapt, loads):
             return
-        self._load, self._before = expected, self._before or _declared_load(planner, self._wanted, expected)
+        self._load, self._before = expected, self._before or declared_load(planner, self._wanted, expected)
         found = await asyncio.to_thread(solve_for_load, planner, running, expected)
         self._window_pace.note_solved(found)
         if not self._is_current(plan):
@@ -178,7 +181,7 @@ class Autoscaler:
             if confirmed is None:
                 return
             wanted = confirmed
-        chosen = _with_forecasts(await _with_explanation(wanted), forecasts)
+        chosen = with_forecasts(await with_alternatives(wanted), forecasts)
         if self._is_current(plan):
             if verdict is Verdict.REPLAN:
                 self._guard.note_replan(self._planning.planned, loads, self._windows.served_rates())
@@ -189,7 +192,7 @@ class Autoscaler:
         """``load`` with the mix that is planned for where what differs may be chance; its rate is as it is."""
         if name in planner.models_for_rate or name not in planner.models:
             return load
-        before = self._before or _declared_load(planner, self._wanted, {name: load})
+        before = self._before or declared_load(planner, self._wanted, {name: load})
         return without_chance(load, before[name], self._settings.window) if name in before else load
 
     def _describe_change(self, load: Loads) -> str:
@@ -217,7 +220,7 @@ class Autoscaler:
         more = [name for name in short if serves_more(name, found)]
         if not more or not self._is_current(plan):
             return False
-        self._before = self._before or _declared_load(planner, self._wanted, expected)
+        self._before = self._before or declared_load(planner, self._wanted, expected)
         enough = all(found.rerouted.capacity.get(name, 0.0) >= load.rate for name, load in short.items())
         chosen = found.rerouted
         if not enough:
@@ -227,7 +230,7 @@ class Autoscaler:
                 return False
         forecasts = {name: RateForecast(load.rate, relative_error(load.rate)) for name, load in short.items()}
         # Nobody waits for alternatives to be looked for.
-        chosen = _with_forecasts(msgspec.structs.replace(chosen, why=None), forecasts)
+        chosen = with_forecasts(msgspec.structs.replace(chosen, why=None), forecasts)
         self._load = expected
         self._apply_plan(chosen, expected, f"burst: {describe_load_change(expected, self._before)}")
         adapt.note_plan_change()
@@ -311,40 +314,6 @@ class Autoscaler:
         )
         self._before, self._wanted, self._since = load, planning.planned, self._clock()
         self._want(reason)
-
-
-def recorded_load(plan: Plan | None) -> dict[str, ModelLoad]:
-    """The load that ``plan`` was made for, when it followed the load; a planner that starts goes on from there."""
-    try:
-        return msgspec.convert(plan.explain.get(LOAD, {}), dict[str, ModelLoad]) if plan is not None else {}
-    except msgspec.ValidationError:  # another build's
-        return {}
-
-
-def _declared_load(planner: "Planner", planned: PlanningResult | None, first: Loads) -> dict[str, ModelLoad]:
-    """Return the load that ``planned`` was made for, by its own explanation; request sizes are those of ``first``."""
-    told = planned.explain.get("planned", {}).get("models", {}) if planned is not None else {}
-    return {
-        name: ModelLoad(
-            model.planned.rate if model.planned is not None else 0.0,
-            {kind: each["rate"] for kind, each in told.get(name, {}).get("types", {}).items()},
-            first[name].quantities if name in first else {},
-        )
-        for name, model in planner.models.items()
-    }
-
-
-async def _with_explanation(planned: PlanningResult) -> PlanningResult:
-    """With alternatives, which are looked for once it is taken."""
-    if planned.why is None:
-        return planned
-    return msgspec.structs.replace(planned, explain=await asyncio.to_thread(planned.why), why=None)
-
-
-def _with_forecasts(planned: PlanningResult, forecasts: Mapping[str, RateForecast]) -> PlanningResult:
-    """Return ``planned`` with what was expected of the models that a forecast was gone by for."""
-    told = {name: each._asdict() for name, each in forecasts.items()}
-    return msgspec.structs.replace(planned, explain={**planned.explain, FORECAST: told}) if told else planned
 
 
 def _percents(estimate: ReplanEstimate) -> tuple[float, float]:

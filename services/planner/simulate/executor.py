@@ -6,7 +6,7 @@ from functools import partial
 from omnibus.executor.sim.device import CombinedTurn, DeviceTurn, Lane, SimSequence, SimWork
 from omnibus.executor.sim.engine import device_of, lane_of
 from omnibus.executor.sim.profile import SimOption
-from services.planner.simulate.agenda import Agenda
+from services.planner.simulate.agenda import Agenda, Event
 
 
 class SimulatedExecutor:
@@ -51,7 +51,16 @@ class SimulatedExecutor:
         self.inflight -= last
         self.outstanding -= work
 
-    def interrupt_turn(self, at: float) -> None:
+    def send_message(self, message: Event, at: float) -> None:
+        """Let ``message`` change a lane at ``at``, once the next turn has begun if one ends just then."""
+        self._agenda.add(at, partial(self._read_message, message))
+
+    def _read_message(self, message: Event, at: float) -> None:
+        self._interrupt_turn(at)
+        message(at)
+        self._start_turn(at)
+
+    def _interrupt_turn(self, at: float) -> None:
         """Let a turn of several steps end after the one that runs: something has come."""
         turn = self._turn
         if turn is None or self._steps == 1:
@@ -60,7 +69,7 @@ class SimulatedExecutor:
         if steps < self._steps:
             self._plan_end(turn, steps)
 
-    def start_turn(self, at: float) -> None:
+    def _start_turn(self, at: float) -> None:
         """Begin the next turn if nothing runs and somebody waits."""
         if self._turning:
             return
@@ -82,11 +91,15 @@ class SimulatedExecutor:
         self._turn = None
         self.device.finish_turn(turn, at, self._steps)
         self._turning = False
-        self.start_turn(at)
+        self._start_turn(at)
 
 
 class ExecutorLane:
-    """A component in an executor. Work that comes wakes the device."""
+    """A component in an executor. Work that comes wakes the device.
+
+    What comes is read as a message is, after whatever else happens at the same time: an executor whose turn has ended
+    chooses the next one before others can send it what follows from the first.
+    """
 
     __slots__ = ("executor", "lane", "step")
 
@@ -97,12 +110,8 @@ class ExecutorLane:
 
     def queue_work(self, work: SimWork, at: float) -> None:
         """Queue ``work`` at ``at``."""
-        self.executor.interrupt_turn(at)
-        self.lane.queue_work(work, at)
-        self.executor.start_turn(at)
+        self.executor.send_message(partial(self.lane.queue_work, work), at)
 
     def extend_sequence(self, sequence: SimSequence, allowed: float, limit: float, at: float) -> None:
         """Let ``sequence`` take ``allowed`` steps by now, and end after ``limit``."""
-        self.executor.interrupt_turn(at)
-        self.lane.extend_sequence(sequence, allowed, limit, at)
-        self.executor.start_turn(at)
+        self.executor.send_message(partial(self.lane.extend_sequence, sequence, allowed, limit), at)

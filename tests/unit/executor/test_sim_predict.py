@@ -354,6 +354,25 @@ async def test_a_monolith_that_speaks_reaches_what_its_profile_promises(here: Pl
     assert measured == approx(promised.throughput, 0.05)
 
 
+async def test_what_a_turn_sends_is_too_late_for_the_turn_after_it(here: Place):
+    """Codes of a step of the talker reach the vocoder when the next step runs, so that fewer of them share a pass."""
+    costly = {**CELL["vocoder"], "batch": {"base": 0.03, "per_token": 4e-4}}
+    given, clock = profile({**CELL, "vocoder": costly}), VirtualClock()
+    await simulated(here, "a", given, clock, "thinker", "talker", "vocoder", option="M")
+
+    def make(number: int) -> Invocation:
+        if number % 2:
+            return invocation([think(number)], ["a"], [(0, "text")])
+        return invocation(speak(number), ["a"] * 3, [(2, "audio")])
+
+    measured = await Crowd(here, clock, make, (0, "text"), (2, "audio")).throughput(240)
+
+    spoken = {"thinker": ComponentLoad(70), "talker": ComponentLoad(73), "vocoder": ComponentLoad()}
+    mix = {"text": TypeDemand(1.0, {"thinker": ComponentLoad(70)}), "spoken": TypeDemand(1.0, spoken)}
+    promised = predict_performance(given, "M", mix, inflight=INFLIGHT)
+    assert measured == approx(promised.throughput, 0.05)
+
+
 async def test_two_executors_serve_as_much_as_the_slower_one(here: Place):
     slow = {**CELL, "vision": {**CELL["vision"], "batch": {"points": [[1, 0.3], [4, 0.9]]}}}
     given, clock, medium = profile(slow), VirtualClock(), await picture(here)

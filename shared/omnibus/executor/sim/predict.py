@@ -2,20 +2,23 @@
 
 The same device as in an executor serves requests in a closed loop, without waiting and without an event
 loop: each one that ends makes room for the next. The result is what a planner's profile holds, and what
-a simulated executor must reach.
+a simulated executor must reach. As there, what a turn brings about is read while the next turn runs: that
+one was chosen when the first had ended, before anybody could send anything.
 
     predicted(profile, "EL", {"image": Demand(0.7, {"vision": Load(), "thinker": Load(700, 130)}),
                               "text": Demand(0.3, {"thinker": Load(40, 130)})})
 """
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import accumulate
 
 import msgspec
 
 from omnibus.errors import BadRequest
-from omnibus.executor.sim.device import CombinedTurn, DeviceTurn, Lane, SimWork
-from omnibus.executor.sim.distributions import Draw
+from omnibus.executor.sim.device import CombinedTurn, DeviceTurn, Lane, SimSequence, SimWork
+from omnibus.executor.sim.distributions import Curve, Draw
 from omnibus.executor.sim.engine import device_of, lane_of
 from omnibus.executor.sim.profile import Profile, SimOption, kind_of
 from omnibus.executor.sim.request import ComponentLoad, SimulatedRequest
@@ -93,8 +96,10 @@ class _ClosedLoop:
         components = dict.fromkeys(name for demand in mix.values() for name in demand.loads)
         self.kinds: Mapping[str, str] = {name: kind_of(name, option.find_component(name)) for name in components}
         self.device = device_of(option, profile.time_scale)
-        self.lanes: Mapping[str, Lane] = {
-            name: lane_of(self.device, option, name, kind, batch) for name, kind in self.kinds.items()
+        self._messages: deque[Callable[[float], None]] = deque()
+        self.lanes: Mapping[str, _MessageLane] = {
+            name: _MessageLane(lane_of(self.device, option, name, kind, batch), self._messages)
+            for name, kind in self.kinds.items()
         }
         self.owners: dict[SimWork, tuple[SimulatedRequest, str]] = {}
         self.done: list[SimulatedRequest] = []
@@ -112,12 +117,21 @@ class _ClosedLoop:
         """Turn until so many are done; returns the time."""
         while len(self.done) < requests:
             turn = self.device.next_turn(at)
+            if self._deliver_messages(at):
+                turn = _first_step(turn) if turn is not None else self.device.next_turn(at)
             if turn is None:
                 raise BadRequest("the mix brings no work to the device")
             at += turn.seconds
             self._charge_turn(turn)
             self.device.finish_turn(turn, at, len(turn.ends))
         return at
+
+    def _deliver_messages(self, at: float) -> bool:
+        """Let lanes read what was sent; returns whether there was anything."""
+        there = bool(self._messages)
+        while self._messages:
+            self._messages.popleft()(at)
+        return there
 
     def begin_request(self, at: float) -> None:
         place = self._begun * GOLDEN % 1.0 * self._marks[-1]
@@ -154,8 +168,30 @@ class _ClosedLoop:
             throughput=len(self.done) / passed,
             seconds={name: sum(each.values()) for name, each in parts.items()},
             parts=parts,
-            batches={name: _mean_batch_size(lane.steps or lane.passes) for name, lane in self.lanes.items()},
+            batches={name: _mean_batch_size(each.lane.steps or each.lane.passes) for name, each in self.lanes.items()},
         )
+
+
+class _MessageLane:
+    """A lane that reads what comes to it as messages."""
+
+    __slots__ = ("_messages", "lane", "step")
+
+    def __init__(self, lane: Lane, messages: deque[Callable[[float], None]]) -> None:
+        self.lane = lane
+        self.step: Curve | None = lane.step
+        self._messages = messages
+
+    def queue_work(self, work: SimWork, at: float) -> None:
+        self._messages.append(partial(self.lane.queue_work, work))
+
+    def extend_sequence(self, sequence: SimSequence, allowed: float, limit: float, at: float) -> None:
+        self._messages.append(partial(self.lane.extend_sequence, sequence, allowed, limit))
+
+
+def _first_step(turn: DeviceTurn | CombinedTurn) -> DeviceTurn | CombinedTurn:
+    """``turn`` as it ends when something comes as it begins: after the one step that has begun."""
+    return turn._replace(ends=turn.ends[: turn.steps_begun(0.0)])
 
 
 def _mean_batch_size(batches: Mapping[int, int]) -> float:

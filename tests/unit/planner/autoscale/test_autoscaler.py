@@ -18,8 +18,9 @@ from omnibus.profile import CostLine, ModelProfile, OptionProfile, RoleCost, Typ
 from omnibus.settings import PlannerSettings, StoreSettings
 from omnibus.store import Store
 from services.planner.autoscale import autoscaler
-from services.planner.autoscale.autoscaler import Autoscaler, recorded_load
+from services.planner.autoscale.autoscaler import Autoscaler
 from services.planner.autoscale.candidates import PlanCandidates, solve_for_load
+from services.planner.autoscale.explanation import recorded_load
 from services.planner.declared.declarations_file import Declarations, DeclaredModel
 from services.planner.declared.planned_spec import GpuType, PlannedModel
 from services.planner.optimize import PlanningResult

@@ -1,0 +1,283 @@
+"""Requests to a live system: traces that are replayed, a closed loop that keeps it full, and the work of executors."""
+
+import asyncio
+import contextlib
+import csv
+import math
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from itertools import count
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any, NamedTuple
+
+import httpx
+import psutil
+
+from omnibus.bus.messages import ExecutorStatus
+from services.planner.simulate.outcome import percentile
+from tests.bench.plans import MIXES
+from tests.e2e.planned.omni import GOLDEN, TEXT_TOKENS, chat_body, kind_of
+from tests.e2e.system import System
+from tests.unit.planner.simulate.omni import HEARD, SEEN, SPOKEN
+
+#: Requests of a trace, and the part of their time that is not observed.
+REQUESTS, WARM_UP_FRACTION = 100, 0.15
+ANSWER_TOKENS, ANSWER_VARIATION, MAX_TOKENS = 48, 0.3, 96
+#: Requests that are answered before a full system is measured, as a factor of those in it, and those that it is measured by.
+FILL_FACTOR, MEASURED_REQUESTS = 1.3, 240
+#: Seconds until the first heartbeat, and times its due that a measurement may take.
+_STATUS_SECONDS, _FULL_SECONDS_FACTOR = 30.0, 3.0
+
+
+class TraceRow(NamedTuple):
+    """One request of a trace: when it comes in seconds, its type, and the tokens of its answer."""
+
+    at: float
+    kind: str
+    tokens: int
+
+
+class Sent(NamedTuple):
+    """One answer: when its request was due and when it had ended, by one clock, and its status."""
+
+    kind: str
+    due: float
+    ended: float
+    status: int
+
+
+class Numbers:
+    """Numbers of requests, each once: no two of a system are equal."""
+
+    def __init__(self) -> None:
+        self._numbers = count()
+
+    def body(self, kind: str, tokens: int = 0) -> dict[str, Any]:
+        return chat_body(kind, next(self._numbers), tokens)
+
+
+# Traces
+
+
+def make_trace(mix: str, rate: float, seed: int) -> list[TraceRow]:
+    """Requests at random times, with answers of random lengths."""
+    draw, at, rows = random.Random(seed), 0.0, []
+    for number in range(REQUESTS):
+        at += draw.expovariate(rate)
+        rows.append(TraceRow(round(at, 4), kind_of(MIXES[mix], number), _answer_tokens(draw.gauss())))
+    return rows
+
+
+def _answer_tokens(deviation: float) -> int:
+    """Tokens of an answer that is ``deviation`` standard deviations off, as engines draw them."""
+    variance = math.log1p(ANSWER_VARIATION**2)
+    return max(1, min(MAX_TOKENS, round(ANSWER_TOKENS * math.exp(math.sqrt(variance) * deviation - variance / 2))))
+
+
+def write_trace(rows: Sequence[TraceRow], path: Path) -> None:
+    """``rows`` as ``omnibus whatif --trace`` reads them."""
+    with path.open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(
+            ("t_s", "num_images", "image_tokens", "text_tokens", "output_tokens", "has_audio", "audio_output")
+        )
+        for row in rows:
+            images = int(row.kind == SEEN)
+            spoken = int(row.kind in (HEARD, SPOKEN))
+            table.writerow(
+                (row.at, images, 300 * images, TEXT_TOKENS[row.kind], row.tokens, int(row.kind == HEARD), spoken)
+            )
+
+
+async def _send(http: httpx.AsyncClient, body: dict[str, Any], kind: str, due: float) -> Sent:
+    answer = await http.post("/v1/chat/completions", json=body)
+    return Sent(kind, due, time.monotonic(), answer.status_code)
+
+
+async def replay(http: httpx.AsyncClient, rows: Sequence[TraceRow], numbers: Numbers) -> list[Sent]:
+    """Answers to ``rows``, each sent when it is due."""
+    began, tasks = time.monotonic() + 0.2, []
+    for row in rows:
+        due = began + row.at
+        await asyncio.sleep(max(0.0, due - time.monotonic()))
+        tasks.append(asyncio.create_task(_send(http, numbers.body(row.kind, row.tokens), row.kind, due)))
+    return await asyncio.gather(*tasks)
+
+
+def observed_percentile(sent: Sequence[Sent], part: float) -> float:
+    """Seconds of a ``part`` of the answers to requests that came after the warm-up. The 99th of a hundred is the longest."""
+    first, last = min(each.due for each in sent), max(each.due for each in sent)
+    warm = first + WARM_UP_FRACTION * (last - first)
+    return percentile(sorted(each.ended - each.due for each in sent if each.due >= warm), part)
+
+
+# A full system
+
+
+class HeardStatus(NamedTuple):
+    """A heartbeat of an executor, and when it came."""
+
+    at: float
+    status: ExecutorStatus
+
+
+class ComponentWork(NamedTuple):
+    """Work of a component in the executors of an option: the part of their time, the mean sequences of a step, and the
+    mean tokens of a pass."""
+
+    busy: float
+    rows: float
+    tokens: float
+
+
+class FullSystem(NamedTuple):
+    """A full system: answers a second, their mean tokens, statuses of all answers, and the work of each component by
+    option meanwhile. ``cpu`` are processors that the system took, ``client_cpu`` those of this process.
+    """
+
+    rate: float
+    tokens: float
+    statuses: Counter[int]
+    work: Mapping[str, Mapping[str, ComponentWork]]
+    cpu: float
+    client_cpu: float
+
+
+async def measure_full(system: System, mix: str, at_once: int, promised: float, numbers: Numbers) -> FullSystem:
+    """Measure ``system``, which is ``promised`` to serve so many a second, with ``at_once`` requests of ``mix`` in it."""
+    loop = _ClosedLoop(mix, numbers)
+    limits = httpx.Limits(max_connections=None)
+    async with (
+        asyncio.timeout(_FULL_SECONDS_FACTOR * (FILL_FACTOR * at_once + MEASURED_REQUESTS) / promised),
+        httpx.AsyncClient(base_url=system.url, timeout=None, limits=limits) as http,
+        _executor_statuses(system) as statuses,
+    ):
+        tasks = [asyncio.create_task(loop.ask_on(http)) for _ in range(at_once)]
+        try:
+            await loop.wait_for_answers(round(FILL_FACTOR * at_once))
+            before, answered, tokens, began = dict(statuses), loop.answered, loop.tokens, time.monotonic()
+            cpu = _cpu_seconds(system)
+            await asyncio.sleep(MEASURED_REQUESTS / promised)
+            passed = time.monotonic() - began
+            loop.check()
+            answers = loop.answered - answered
+            mean = (loop.tokens - tokens) / max(1, answers)
+            used = [(end - begin) / passed for end, begin in zip(_cpu_seconds(system), cpu, strict=True)]
+            return FullSystem(answers / passed, mean, loop.statuses, option_work(before, statuses), *used)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _ClosedLoop:
+    """Requests of a mix of which each that ends lets the next one begin, with answers of all lengths in turn: a few hundred
+    of which engines drew the lengths were up to 5 % longer or shorter than the mean.
+
+    Who is refused comes again when the answer says so: to come at once would take the processors of the system.
+    """
+
+    def __init__(self, mix: str, numbers: Numbers) -> None:
+        self.statuses: Counter[int] = Counter()
+        self.tokens = 0
+        self._mix = mix
+        self._numbers = numbers
+        self._begun = count()
+        self._kinds: Counter[str] = Counter()
+        self._answer = asyncio.Event()
+        self._failure: Exception | None = None
+
+    @property
+    def answered(self) -> int:
+        return self.statuses[200]
+
+    def check(self) -> None:
+        """Raise what became of a request that nothing answered: from then on fewer are in the system."""
+        if self._failure is not None:
+            raise self._failure
+
+    async def ask_on(self, http: httpx.AsyncClient) -> None:
+        try:
+            await self._ask_on(http)
+        except httpx.HTTPError as error:
+            self._failure = error
+            self._answer.set()
+
+    async def _ask_on(self, http: httpx.AsyncClient) -> None:
+        while True:
+            kind = kind_of(MIXES[self._mix], next(self._begun))
+            self._kinds[kind] += 1
+            tokens = _answer_tokens(NormalDist().inv_cdf((self._kinds[kind] - 0.5) * GOLDEN % 1))
+            answer = await http.post("/v1/chat/completions", json=self._numbers.body(kind, tokens))
+            self.statuses[answer.status_code] += 1
+            self._answer.set()
+            if answer.status_code == 200:
+                self.tokens += answer.json()["usage"]["completion_tokens"]
+            else:
+                await asyncio.sleep(float(answer.headers.get("retry-after", "1")))
+
+    async def wait_for_answers(self, wanted: int) -> None:
+        """Raises as ``check``."""
+        while self.answered < wanted:
+            self._answer.clear()
+            await self._answer.wait()
+            self.check()
+
+
+@contextlib.asynccontextmanager
+async def _executor_statuses(system: System) -> AsyncIterator[dict[str, HeardStatus]]:
+    """The last heartbeat of each executor, by its id."""
+    found: dict[str, HeardStatus] = {}
+    first = asyncio.Event()
+
+    async def follow() -> None:
+        async with system.bus() as bus, contextlib.aclosing(system.statuses(bus)) as heard:
+            async for status in heard:
+                found[status.id] = HeardStatus(time.monotonic(), status)
+                first.set()
+
+    task = asyncio.create_task(follow())
+    try:
+        async with asyncio.timeout(_STATUS_SECONDS):
+            await first.wait()
+        yield found
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def option_work(
+    before: Mapping[str, HeardStatus], after: Mapping[str, HeardStatus]
+) -> dict[str, dict[str, ComponentWork]]:
+    """Work of each component by option, the mean of the executors that have both statuses."""
+    found: dict[str, dict[str, list[ComponentWork]]] = {}
+    for id, (at, status) in after.items():
+        if id not in before or at <= before[id].at:
+            continue
+        began, first = before[id]
+        for place, part in enumerate(status.components):
+            busy = (status.busy[place] - first.busy[place]) / (at - began)
+            counts, earlier = status.batches[place], first.batches[place]
+            rows = (counts.rows - earlier.rows) / max(1, counts.steps - earlier.steps)
+            tokens = (counts.tokens - earlier.tokens) / max(1, counts.passes - earlier.passes)
+            found.setdefault(status.option, {}).setdefault(part, []).append(ComponentWork(busy, rows, tokens))
+    return {
+        option: {
+            part: ComponentWork(*(sum(column) / len(rows) for column in zip(*rows, strict=True)))
+            for part, rows in parts.items()
+        }
+        for option, parts in found.items()
+    }
+
+
+def _cpu_seconds(system: System) -> tuple[float, float]:
+    """Seconds of processors that the system's processes have taken, and this one."""
+    total = 0.0
+    for process in system.processes():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            total += times.user + times.system
+    return total, time.process_time()
