@@ -228,7 +228,7 @@ async def measure_resume(system: System) -> float:
     for each, known in zip(sessions, undisturbed, strict=True):
         if (each.text, each.sound, each.wrong) != (known.text, known.sound, []):
             raise RuntimeError(f"session {each.seed} lost or repeated something: {each.wrong}")
-    gaps = [gap for each in sessions for gap in each.gaps]
+    gaps = [gap.seconds for each in sessions for gap in each.gaps]
     print(f"{len(gaps)} sessions resumed, gaps {[round(gap, 2) for gap in sorted(gaps)]} s", file=sys.stderr)
     return statistics.median(gaps) * 1000
 
