@@ -14,8 +14,14 @@ all that comes on top is the system's own:
     listening_cpu              the same of one whose microphone sends silence
     resume_gap_ms              median time without audio of sessions whose gateway was killed. Raises when one of them
                                lost or repeated a sample
+
+    python -m tests.bench.voice --idle 60
+
+prints what open sessions cost alone, counted for so many seconds each without and with them: the CPU of their gateway,
+and of the whole system.
 """
 
+import argparse
 import asyncio
 import base64
 import contextlib
@@ -214,6 +220,33 @@ async def _gateway_cpu(system: System) -> float:
     return (after.user + after.system - before.user - before.system) / (time.perf_counter() - begin)
 
 
+async def measure_idle(system: System, seconds: float) -> dict[str, float]:
+    """Percent of a core that an open session without audio takes of its gateway, and of the whole system."""
+    await system.becomes_ready()
+    before = await _count_cpu(system, seconds)
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(SESSIONS):
+            await stack.enter_async_context(session(system))
+        during = await _count_cpu(system, seconds)
+    after = await _count_cpu(system, seconds)
+    print(f"gateway, system: {before} of a core before, {during} during, {after} after", file=sys.stderr)
+    more = [during[place] - (before[place] + after[place]) / 2 for place in range(2)]
+    return {name: 100 * each / SESSIONS for name, each in zip(("gateway", "system"), more, strict=True)}
+
+
+async def _count_cpu(system: System, seconds: float) -> tuple[float, float]:
+    """Cores that its first gateway, and all of ``system``, keep at work for ``seconds``."""
+    gateway = await asyncio.to_thread(system.gateway, 0)
+    processes = [gateway, *(each for each in await asyncio.to_thread(system.processes) if each.pid != gateway.pid)]
+    begin, before = time.perf_counter(), [each.cpu_times() for each in processes]
+    await asyncio.sleep(seconds)
+    took, after = time.perf_counter() - begin, [each.cpu_times() for each in processes]
+    used = [
+        (late.user + late.system - early.user - early.system) / took for early, late in zip(before, after, strict=True)
+    ]
+    return used[0], sum(used)
+
+
 async def measure_resume(system: System) -> float:
     """Median milliseconds without audio of sessions whose gateway is killed."""
     undisturbed = [Conversation(system.urls, number) for number in range(RESUMED)]
@@ -245,11 +278,15 @@ async def measure(system: System) -> dict[str, float]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--idle", type=float, default=0.0, metavar="SECONDS", help="measure open sessions alone")
+    given = parser.parse_args()
     settings = {"OMNIBUS_EXECUTOR_ENGINE": "services.engines:sim", "OMNIBUS_EXECUTOR_CREDITS": "1024"}
     with tempfile.TemporaryDirectory() as directory:
         models = {MODEL: model(Path(directory))}
         with running(Path(directory), models, "--gateways", "2", **settings) as system:
-            print(json.dumps(asyncio.run(measure(system))))
+            measured = measure_idle(system, given.idle) if given.idle else measure(system)
+            print(json.dumps(asyncio.run(measured)))
 
 
 if __name__ == "__main__":
