@@ -1,6 +1,6 @@
 """Sessions by voice at the same time: whether their answers can be played while they are made.
 
-    python -m tests.bench.voice_sessions --sessions 64
+    python -m tests.bench.voice_sessions --sessions 8 16 32 64
 
 Each session has a microphone that never stops: it says a tone, hears the answer to its end, and says the next one.
 Sessions begin one after the other within a turn. A client plays an answer once it has ``--buffer`` milliseconds of it, as
@@ -169,7 +169,7 @@ async def measure(system: System, sessions: int, turns: int, buffer: float) -> d
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sessions", type=int, default=64)
+    parser.add_argument("--sessions", type=int, nargs="+", default=[64], help="at a time; one number after the other")
     parser.add_argument("--turns", type=int, default=3, help="answers of each session")
     parser.add_argument("--gateways", type=int, default=2)
     parser.add_argument("--buffer", type=float, default=100.0, help="milliseconds that a client has before it plays")
@@ -185,8 +185,9 @@ def main() -> None:
             declared = declaration("qwen2_5_omni", tiny.build("qwen2_5_omni", directory / "model"))
         flags = ("--gateways", str(given.gateways))
         with running(directory, {MODEL: declared}, *flags, **settings) as system:
-            figures = asyncio.run(measure(system, given.sessions, given.turns, given.buffer / 1000))
-    print(json.dumps(figures, indent=1))
+            for sessions in given.sessions:
+                figures = asyncio.run(measure(system, sessions, given.turns, given.buffer / 1000))
+                print(json.dumps(figures, indent=1), flush=True)
 
 
 if __name__ == "__main__":
