@@ -286,6 +286,32 @@ async def test_of_two_connections_the_last_one_has_the_session(doors: Doors):
     await doors.first.emptied()
 
 
+async def test_a_connection_that_writes_still_loses_the_session_with_nothing_lost(
+    doors: Doors, monkeypatch: pytest.MonkeyPatch
+):
+    """Its client has gone to another gateway, which reads the log while this one has not seen that it has."""
+    await doors.serve(OMNI)
+    async with doors.opened() as caller:
+        last = caller.events[-1]["event_id"]
+        read, bus = doors.second.bus.read_subject, doors.second.bus
+        late = iter(["one", "two"])
+
+        async def read_and_be_late(*asked: Any) -> Any:
+            found = await read(*asked)
+            if text := next(late, ""):
+                await caller.say(text)
+            return found
+
+        monkeypatch.setattr(bus, "read_subject", read_and_be_late)
+        async with doors.resumed(caller, last) as other:
+            found = await other.until("session.resumed")
+            await other.say("three")
+
+    said = [event["item"]["content"][0]["text"] for event in found if event["type"] == "conversation.item.added"]
+    assert said == ["one", "two"]
+    await doors.first.emptied()
+
+
 async def test_what_cannot_be_resumed_is_refused(doors: Doors):
     await doors.serve(OMNI)
     base = f"ws://localhost:{doors.ports[1]}/v1/realtime"
