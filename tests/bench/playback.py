@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from tests.bench.bus_tap import SentAudio
 from tests.bench.continued import percentile
-from tests.bench.machine_watch import MachineLateness
+from tests.bench.machine_watch import MachineWaits
 
 BYTES_PER_SECOND, SAMPLES_PER_SECOND = 48_000, 24_000
 _SAMPLE_SECONDS = 1 / SAMPLES_PER_SECOND
@@ -70,10 +70,11 @@ class Stretch(NamedTuple):
 
 @dataclass(frozen=True)
 class PlayedAnswer:
-    """One answer as its client ``heard`` it and as engines have ``made`` it."""
+    """One answer as its client ``heard`` it and as engines have ``made`` it; ``way`` are the processes between them."""
 
     heard: Player
     made: Player
+    way: tuple[str, ...]
 
     @property
     def is_late_from_engines(self) -> bool:
@@ -99,18 +100,19 @@ class PlayedAnswer:
         """Seconds by which the client had some of it later than the bus, at most."""
         return max((each.end - each.begin for each in self.deliveries()), default=0.0)
 
-    def waited_for_processors(self, machine: MachineLateness) -> bool:
-        """Return whether processors had other work for as long as its client's own pauses, while pieces were on their
-        way."""
-        late = max((machine.seconds_between(*each) for each in self.deliveries()), default=0.0)
-        return late >= self.added_seconds
+    def waited_for_processors(self, machine: MachineWaits) -> bool:
+        """Return whether the processes on its way had no processor for as long as its client's own pauses, while a piece
+        was on its way."""
+        waited = max((machine.seconds_between(self.way, *each) for each in self.deliveries()), default=0.0)
+        return waited >= self.added_seconds
 
 
 def match_answers(
-    heard: Sequence[Player], seed: int, sent: Sequence[SentAudio]
+    heard: Sequence[Player], seed: int, sent: Sequence[SentAudio], way: tuple[str, ...]
 ) -> Iterator[tuple[Player, PlayedAnswer | None]]:
-    """Each answer that a client of ``seed`` has ``heard``, with what engines ``sent`` for it. Dropped ones, which nobody
-    heard, are left out; None where nothing is known of what was sent."""
+    """Each answer that a client of ``seed`` has ``heard``, with what engines ``sent`` for it, which came to it through
+    the processes ``way``. Dropped ones, which nobody heard, are left out; None where nothing is known of what was
+    sent."""
     made = [each for each in sent if each.seed == seed and each.whole]
     for player in heard:
         wanted = round(player.seconds * SAMPLES_PER_SECOND)
@@ -118,13 +120,11 @@ def match_answers(
         if place is None:
             yield player, None
             continue
-        yield player, PlayedAnswer(player, Player.of_engines(made[place], player))
+        yield player, PlayedAnswer(player, Player.of_engines(made[place], player), way)
         del made[: place + 1]
 
 
-def attribute_underruns(
-    matched: Sequence[tuple[Player, PlayedAnswer | None]], machine: MachineLateness
-) -> dict[str, Any]:
+def attribute_underruns(matched: Sequence[tuple[Player, PlayedAnswer | None]], machine: MachineWaits) -> dict[str, Any]:
     """What the pauses of answers are due to, and how late clients had what engines had made."""
     answers = [answer for _, answer in matched if answer is not None]
     added = [each for each in answers if each.added_seconds > SAME_SECONDS]
