@@ -23,6 +23,7 @@ from omnibus.bus.messages import Chunk, decode_replies
 from omnibus.bus.nats import NatsBus
 from omnibus.errors import ProtocolError
 from omnibus.graph import Invocation, decode_invocation
+from omnibus.process.parent_death import die_with_parent
 from omnibus.settings import BusSettings
 
 AUDIO = "audio"
@@ -98,7 +99,9 @@ async def listen(url: str, *, edges: bool) -> dict[str, SentAudio]:
 async def start(url: str, *, edges: bool = False) -> asyncio.subprocess.Process:
     """Start one, and wait until it listens."""
     command = [sys.executable, "-m", "tests.bench.bus_tap", url, *["--edges"] * edges]
-    tap = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, limit=1 << 28)
+    tap = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, limit=1 << 28, preexec_fn=die_with_parent()
+    )
     assert tap.stdout is not None
     await tap.stdout.readline()
     return tap

@@ -11,6 +11,8 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from omnibus.process.parent_death import die_with_parent
+
 #: Seconds between two looks.
 LOOK_SECONDS = 0.01
 #: Prints, once it is ended, how late it was (sorted seconds), the times of its looks (monotonic seconds, which all
@@ -80,7 +82,8 @@ class MachineWatch:
     async def start(cls, pids: Mapping[str, int] | None = None) -> "MachineWatch":
         """Start it; ``pids`` are the processes that are watched, by name."""
         command = [sys.executable, "-c", _PROGRAM, json.dumps(dict(pids or {}))]
-        return cls(await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, limit=1 << 28))
+        pipe, dies = asyncio.subprocess.PIPE, die_with_parent()
+        return cls(await asyncio.create_subprocess_exec(*command, stdout=pipe, limit=1 << 28, preexec_fn=dies))
 
     async def stop(self) -> MachineWaits:
         """End it, and read what it has noted."""

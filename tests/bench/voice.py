@@ -93,7 +93,8 @@ def sound(seconds: float, loudness: float = 0.0) -> str:
 @contextlib.asynccontextmanager
 async def session(system: System, gateway: int = 0) -> AsyncIterator[ClientConnection]:
     url = f"{system.urls[gateway].replace('http', 'ws', 1)}/v1/realtime?model={MODEL}"
-    async with websockets.connect(url, max_size=None) as socket:
+    # No pings: where processors have other work, answers that come late are measured, and end no session.
+    async with websockets.connect(url, max_size=None, max_queue=None, ping_interval=None) as socket:
         await wait_event(socket, "conversation.created")
         yield socket
 
