@@ -11,9 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import websockets
+from uvicorn.protocols.utils import ClientDisconnected
 from websockets.exceptions import ConnectionClosed
 
 from omnibus.executor.runner import Job
+from services.gateway.http import websocket as gateway_websocket
+from services.gateway.http.websocket import GatewayWebSocketProtocol
 from tests.unit.gateway.house import OMNI, TOYS, House, house
 from tests.unit.gateway.realtime.test_connections import refused
 from tests.unit.gateway.realtime_house import Caller, connected, joined, sound_of, types
@@ -310,6 +313,30 @@ async def test_a_connection_that_writes_still_loses_the_session_with_nothing_los
     said = [event["item"]["content"][0]["text"] for event in found if event["type"] == "conversation.item.added"]
     assert said == ["one", "two"]
     await doors.first.emptied()
+
+
+async def test_a_client_that_answers_no_ping_has_left_and_may_come_back(doors: Doors, monkeypatch: pytest.MonkeyPatch):
+    protocols: list[GatewayWebSocketProtocol] = []
+
+    def start_keepalive(self: GatewayWebSocketProtocol) -> None:
+        protocols.append(self)
+
+    monkeypatch.setattr(GatewayWebSocketProtocol, "start_keepalive", start_keepalive)
+    monkeypatch.setattr(gateway_websocket, "CLOSE_SECONDS", 0.01)
+    await doors.serve(OMNI)
+    async with doors.opened() as caller:
+        (protocol,) = protocols
+        caller.socket.transport.pause_reading()
+        protocol.transport.write(bytes(16 << 20))  # more than the network takes: it waits for the client
+
+        protocol.keepalive_timeout()
+
+        with pytest.raises(ClientDisconnected):
+            await protocol.send({"type": "websocket.send", "text": "late"})
+        await until(lambda: not doors.first.table.sessions.count)
+        async with doors.resumed(caller) as other:
+            await other.until("session.resumed")
+        caller.socket.transport.abort()
 
 
 async def test_what_cannot_be_resumed_is_refused(doors: Doors):
