@@ -25,7 +25,6 @@ from tests.unit.gateway.realtime_house import Caller, calls, joined, sound_of, t
 from tests.unit.gateway.wires import PATIENCE
 from tests.unit.sidecar.node import until
 
-__all__ = ["doors"]
 #: Seconds of GPUs that a dropped answer took.
 THOUGHT = 2.0
 
