@@ -1,10 +1,11 @@
 """Audio of answers as it crosses the bus: when the engines had made each piece, whoever takes it from there.
 
-    python -m tests.bench.bus_tap NATS_URL
+    python -m tests.bench.bus_tap NATS_URL [--edges]
 
-A program of its own, which only notes what comes until it is told to end: then it prints, as JSON, what each invocation
-sent to its gateway: its seed, when it was sent, and for each piece of audio the time (monotonic seconds, which all
-programs of a machine share) and its samples.
+A program of its own, which only notes what comes until it is ended by a signal: then it prints, as JSON, what each invocation
+sent to its gateway: its seed, when it was sent, for each piece of audio the time (monotonic seconds, which all programs
+of a machine share) and its samples, and when the first of each output came, with ``--edges`` also of those that go from
+executor to executor.
 """
 
 import asyncio
@@ -22,6 +23,7 @@ from omnibus.bus.messages import Chunk, decode_replies
 from omnibus.bus.nats import NatsBus
 from omnibus.errors import ProtocolError
 from omnibus.graph import Invocation, decode_invocation
+from omnibus.process.parent_death import die_with_parent
 from omnibus.settings import BusSettings
 
 AUDIO = "audio"
@@ -29,12 +31,13 @@ AUDIO = "audio"
 
 @dataclass
 class SentAudio:
-    """Audio of one invocation: ``pieces`` are times and samples."""
+    """Audio of one invocation: ``pieces`` are times and samples; ``first`` is when each output began."""
 
     seed: int
     sent: float
     pieces: list[tuple[float, int]] = field(default_factory=list)
     whole: bool = False
+    first: dict[str, float] = field(default_factory=dict)
 
     @property
     def samples(self) -> int:
@@ -59,7 +62,7 @@ class BusTap:
                     self._add_invocation(found, at, decode_invocation(data))
                 else:
                     for reply in decode_replies(data):
-                        if isinstance(reply, Chunk) and reply.output == AUDIO and reply.inv in found:
+                        if isinstance(reply, Chunk) and reply.inv in found:
                             self._add_chunk(found[reply.inv], at, reply)
             except ProtocolError:  # the server's own word, that nobody listens
                 continue
@@ -70,6 +73,9 @@ class BusTap:
             found.setdefault(invocation.id, SentAudio(invocation.seed, at))
 
     def _add_chunk(self, sent: SentAudio, at: float, chunk: Chunk) -> None:
+        sent.first.setdefault(chunk.output, at)
+        if chunk.output != AUDIO:
+            return
         tensor = chunk.handle if chunk.handle is not None else chunk.inline
         if tensor is not None:
             rows = chunk.rows
@@ -77,12 +83,12 @@ class BusTap:
         sent.whole |= chunk.last
 
 
-async def listen(url: str) -> dict[str, SentAudio]:
-    """What is sent until this process is told to end."""
+async def listen(url: str, *, edges: bool) -> dict[str, SentAudio]:
+    """What is sent until this process is ended."""
     tap, over = BusTap(), asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, over.set)
     bus = await NatsBus.connect(BusSettings(url=url), "tap")
-    for subject in (f"{subjects.ROOT}.task.>", f"{subjects.ROOT}.reply.*"):
+    for subject in [f"{subjects.ROOT}.task.>", f"{subjects.ROOT}.reply.*", *[f"{subjects.ROOT}.edge.*"] * edges]:
         await bus.subscribe(subject, tap.note)
     print("listening", flush=True)
     await over.wait()
@@ -90,10 +96,11 @@ async def listen(url: str) -> dict[str, SentAudio]:
     return tap.read()
 
 
-async def start(url: str) -> asyncio.subprocess.Process:
+async def start(url: str, *, edges: bool = False) -> asyncio.subprocess.Process:
     """Start one, and wait until it listens."""
+    command = [sys.executable, "-m", "tests.bench.bus_tap", url, *["--edges"] * edges]
     tap = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.bench.bus_tap", url, stdout=asyncio.subprocess.PIPE, limit=1 << 28
+        *command, stdout=asyncio.subprocess.PIPE, limit=1 << 28, preexec_fn=die_with_parent()
     )
     assert tap.stdout is not None
     await tap.stdout.readline()
@@ -108,4 +115,5 @@ async def stop(tap: asyncio.subprocess.Process) -> list[SentAudio]:
 
 
 if __name__ == "__main__":
-    print(msgspec.json.encode(list(asyncio.run(listen(sys.argv[1])).values())).decode())
+    made = asyncio.run(listen(sys.argv[1], edges="--edges" in sys.argv[2:]))
+    print(msgspec.json.encode(list(made.values())).decode())

@@ -14,8 +14,14 @@ all that comes on top is the system's own:
     listening_cpu              the same of one whose microphone sends silence
     resume_gap_ms              median time without audio of sessions whose gateway was killed. Raises when one of them
                                lost or repeated a sample
+
+    python -m tests.bench.voice --idle 60
+
+prints what open sessions cost alone, counted for so many seconds each without and with them: the CPU of their gateway,
+and of the whole system.
 """
 
+import argparse
 import asyncio
 import base64
 import contextlib
@@ -87,7 +93,8 @@ def sound(seconds: float, loudness: float = 0.0) -> str:
 @contextlib.asynccontextmanager
 async def session(system: System, gateway: int = 0) -> AsyncIterator[ClientConnection]:
     url = f"{system.urls[gateway].replace('http', 'ws', 1)}/v1/realtime?model={MODEL}"
-    async with websockets.connect(url, max_size=None) as socket:
+    # No pings: where processors have other work, answers that come late are measured, and end no session.
+    async with websockets.connect(url, max_size=None, max_queue=None, ping_interval=None) as socket:
         await wait_event(socket, "conversation.created")
         yield socket
 
@@ -214,6 +221,33 @@ async def _gateway_cpu(system: System) -> float:
     return (after.user + after.system - before.user - before.system) / (time.perf_counter() - begin)
 
 
+async def measure_idle(system: System, seconds: float) -> dict[str, float]:
+    """Percent of a core that an open session without audio takes of its gateway, and of the whole system."""
+    await system.becomes_ready()
+    before = await _count_cpu(system, seconds)
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(SESSIONS):
+            await stack.enter_async_context(session(system))
+        during = await _count_cpu(system, seconds)
+    after = await _count_cpu(system, seconds)
+    print(f"gateway, system: {before} of a core before, {during} during, {after} after", file=sys.stderr)
+    more = [during[place] - (before[place] + after[place]) / 2 for place in range(2)]
+    return {name: 100 * each / SESSIONS for name, each in zip(("gateway", "system"), more, strict=True)}
+
+
+async def _count_cpu(system: System, seconds: float) -> tuple[float, float]:
+    """Cores that its first gateway, and all of ``system``, keep at work for ``seconds``."""
+    gateway = await asyncio.to_thread(system.gateway, 0)
+    processes = [gateway, *(each for each in await asyncio.to_thread(system.processes) if each.pid != gateway.pid)]
+    begin, before = time.perf_counter(), [each.cpu_times() for each in processes]
+    await asyncio.sleep(seconds)
+    took, after = time.perf_counter() - begin, [each.cpu_times() for each in processes]
+    used = [
+        (late.user + late.system - early.user - early.system) / took for early, late in zip(before, after, strict=True)
+    ]
+    return used[0], sum(used)
+
+
 async def measure_resume(system: System) -> float:
     """Median milliseconds without audio of sessions whose gateway is killed."""
     undisturbed = [Conversation(system.urls, number) for number in range(RESUMED)]
@@ -228,7 +262,7 @@ async def measure_resume(system: System) -> float:
     for each, known in zip(sessions, undisturbed, strict=True):
         if (each.text, each.sound, each.wrong) != (known.text, known.sound, []):
             raise RuntimeError(f"session {each.seed} lost or repeated something: {each.wrong}")
-    gaps = [gap for each in sessions for gap in each.gaps]
+    gaps = [gap.seconds for each in sessions for gap in each.gaps]
     print(f"{len(gaps)} sessions resumed, gaps {[round(gap, 2) for gap in sorted(gaps)]} s", file=sys.stderr)
     return statistics.median(gaps) * 1000
 
@@ -245,11 +279,15 @@ async def measure(system: System) -> dict[str, float]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--idle", type=float, default=0.0, metavar="SECONDS", help="measure open sessions alone")
+    given = parser.parse_args()
     settings = {"OMNIBUS_EXECUTOR_ENGINE": "services.engines:sim", "OMNIBUS_EXECUTOR_CREDITS": "1024"}
     with tempfile.TemporaryDirectory() as directory:
         models = {MODEL: model(Path(directory))}
         with running(Path(directory), models, "--gateways", "2", **settings) as system:
-            print(json.dumps(asyncio.run(measure(system))))
+            measured = measure_idle(system, given.idle) if given.idle else measure(system)
+            print(json.dumps(asyncio.run(measured)))
 
 
 if __name__ == "__main__":

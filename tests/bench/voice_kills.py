@@ -9,8 +9,9 @@ the end of a connection and the next text or sound that is new to its client. ``
 gateway has taken the session over and sent what was missed; the rest is the model on its way back to the same place.
 ``gap less the model's own`` leaves out what simulated engines take for the next text or sound. They take no processor
 for it, so that cores are at work for gateways and clients alone; ``machine_late_ms`` is how much later than it wished a
-program was woken that does nothing else: where it is late itself, gaps are other programs'. The longest gaps are
-printed step by step.
+program was woken that does nothing else: where it is late itself, gaps are other programs'. ``phases_ms`` says what gaps
+consist of (median, 99th percentile, most; see ``tests.bench.resume_phases``), and the longest ones are printed with
+their phases and steps.
 """
 
 import argparse
@@ -26,10 +27,13 @@ from pathlib import Path
 from typing import Any
 
 from omnibus.executor.sim.speech import SimulatedTalker
+from tests.bench import bus_tap
+from tests.bench.bus_tap import SentAudio
 from tests.bench.continued import kill, percentile
+from tests.bench.machine_watch import MachineWatch
+from tests.bench.resume_phases import split_gap, summarize_phases
 from tests.bench.voice import staged
-from tests.bench.voice_sessions import start_watch, stop_watch
-from tests.e2e.small.conversations import Conversation
+from tests.e2e.small.conversations import RESUMED, Conversation, Gap
 from tests.e2e.small.streams import MODEL, TIMES
 from tests.e2e.system import System, running
 
@@ -38,8 +42,8 @@ QUESTIONS = 24
 #: Seconds after which no gateway is killed any more, however few sessions were resumed.
 MAX_SECONDS = 600
 SAMPLE_BYTES = 2
-#: The longest gaps, of which all steps are printed.
-WORST = 10
+#: The longest gaps, of which phases and steps are printed.
+WORST = 5
 
 
 def own_seconds() -> dict[str, float]:
@@ -62,9 +66,7 @@ class Callers:
         self._questions = count()
         self.outcomes: Counter[str] = Counter()
         self.samples: Counter[str] = Counter()
-        self.gaps: list[float] = []
-        self.taken: list[float] = []
-        self.steps: list[list[tuple[float, str]]] = []  # of each gap
+        self.gaps: list[Gap] = []
         self.resumed = 0
         self.over = False
 
@@ -82,8 +84,6 @@ class Callers:
         finally:
             self.resumed += len(session.gaps)
             self.gaps += session.gaps
-            self.taken += session.taken
-            self.steps += session.gap_steps
         more = (len(session.sound) - len(known.sound)) // SAMPLE_BYTES
         self.samples["lost"] += max(0, -more)
         self.samples["repeated"] += max(0, more)
@@ -97,22 +97,22 @@ async def measure(system: System, sessions: int, resumed: int) -> dict[str, Any]
     await asyncio.gather(*(each.hold(0) for each in known))
     callers, begin = Callers(system, known), time.monotonic()
     held = [asyncio.create_task(callers.call()) for _ in range(sessions)]
-    watch = await start_watch()
+    watch = await MachineWatch.start()
+    tap = await bus_tap.start(system.state.nats_url, edges=True)
     kills = await kill(system, MAX_SECONDS, lambda: callers.resumed >= resumed)
     callers.over = True
     await asyncio.gather(*held)
-    late = await stop_watch(watch)
-    for steps in sorted(callers.steps, key=lambda each: each[-1][0])[-WORST:]:
-        print(f"gap: {steps}", file=sys.stderr)
+    machine, sent = await watch.stop(), await bus_tap.stop(tap)
+    print_longest(callers.gaps, sent)
     own = own_seconds()
-    beyond = [max(0.0, steps[-1][0] - own.get(steps[-1][1], 0.0)) for steps in callers.steps]
+    values = {
+        "taken_ms": [taken for gap in callers.gaps if (taken := gap.find_last(RESUMED))],
+        "resume_gap_ms": [gap.seconds for gap in callers.gaps],
+        "gap less the model's own ms": [max(0.0, gap.seconds - own.get(gap.steps[-1][1], 0.0)) for gap in callers.gaps],
+    }
     times = {
-        f"{name} p{int(share * 100)}": round(1000 * percentile(values, share))
-        for name, values in (
-            ("taken_ms", callers.taken),
-            ("resume_gap_ms", callers.gaps),
-            ("gap less the model's own ms", beyond),
-        )
+        f"{name} p{int(share * 100)}": round(1000 * percentile(found, share))
+        for name, found in values.items()
         for share in (0.5, 0.99)
     }
     return {
@@ -123,8 +123,17 @@ async def measure(system: System, sessions: int, resumed: int) -> dict[str, Any]
         "samples_lost": callers.samples["lost"],
         "samples_repeated": callers.samples["repeated"],
         **times,
-        "machine_late_ms p99, most": late,
+        "phases_ms p50, p99, most": summarize_phases([split_gap(gap, sent) for gap in callers.gaps]),
+        "machine_late_ms p99, most": machine.late_milliseconds,
     }
+
+
+def print_longest(gaps: Sequence[Gap], sent: Sequence[SentAudio]) -> None:
+    """Print what the longest gaps waited for, in milliseconds."""
+    for gap in sorted(gaps, key=lambda each: each.seconds)[-WORST:]:
+        phases = {name: round(1000 * seconds) for name, seconds in split_gap(gap, sent).items()}
+        steps = [(round(1000 * seconds), what) for seconds, what in gap.steps]
+        print(f"gap of {1000 * gap.seconds:.0f} ms: {phases}\n  {steps}", file=sys.stderr)
 
 
 def main() -> None:

@@ -1,21 +1,24 @@
 """Sessions by voice at the same time: whether their answers can be played while they are made.
 
-    python -m tests.bench.voice_sessions --sessions 64
+    python -m tests.bench.voice_sessions --sessions 8 16 32 64
 
 Each session has a microphone that never stops: it says a tone, hears the answer to its end, and says the next one.
-Sessions begin one after the other within a turn. A client plays an answer once it has ``--buffer`` milliseconds of it, as telephones and browsers do, and
-an underrun is a pause in what it plays. Engines are simulated, one executor for each stage, and take the same time
-whatever the machine does: they make sound several times as fast as it is played, and 64 prompts at once hold a step up
-by less than the buffer, so that every underrun is the system's own. With ``--engine transformers`` the tiny omni model
-answers: then the processor's time is part of it. What engines have made is noted where it comes onto the bus, and played
-there too: an underrun is the engines' where it is one already there.
+Sessions begin one after the other within a turn. A client plays an answer once it has ``--buffer`` milliseconds of it, as
+telephones and browsers do, and an underrun is a pause in what it plays. Engines are simulated, one executor for each
+stage, and take the same time whatever the machine does: they make sound several times as fast as it is played, and 64
+prompts at once hold a step up by less than the buffer. With ``--engine transformers`` the tiny omni model answers: then
+the processor's time is part of it. What engines have made is noted where it comes onto the bus, and played there, too:
+see ``tests.bench.playback``.
 
-    of_engines        answers with underruns whose audio came too late from the engines: they computed, or waited for a core
-    of_the_system     all others: gateway, bus and connection took too long with what was there in time
+    of_engines        answers with underruns that there would have been at the bus: engines computed, waited for each
+                      other, or for a core
+    of_the_system     answers with longer pauses than there would have been at the bus: gateway, bus and connection took
+                      too long with what was there in time
+    of_processors     the same where those on its way, the gateway, NATS and this client, were ready to run for as long and
+                      had no processor: others had them, engines among them
     delivery_ms       how much later a client had what the engines had made, at most in an answer
     real_time         seconds that a second of sound took
-    cores             of the whole system and its clients, at work on average. Where they are all that other work of the
-                      machine leaves, underruns are of that
+    cores             of the whole system and its clients, at work on average, and of all programs of the machine
     machine_late_ms   how much later than it wished a program was woken that does nothing else
 """
 
@@ -24,13 +27,11 @@ import asyncio
 import base64
 import copy
 import json
+import os
 import statistics
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -39,30 +40,19 @@ from websockets.asyncio.client import ClientConnection
 
 from omnibus_models import tiny
 from tests.bench import bus_tap
-from tests.bench.bus_tap import SentAudio
 from tests.bench.continued import percentile
+from tests.bench.machine_watch import MachineWatch
+from tests.bench.playback import BYTES_PER_SECOND, Player, attribute_underruns, match_answers
 from tests.bench.voice import session, sound, staged
 from tests.e2e.small.streams import MODEL, TIMES
 from tests.e2e.system import System, declaration, running
 
-BYTES_PER_SECOND, SAMPLES_PER_SECOND = 48_000, 24_000
-_SAMPLE_SECONDS = 1 / SAMPLES_PER_SECOND
 #: Seconds of sound in a message of a microphone, and of the tone that it says.
 CHUNK_SECONDS, TONE_SECONDS = 0.05, 1.0
 #: Seconds of a turn and its answer, about.
 TURN_SECONDS = 5.0
-#: A program that prints, when it is told to end, by how many milliseconds it was woken too late, p99 and at most.
-WATCH = """
-import signal, sys, time
-late, over = [], []
-signal.signal(signal.SIGTERM, lambda *_: over.append(1))
-while not over:
-    due = time.monotonic() + 0.005
-    time.sleep(0.005)
-    late.append(time.monotonic() - due)
-late.sort()
-print(round(1000 * late[int(len(late) * 0.99)]), round(1000 * late[-1]))
-"""
+#: Names of processes that are watched, beside the gateways.
+CLIENT, NATS = "client", "nats"
 #: Seconds that an answer may take.
 PATIENCE = 300.0
 
@@ -75,47 +65,6 @@ def quick_times() -> dict[str, Any]:
             if kind in part:
                 part[kind]["base"] /= 4
     return times
-
-
-@dataclass
-class Player:
-    """Plays one answer once it has ``buffer`` seconds of it; counts the pauses in it."""
-
-    buffer: float
-    seconds: float = 0.0  # that have come
-    pauses: list[float] = field(default_factory=list)
-    arrivals: list[float] = field(default_factory=list)
-    sizes: list[float] = field(default_factory=list)
-    ends: float = 0.0  # what has come is played until then
-    turn_ended: float = 0.0  # nothing of an answer is sent before
-
-    def add(self, seconds: float, now: float) -> None:
-        """More of the answer has come."""
-        self.arrivals.append(now)
-        self.sizes.append(seconds)
-        before, self.seconds = self.seconds, self.seconds + seconds
-        if self.seconds < self.buffer:
-            return
-        if before < self.buffer:  # it begins
-            self.ends = now + self.seconds
-            return
-        if now > self.ends:
-            self.pauses.append(now - self.ends)
-            self.ends = now
-        self.ends += seconds
-
-    @classmethod
-    def of_engines(cls, sent: SentAudio, heard: "Player") -> "Player":
-        """Plays what engines have ``sent``, of which a client has ``heard`` the same."""
-        player = cls(heard.buffer)
-        for at, samples in sent.pieces:
-            player.add(samples / SAMPLES_PER_SECOND, max(at, heard.turn_ended))
-        return player
-
-    @property
-    def real_time(self) -> float:
-        """Seconds that a second of the answer took."""
-        return (self.arrivals[-1] - self.arrivals[0]) / self.seconds
 
 
 @dataclass
@@ -170,58 +119,24 @@ class Call:
                 raise RuntimeError(event["error"])
 
 
-def match_answers(call: Call, sent: list[SentAudio]) -> Iterator[tuple[Player, SentAudio]]:
-    """The answers of ``call``, each with what engines sent for it: dropped ones, which nobody heard, are left out."""
-    made = [each for each in sent if each.seed == call.seed and each.whole]
-    for player in call.players:
-        wanted = round(player.seconds * SAMPLES_PER_SECOND)
-        place = next((place for place, each in enumerate(made) if each.samples == wanted), None)
-        if place is not None:
-            yield player, made[place]
-            del made[: place + 1]
-
-
-def attribute(calls: list[Call], sent: list[SentAudio]) -> dict[str, Any]:
-    """Whose the underruns are, and how late clients had what engines had made."""
-    matched = [each for call in calls for each in match_answers(call, sent)]
-    pairs = [(player, Player.of_engines(made, player)) for player, made in matched]
-    late = [_lateness(player, made) for player, made in pairs]
-    return {
-        "answers_matched": len(pairs),
-        "of_engines": sum(bool(player.pauses and made.pauses) for player, made in pairs),
-        "of_the_system": sum(bool(player.pauses and not made.pauses) for player, made in pairs),
-        "delivery_ms p50": round(1000 * percentile(late, 0.5)),
-        "delivery_ms p99": round(1000 * percentile(late, 0.99)),
-    }
-
-
-def _lateness(heard: Player, made: Player) -> float:
-    """Seconds by which the client had some of an answer later than the bus, at most."""
-    times = iter(zip(accumulate(made.sizes), made.arrivals, strict=True))
-    there, since, most = 0.0, 0.0, 0.0
-    for seconds, at in zip(accumulate(heard.sizes), heard.arrivals, strict=True):
-        while there < seconds - _SAMPLE_SECONDS / 2 and (step := next(times, None)) is not None:
-            there, since = step
-        most = max(most, at - since)
-    return most
-
-
-def cpu_seconds() -> float:
-    """Seconds that this process and all that it started have computed."""
+def cpu_seconds(system: System) -> float:
+    """Seconds that this process, ``system`` and all that either has started have computed."""
     own = psutil.Process()
-    times = [each.cpu_times() for each in (own, *own.children(recursive=True))]
+    found = {each.pid: each for each in (own, *own.children(recursive=True), *system.processes())}
+    times = [each.cpu_times() for each in found.values()]
     return sum(each.user + each.system for each in times)
 
 
-async def start_watch() -> asyncio.subprocess.Process:
-    """Start a program that does nothing, and notes when it is woken late."""
-    return await asyncio.create_subprocess_exec(sys.executable, "-c", WATCH, stdout=asyncio.subprocess.PIPE)
+def find_pids(system: System) -> dict[str, int]:
+    """The processes that audio passes behind the engines."""
+    gateways = {f"gateway {number}": system.gateway(number).pid for number in range(len(system.urls))}
+    return {CLIENT: os.getpid(), NATS: system.server("nats-server").pid, **gateways}
 
 
-async def stop_watch(watch: asyncio.subprocess.Process) -> list[int]:
-    """Milliseconds by which ``watch`` was woken late, p99 and at most."""
-    watch.terminate()
-    return [int(each) for each in (await watch.communicate())[0].split()]
+def busy_seconds() -> float:
+    """Seconds that the processors of this machine have computed, for whatever program."""
+    times = psutil.cpu_times()
+    return float(times.user + times.nice + times.system + times.irq + times.softirq)
 
 
 async def measure(system: System, sessions: int, turns: int, buffer: float) -> dict[str, Any]:
@@ -235,33 +150,40 @@ async def measure(system: System, sessions: int, turns: int, buffer: float) -> d
 
     gateways = len(system.urls)
     tap = await bus_tap.start(system.state.nats_url)
-    watch = await start_watch()
-    begin, before = time.monotonic(), cpu_seconds()
+    watch = await MachineWatch.start(await asyncio.to_thread(find_pids, system))
+    begin, own, busy = time.monotonic(), cpu_seconds(system), busy_seconds()
     await asyncio.gather(*(hold(number, call) for number, call in enumerate(calls)))
-    cores = (cpu_seconds() - before) / (time.monotonic() - begin)
-    late = await stop_watch(watch)
+    took = time.monotonic() - begin
+    cores = [round(each / took, 2) for each in (cpu_seconds(system) - own, busy_seconds() - busy)]
+    machine = await watch.stop()
     sent = await bus_tap.stop(tap)
     players = [player for call in calls for player in call.players]
     pauses = [pause for player in players for pause in player.pauses]
     waits = [wait for call in calls for wait in call.waits]
+    ways = [(CLIENT, NATS, f"gateway {number % gateways}") for number in range(sessions)]
+    matched = [
+        each
+        for call, way in zip(calls, ways, strict=True)
+        for each in match_answers(call.players, call.seed, sent, way)
+    ]
     return {
         "sessions": sessions,
         "answers": len(players),
         "seconds_played": round(sum(player.seconds for player in players)),
         "answers_with_underruns": sum(bool(player.pauses) for player in players),
-        **attribute(calls, sent),
+        **attribute_underruns(matched, machine),
         "longest_underrun_ms": round(1000 * max(pauses, default=0.0)),
         "first_sound_ms p50": round(1000 * percentile(waits, 0.5)),
         "first_sound_ms p99": round(1000 * percentile(waits, 0.99)),
-        "cores": round(cores, 2),
-        "machine_late_ms p99, most": late,
+        "cores of it, of all": cores,
+        "machine_late_ms p99, most": machine.late_milliseconds,
         "real_time p50": round(statistics.median(player.real_time for player in players), 2),
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sessions", type=int, default=64)
+    parser.add_argument("--sessions", type=int, nargs="+", default=[64], help="at a time; one number after the other")
     parser.add_argument("--turns", type=int, default=3, help="answers of each session")
     parser.add_argument("--gateways", type=int, default=2)
     parser.add_argument("--buffer", type=float, default=100.0, help="milliseconds that a client has before it plays")
@@ -277,8 +199,9 @@ def main() -> None:
             declared = declaration("qwen2_5_omni", tiny.build("qwen2_5_omni", directory / "model"))
         flags = ("--gateways", str(given.gateways))
         with running(directory, {MODEL: declared}, *flags, **settings) as system:
-            figures = asyncio.run(measure(system, given.sessions, given.turns, given.buffer / 1000))
-    print(json.dumps(figures, indent=1))
+            for sessions in given.sessions:
+                figures = asyncio.run(measure(system, sessions, given.turns, given.buffer / 1000))
+                print(json.dumps(figures, indent=1), flush=True)
 
 
 if __name__ == "__main__":

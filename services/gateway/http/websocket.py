@@ -28,8 +28,18 @@ class GatewayWebSocketProtocol(WebSocketsSansIOProtocol):
             self.transport.write(b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
             self.transport.close()
 
+    def keepalive_timeout(self) -> None:
+        super().keepalive_timeout()
+        self.loop.call_later(CLOSE_SECONDS, self.transport.abort)  # what waits for it would keep the connection open
+
     async def send(self, message: Any) -> None:
-        await super().send(message)
+        try:
+            await super().send(message)
+        except RuntimeError:
+            if self.close_sent and message["type"] == "websocket.send":
+                # No pong, or a frame that means nothing: the server has closed it before the application knows.
+                raise ClientDisconnected from None
+            raise
         if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
             self.handshake_complete = True  # else the end of the application would be taken for a defect
 

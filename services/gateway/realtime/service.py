@@ -12,7 +12,7 @@ from uvicorn.protocols.utils import ClientDisconnected
 from omnibus.bus import Bus
 from omnibus.errors import BadRequest, Conflict, Fatal, NotFound, OmnibusError, TooSlow
 from omnibus.metrics import GATEWAY
-from omnibus.recording.sessions import read_session
+from omnibus.recording.sessions import SessionEntries, read_session
 from omnibus.service import until_cancelled
 from omnibus.settings import GatewaySettings
 from services.gateway.apps.chat import AppChats
@@ -27,7 +27,7 @@ from services.gateway.realtime.response_events import Event
 from services.gateway.realtime.restored import RestoredSession
 from services.gateway.realtime.resume_token import ResumeToken, new_session_id, parse_event_number
 from services.gateway.realtime.session import RealtimeSession
-from services.gateway.realtime.session_log import SessionLog
+from services.gateway.realtime.session_log import SessionLog, claim_log
 from services.gateway.realtime.speech_detectors import DetectorFactory, SpeechDetectors
 from services.gateway.realtime.transcriber import require_hearing
 from services.gateway.realtime.turns import SessionContext
@@ -104,17 +104,16 @@ class Realtime(OpenSockets):
     async def resume_session(self, token: ResumeToken, last_event_id: str) -> OpenedSession:
         """The session of ``token`` as it was, whoever had it.
 
-        Raises ``NotFound``, also for another tenant's, ``BadRequest``, ``BusUnavailable`` and ``ProtocolError``.
+        Raises ``NotFound``, also for another tenant's, ``BadRequest``, ``Conflict``, ``BusUnavailable`` and
+        ``ProtocolError``.
         """
         known = await read_session(self._bus, token.id)
-        restored = RestoredSession(known.entries)
-        token.check_opens(restored.origin)
-        if not current_tenant().owns(restored.origin.tenant):
-            raise NotFound("no session of this token is kept: open another one", param="resume")
-        if restored.over or restored.origin.expires <= time.time():
-            raise NotFound(f"the session is over ({restored.over or 'expired'}): open another one", param="resume")
+        restored, count = _restore_session(token, known), len(known.entries)
         seen = parse_event_number(token.id, last_event_id, len(restored.events))
-        config, log = restored.config, SessionLog(self._bus, token.id, known)
+        log = await claim_log(self._bus, token.id, known)
+        if len(known.entries) > count:
+            restored = _restore_session(token, known)
+        config = restored.config
         abilities = self._find_abilities(config.model, config.kind)
         GATEWAY.realtime_resumed.labels(restored.origin.model).inc()
         return OpenedSession(token.id, restored.config, abilities, restored.origin.expires, log, None, restored, seen)
@@ -239,6 +238,17 @@ class Realtime(OpenSockets):
         await self.wait_stop()
         await session.wait_responses()
         return SessionEnd(websocket.RESTART, "the gateway is stopping")
+
+
+def _restore_session(token: ResumeToken, known: SessionEntries) -> RestoredSession:
+    """The session of ``token``, if this client may go on with it. Raises ``NotFound`` and ``ProtocolError``."""
+    restored = RestoredSession(known.entries)
+    token.check_opens(restored.origin)
+    if not current_tenant().owns(restored.origin.tenant):
+        raise NotFound("no session of this token is kept: open another one", param="resume")
+    if restored.over or restored.origin.expires <= time.time():
+        raise NotFound(f"the session is over ({restored.over or 'expired'}): open another one", param="resume")
+    return restored
 
 
 async def _send_events(outbox: EventSender) -> SessionEnd:

@@ -1,14 +1,13 @@
 """One client's session: what its events do to the conversation, and the responses that they ask for."""
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from omnibus.api_key import hash_key
 from omnibus.errors import BadRequest, OmnibusError
-from omnibus.recording.sessions import InsertedItem, SessionEntry, SessionOrigin, TruncatedItem
+from omnibus.recording.sessions import SessionOrigin, TruncatedItem
 from services.gateway.openai.realtime import client_events as wire
 from services.gateway.openai.realtime.items import RealtimeReference
 from services.gateway.openai.realtime.session import ResponseOptions, SessionConfig, encode_event, is_given
@@ -16,20 +15,17 @@ from services.gateway.realtime.config import apply_options, apply_update
 from services.gateway.realtime.conversation import (
     Conversation,
     ConversationItem,
-    ItemPart,
     build_item,
-    decode_base64,
 )
-from services.gateway.realtime.errors import describe_error, require_item
+from services.gateway.realtime.errors import require_item
 from services.gateway.realtime.event_sender import EventSender
 from services.gateway.realtime.input_turns import InputTurns
-from services.gateway.realtime.logged_items import to_logged
-from services.gateway.realtime.response_events import Event, encode_events
+from services.gateway.realtime.response_events import Event
 from services.gateway.realtime.restored import RestoredSession
-from services.gateway.realtime.resume_token import event_id
+from services.gateway.realtime.session_events import SessionEvents
+from services.gateway.realtime.spoken_input import SpokenInput
 from services.gateway.realtime.transcriber import InputTranscriber
-from services.gateway.realtime.turn import CLIENT_CANCELLED, TURN_DETECTED
-from services.gateway.realtime.turn_detection import SpeechEdge
+from services.gateway.realtime.turn import CLIENT_CANCELLED
 from services.gateway.realtime.turns import SessionContext, SessionTurns, new_id
 
 
@@ -50,6 +46,11 @@ class RealtimeSession:
         self._outbox = outbox
         known_input = restored.input if restored is not None else None
         self._input = InputTurns(config, context.count_bytes, known_input, context.find_detector)
+        self._events = SessionEvents(id, outbox, self._input, len(restored.events) if restored is not None else 0)
+        self._post = self._events.post
+        # A message that is answered once the response under way is over.
+        self._waits_for_turn = restored is not None and restored.waits_for_turn
+        self._closing = False
         self._transcriber = InputTranscriber(
             config.model,
             context.chat,
@@ -58,22 +59,21 @@ class RealtimeSession:
             self._post,
             self._write_down,
         )
-        self._waits_for_turn = False  # a message that is answered once the response under way is over
-        self._closing = False
-        self._posted = 0  # events
         if restored is None:
             self._conversation = Conversation(new_id("conv_"), context.count_bytes)
         else:
             self._conversation = restored.conversation
             self._conversation.count_with(context.count_bytes)
-            self._waits_for_turn, self._posted = restored.waits_for_turn, len(restored.events)
         self._turns = SessionTurns(context, self._conversation, self._post, outbox, self._on_turn_over)
         self._turns.has_spoken = restored is not None and restored.has_spoken
+        self._spoken = SpokenInput(
+            config, self._input, self._conversation, self._turns, self._transcriber, self._events, self._answer_message
+        )
         self._handlers: dict[type, Callable[[Any], Any]] = {
             wire.UpdateSession: self._update_session,
-            wire.AppendAudio: self._append_audio,
-            wire.CommitAudio: self._commit_audio,
-            wire.ClearAudio: self._clear_audio,
+            wire.AppendAudio: self._spoken.append,
+            wire.CommitAudio: self._spoken.commit,
+            wire.ClearAudio: self._spoken.clear,
             wire.ClearOutput: self._refuse_output_clear,
             wire.CreateItem: self._create_item,
             wire.RetrieveItem: self._retrieve_item,
@@ -117,10 +117,9 @@ class RealtimeSession:
         for id, known in restored.transcripts.items():
             if self.config.transcription is not None and id in self._conversation:
                 self._transcriber.start(self.config.transcription, self._conversation.find_item(id), known)
-        detection = self.config.turn_detection
-        if self._input.speech_id and detection is not None and detection.interrupt_response and self._turns.active:
-            await self._turns.active.cancel(TURN_DETECTED)
-        elif self._waits_for_turn and self._turns.active is None:
+        if self._input.speech_id and await self._spoken.interrupt():
+            return
+        if self._waits_for_turn and self._turns.active is None:
             self._answer_waiting()
 
     async def handle_text(self, text: str) -> None:
@@ -138,7 +137,7 @@ class RealtimeSession:
 
     def post_error(self, error: OmnibusError, event_id: str | None = None) -> None:
         """Tell the client what is wrong, by the event that it is about."""
-        self._post([{"type": "error", "error": {**describe_error(error), "event_id": event_id}}])
+        self._events.post_error(error, event_id)
 
     async def wait_responses(self) -> None:
         """Wait until no response is being made."""
@@ -161,88 +160,22 @@ class RealtimeSession:
         if config.transcription is not None:
             self._transcriber.find_model(config.transcription)
         self.config = config
-        self._input.configure(config)
+        self._spoken.configure(config)
         shown = {"type": "session.updated", "session": self._session_event()}
         self._post([shown], config=msgspec.Raw(encode_event(config)))
 
-    async def _append_audio(self, event: wire.AppendAudio) -> None:
-        frames = await self._input.append_audio(decode_base64(event.audio, "audio"))
-        for edge in self._input.find_edges(frames):
-            try:
-                await (self._begin_speech(edge.at_ms) if edge.begins else self._end_speech(edge))
-            except OmnibusError as error:  # the audio behind it is taken all the same
-                self.post_error(error, event.event_id)
-        await self._follow_pause()
-        self._post([])
-
-    async def _follow_pause(self) -> None:
-        """Encode what is being said, begin to answer it in each pause, and drop that where it goes on."""
-        input, at_ms = self._input, self._input.pause_ms
-        await self._turns.follow_speech(self.config, input)
-        if at_ms is None:
-            await self._turns.early.drop()
-        elif self._turns.may_begin_early(self.config) and self._turns.early.is_due(
-            input.speech_id, input.begin_ms, at_ms
-        ):
-            await self._turns.early.drop()
-            part = ItemPart("input_audio", audio=input.read_until(at_ms), format=self.config.input_format)
-            item = ConversationItem(input.speech_id, "message", "user", parts=[part])
-            self._turns.early.begin(self.config, [*self._conversation, item])
-
-    async def _begin_speech(self, at_ms: int) -> None:
-        """Somebody speaks: what the model is saying stops at once."""
-        id = new_id("item_")
-        self._input.begin_speech(at_ms, id)
-        self._post([{"type": "input_audio_buffer.speech_started", "audio_start_ms": at_ms, "item_id": id}])
-        detection = self.config.turn_detection
-        if self._turns.active is not None and detection is not None and detection.interrupt_response:
-            await self._turns.active.cancel(TURN_DETECTED)
-
-    async def _end_speech(self, edge: SpeechEdge) -> None:
-        """Nobody speaks any more: what was said is a message, which the model answers."""
-        id = self._input.speech_id
-        self._post([{"type": "input_audio_buffer.speech_stopped", "audio_end_ms": edge.at_ms, "item_id": id}])
-        self._add_spoken(edge)
-        detection = self.config.turn_detection
-        if detection is None or not detection.create_response or self.config.kind == "transcription":
-            return
+    def _answer_message(self) -> None:
+        """Answer what was said, once the response under way is over."""
         if self._turns.active is None:
             self._respond()
         else:
             self._waits_for_turn = True
             self._post([], waits=True)
 
-    def _commit_audio(self, _: wire.CommitAudio) -> None:
-        self._add_spoken()
-        self._input.end_turn()
-
-    def _add_spoken(self, end: SpeechEdge | None = None) -> None:
-        if self.config.kind == "transcription" and self.config.transcription is None:
-            self._input.clear_audio()
-            raise BadRequest(
-                "Nobody transcribes the audio: set a model first.", param="session.audio.input.transcription.model"
-            )
-        self._conversation.check_room()
-        id = self._input.speech_id or new_id("item_")
-        part = ItemPart("input_audio", format=self.config.input_format)
-        if end is not None:
-            part.model_bytes = len(self._input.read_until(end.cutoff_ms))
-        part.audio = self._input.commit_audio(end.at_ms if end is not None else None)
-        item = ConversationItem(id, "message", "user", parts=[part])
-        before = self._conversation.insert_item(item)
-        committed = {"type": "input_audio_buffer.committed", "previous_item_id": before, "item_id": item.id}
-        self._post([committed, *_item_events(item, before)], inserted=self._log_item(item))
-        if self.config.transcription is not None:
-            self._transcriber.start(self.config.transcription, item)
-
     def _write_down(self, id: str, transcript: str) -> None:
         """Words are all that a session of transcription holds of an item that has been written down."""
         if id in self._conversation:
             self._conversation.write_down(id, transcript, keeps_audio=self.config.kind != "transcription")
-
-    def _clear_audio(self, _: wire.ClearAudio) -> None:
-        self._input.clear_audio()
-        self._post([{"type": "input_audio_buffer.cleared"}])
 
     def _refuse_output_clear(self, event: wire.ClearOutput) -> None:
         raise BadRequest(event.refusal, param="type")
@@ -252,7 +185,7 @@ class RealtimeSession:
     def _create_item(self, event: wire.CreateItem) -> None:
         item = build_item(event.item, new_id, self.config.input_format)
         before = self._conversation.insert_item(item, event.previous_item_id)
-        self._post(_item_events(item, before), inserted=self._log_item(item, event.previous_item_id))
+        self._events.post_item(item, before, event.previous_item_id)
 
     def _retrieve_item(self, event: wire.RetrieveItem) -> None:
         require_item(self._conversation, event.item_id, "retrieve")
@@ -319,32 +252,5 @@ class RealtimeSession:
     async def _cancel_response(self, event: wire.CancelResponse) -> None:
         await self._turns.find_turn(event.response_id).cancel(CLIENT_CANCELLED)
 
-    # Events
-
     def _session_event(self) -> Event:
         return self.config.to_event(self.id, self._context.expires_at)
-
-    def _post(self, events: Sequence[Event], **changes: Any) -> None:
-        """Send ``events``. ``changes`` are fields of ``SessionEntry``: what the log has to know besides."""
-        bodies = encode_events(events, self._next_event_id, encode_event)
-        entry = self._build_entry(bodies, changes) if self._outbox.has_log else None
-        if bodies or entry is not None:
-            self._outbox.post_texts([body.decode() for body in bodies], entry)
-
-    def _next_event_id(self) -> str:
-        self._posted += 1
-        return event_id(self.id, self._posted)
-
-    def _build_entry(self, bodies: Sequence[bytes], changes: Mapping[str, Any]) -> SessionEntry | None:
-        input = self._input.take_change()
-        if not bodies and input is None and not any(value not in (None, {}, "") for value in changes.values()):
-            return None
-        return SessionEntry(at=time.time(), events=tuple(map(msgspec.Raw, bodies)), input=input, **changes)
-
-    def _log_item(self, item: ConversationItem, after: str | None = None) -> InsertedItem | None:
-        return InsertedItem(to_logged(item), after) if self._outbox.has_log else None
-
-
-def _item_events(item: ConversationItem, before: str | None) -> list[Event]:
-    shown = {"previous_item_id": before, "item": item.to_event()}
-    return [{"type": "conversation.item.added", **shown}, {"type": "conversation.item.done", **shown}]

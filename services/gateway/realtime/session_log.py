@@ -1,14 +1,18 @@
 """The log of one session while this gateway holds it: what happened is on the bus before its client sees it."""
 
 import logging
+import time
 from collections.abc import Sequence
 
 from omnibus.bus import Bus, subjects
-from omnibus.errors import BusUnavailable
+from omnibus.errors import BusUnavailable, Conflict
 from omnibus.recording.line_log import LineAssembler, LineWriter
-from omnibus.recording.sessions import SessionEntry, encode_entries
+from omnibus.recording.sessions import SessionEntries, SessionEntry, encode_entries, read_session
 
 log = logging.getLogger(__name__)
+
+#: Times that a log is read once more because who had the session has written to it meanwhile.
+MAX_CLAIMS = 50
 
 
 class SessionLog:
@@ -31,3 +35,20 @@ class SessionLog:
         except BusUnavailable as error:
             self._is_lost = True
             log.warning("%s cannot be resumed any more: %s", self._id, error)
+
+
+async def claim_log(bus: Bus, id: str, known: SessionEntries) -> SessionLog:
+    """The log of session ``id`` for who goes on with it, behind an entry by which whoever had it can write no more.
+
+    A connection that broke may not have ended where it was: what it writes until then is added to ``known``.
+    Raises ``Conflict`` if it writes faster than the log can be read, ``BusUnavailable`` and ``ProtocolError``.
+    """
+    for _ in range(MAX_CLAIMS):
+        found = SessionLog(bus, id, known)
+        try:
+            await found.append([SessionEntry(at=time.time())])
+        except Conflict:
+            await read_session(bus, id, known)
+        else:
+            return found
+    raise Conflict("another connection writes to this session without a pause: close it, and resume the session again")

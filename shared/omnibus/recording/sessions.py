@@ -135,9 +135,10 @@ class SessionEntries(LineAssembler):
             raise ProtocolError(f"the log of a session cannot be read: {error}") from error
 
 
-async def read_session(bus: Bus, id: str) -> SessionEntries:
-    """The log of session ``id``. Raises ``NotFound``, ``BusUnavailable`` and ``ProtocolError``."""
-    found = SessionEntries()
+async def read_session(bus: Bus, id: str, known: SessionEntries | None = None) -> SessionEntries:
+    """The log of session ``id``, behind what is ``known`` of it. Raises ``NotFound``, ``BusUnavailable`` and
+    ``ProtocolError``."""
+    found = known if known is not None else SessionEntries()
     await read_lines(bus, subjects.RESPONSES, subjects.response_subject(subjects.subject_token(id)), found)
     if not found.entries:
         raise NotFound(f"no realtime session {id[:64]} is kept: it was not opened with resumable=true, or long ago")

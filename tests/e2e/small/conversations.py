@@ -19,6 +19,26 @@ from tests.e2e.small.streams import MODEL
 RETRY_SECONDS = 0.02
 #: Seconds that a session may take.
 PATIENCE = 120.0
+#: Steps of a gap.
+CONNECTS, OPENED, RESUMED = "connects", "open", "session.resumed"
+
+
+@dataclass
+class Gap:
+    """Time without audio or text after a connection broke at ``begin`` (monotonic seconds): what came until it was over,
+    each with the seconds behind its begin. ``seed`` is that of the answer which is made once more."""
+
+    begin: float
+    seed: int
+    steps: list[tuple[float, str]] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        return self.steps[-1][0]
+
+    def find_last(self, what: str) -> float:
+        """Seconds behind its begin at which ``what`` began for the last time; 0 where it never did."""
+        return next((seconds for seconds, step in reversed(self.steps) if step.startswith(what)), 0.0)
 
 
 @dataclass
@@ -33,14 +53,11 @@ class Conversation:
     finished: int = 0
     events: int = 0
     resumed: int = 0
-    gaps: list[float] = field(default_factory=list)  # seconds without audio or text after a connection broke
-    taken: list[float] = field(default_factory=list)  # seconds until another gateway had taken the session over
-    gap_steps: list[list[tuple[float, str]]] = field(default_factory=list)  # of each gap, seconds behind its begin
+    gaps: list[Gap] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     _token: str = ""
     _last: str = ""
-    _broken: float = 0.0
-    _steps: list[tuple[float, str]] = field(default_factory=list)
+    _gap: Gap | None = None  # that has begun
     _ids: set[str] = field(default_factory=set)
     _answered: set[str] = field(default_factory=set)
     _sent: set[str] = field(default_factory=set)  # on this connection
@@ -51,12 +68,13 @@ class Conversation:
         async with asyncio.timeout(PATIENCE):
             while self.finished < self.turns:
                 try:
+                    self._note_step(CONNECTS)
                     async with websockets.connect(self._url(gateway), max_size=None) as socket:
                         self.resumed += bool(self._last)
-                        self._note_step(f"gateway {gateway}: open")
+                        self._note_step(f"{OPENED} at gateway {gateway}")
                         await self._converse(socket)
                 except (OSError, WebSocketException, InvalidHandshake, TimeoutError) as error:
-                    self._broken = self._broken or time.monotonic()
+                    self._gap = self._gap or Gap(time.monotonic(), self.seed)
                     refused = error.response if isinstance(error, websockets.InvalidStatus) else None
                     what = f" {refused.status_code} {bytes(refused.body or b'')[:200]!r}" if refused is not None else ""
                     self._note_step(f"gateway {gateway}: {type(error).__name__}{what}")
@@ -78,7 +96,7 @@ class Conversation:
             event = json.loads(await socket.recv())
             self._take(event)
             # What was missed comes first: among it may be the answers to what was sent.
-            resuming = resuming and event["type"] != "session.resumed"
+            resuming = resuming and event["type"] != RESUMED
             if not resuming and event["type"] in (
                 "conversation.created",
                 "session.resumed",
@@ -119,22 +137,20 @@ class Conversation:
             self.sound += base64.b64decode(event["delta"])
         elif type == "error":
             self.wrong.append(str(event["error"]))
-        if type.endswith(".delta") and self._broken:
-            self.gaps.append(time.monotonic() - self._broken)
+        if type.endswith(".delta") and self._gap is not None:
             self._note_step(type)
-            self.gap_steps.append(self._steps)
-            self._broken, self._steps = 0.0, []
+            self.gaps.append(self._gap)
+            self._gap = None
 
     def _note_step(self, what: str) -> None:
-        if self._broken:
-            self._steps.append((round(time.monotonic() - self._broken, 3), what))
+        if self._gap is not None:
+            self._gap.steps.append((time.monotonic() - self._gap.begin, what))
 
     def _note_answer(self, type: str, event: dict[str, Any]) -> None:
         """Remember what the gateway has taken."""
         if type == "session.created":
             self._token = event["session"]["resume_token"]
-        elif type == "session.resumed" and self._broken:
-            self.taken.append(time.monotonic() - self._broken)
+        elif type == RESUMED:
             self._note_step(type)
         elif type == "session.updated":
             self._answered.add(type)

@@ -271,5 +271,5 @@ async def test_sessions_by_voice_go_on_with_no_sample_lost_or_repeated(talkers: 
         for session, known in zip(sessions, undisturbed, strict=True):
             assert (session.text, session.sound, session.wrong) == (known.text, known.sound, [])
         assert any(session.resumed for session in sessions)  # on a busy machine some are over before
-        gaps += [gap for each in sessions for gap in each.gaps]
+        gaps += [gap.seconds for each in sessions for gap in each.gaps]
     print(f"{kills} kills: {len(gaps)} sessions resumed, {statistics.median(gaps):.3f} s in between")

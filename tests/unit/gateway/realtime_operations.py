@@ -72,6 +72,7 @@ BROKEN = [
     '{"type": "response.create", "response": {"metadata": {"a": 1}}, "event_id": "ID"}',
     '{"type": "response.create", "response": {"input": 7}, "event_id": "ID"}',
     '{"type": "response.cancel", "response_id": [], "event_id": "ID"}',
+    '{"type": "response.create", "response": {"instructions": "cut \\ud83d"}, "event_id": "ID"}',
     '{"event_id": "ID"}',
     '{"type": 5}',
     "[" * 5000,

@@ -1,5 +1,7 @@
 """Events that clients send, from the text of a frame to a checked struct."""
 
+import json
+import re
 from typing import Annotated, Any, ClassVar
 
 import msgspec
@@ -15,7 +17,11 @@ from services.gateway.openai.realtime.session import ResponseOptions, SessionUpd
 MAX_APPEND_CHARS = 15 << 20
 #: Items that one response may be given in the place of the conversation.
 MAX_INPUT_ITEMS = 512
-EventId = Annotated[str, Meta(max_length=512)]
+MAX_EVENT_ID_CHARS = 512
+EventId = Annotated[str, Meta(max_length=MAX_EVENT_ID_CHARS)]
+_HALF_PAIR = re.compile("[\ud800-\udfff]")
+#: How JSON writes halves of surrogate pairs, and whole ones.
+_ESCAPED_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class ClientEvent(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -101,8 +107,21 @@ def read_event_id(text: str) -> str | None:
     """The id that a client gave an event, as far as it can be read."""
     try:
         return _HEAD.decode(text).event_id
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+    except msgspec.ValidationError:
         return None
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        id = _read_half_pairs(text).get("event_id")
+    return id if isinstance(id, str) and len(id) <= MAX_EVENT_ID_CHARS and not _HALF_PAIR.search(id) else None
+
+
+def _read_half_pairs(text: str) -> dict[str, Any]:
+    """An event whose text may have halves of surrogate pairs, as that of clients has which cut strings between UTF-16
+    units; empty for what is no event."""
+    try:
+        found = json.loads(text) if _ESCAPED_PAIR.search(text) else None
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def parse_client_event(text: str) -> Any:
@@ -113,6 +132,10 @@ def parse_client_event(text: str) -> Any:
     except msgspec.ValidationError as error:
         raise invalid_request(str(error), _DECODER.type) from None
     except (msgspec.DecodeError, UnicodeError):
+        if _read_half_pairs(text):
+            raise BadRequest(
+                "The event has text with half of a surrogate pair (\\ud800 to \\udfff): send both."
+            ) from None
         raise BadRequest("The event is not valid JSON.") from None
     except RecursionError:
         raise BadRequest("The event is nested too deeply.") from None

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from tests.unit.gateway.house import OMNI, House, house
+from tests.unit.gateway.realtime_doors import Doors
 from tests.unit.gateway.realtime_house import Caller, calls
+from tests.unit.gateway.wires import doorway
 
 
 @pytest.fixture
@@ -20,3 +22,15 @@ async def home(tmp_path: Path) -> AsyncIterator[House]:
 async def caller(home: House) -> AsyncIterator[Caller]:
     async with calls(home) as made:
         yield made
+
+
+@pytest.fixture
+async def doors(tmp_path: Path) -> AsyncIterator[Doors]:
+    async with house(tmp_path) as first:
+        second = House(first.place, first.settings, None, "other")
+        await second.open()
+        made = Doors(first, second)
+        async with doorway(first) as one, doorway(second) as other:
+            made.ports = one.port, other.port
+            yield made
+        await second.close()

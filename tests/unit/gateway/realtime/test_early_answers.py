@@ -19,13 +19,12 @@ from services.gateway.openai.realtime.session import PcmFormat, ServerVad
 from services.gateway.realtime import service
 from services.gateway.realtime.turn_detection import TurnDetector
 from tests.unit.gateway.house import OMNI, House, house, question, think
-from tests.unit.gateway.realtime.test_resumed import Doors, doors
 from tests.unit.gateway.realtime.test_turn_detection import append, edges, pcm
+from tests.unit.gateway.realtime_doors import Doors
 from tests.unit.gateway.realtime_house import Caller, calls, joined, sound_of, types
 from tests.unit.gateway.wires import PATIENCE
 from tests.unit.sidecar.node import until
 
-__all__ = ["doors"]
 #: Seconds of GPUs that a dropped answer took.
 THOUGHT = 2.0
 

@@ -190,3 +190,12 @@ async def test_what_a_session_holds_counts_as_bodies_of_requests_do(tmp_path):
 )
 def test_companded_samples_are_those_of_the_standard(format, known: dict[int, int]):
     assert {code: struct.unpack("<h", to_pcm(bytes([code]), format))[0] for code in known} == known
+
+
+async def test_an_error_names_its_event_where_text_was_cut_within_a_character(caller: Caller):
+    cut = r'{"type": "session.update", "session": {"type": "realtime", "instructions": "\ud83d"}, "event_id": "mine"}'
+    await caller.socket.send(cut)
+    error = (await caller.until("error"))[-1]["error"]
+
+    assert (error["event_id"], error["code"]) == ("mine", "bad_request")
+    assert "surrogate pair" in error["message"]

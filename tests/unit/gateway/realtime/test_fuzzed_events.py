@@ -1,4 +1,5 @@
-"""Random sequences of events, valid and broken, over real sockets: no error of ours, no leak, no session that hangs."""
+"""Random sequences of events, valid and broken, over real sockets that break: no error of ours, no leak, no session that
+hangs, no event that is lost or repeated, and every error names its event."""
 
 import asyncio
 import base64
@@ -8,9 +9,12 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import websockets
 from websockets.exceptions import ConnectionClosed
 
-from tests.unit.gateway.house import OMNI, PNG, House, house
+from tests.unit.gateway.house import OMNI, PNG, House
+from tests.unit.gateway.realtime.test_any_sequence import talking
 from tests.unit.gateway.realtime_house import Caller, connected
 from tests.unit.gateway.wires import PATIENCE, doorway
 from tests.unit.sidecar.node import until
@@ -21,6 +25,14 @@ FIRST = int(os.environ.get("OMNIBUS_FUZZ_FIRST_SESSION", "0"))
 LONGEST = 12
 AT_ONCE = 4
 SOUND = base64.b64encode(bytes(2400)).decode()
+LOUD = base64.b64encode(np.random.default_rng(1).integers(0, 256, 9600, np.uint8).tobytes()).decode()
+QUIET = base64.b64encode(bytes(9600)).decode()
+VAD = {"type": "server_vad", "silence_duration_ms": 60}
+INPUTS = [
+    {"format": {"type": "audio/pcm"}}, {"format": {"type": "audio/pcmu"}}, {"turn_detection": None},
+    {"turn_detection": VAD}, {"turn_detection": VAD}, {"turn_detection": {**VAD, "create_response": False}},
+    {"turn_detection": {**VAD, "interrupt_response": False}}, {"transcription": {"model": "whisper-1"}},
+]  # fmt: skip
 IMAGE = "data:image/png;base64," + base64.b64encode(PNG).decode()
 TYPES = [
     "session.update", "input_audio_buffer.append", "input_audio_buffer.commit", "input_audio_buffer.clear",
@@ -52,9 +64,9 @@ def fields(dice: random.Random, type: str) -> dict[str, Any]:
     known: dict[str, dict[str, Any]] = {
         "session.update": {
             "session": {"type": "realtime", "output_modalities": modality, "instructions": dice.choice(["", "x"]),
-                        "audio": {"input": {"format": {"type": dice.choice(["audio/pcm", "audio/pcmu"])}}}}
+                        "audio": {"input": dice.choice(INPUTS)}}
         },
-        "input_audio_buffer.append": {"audio": SOUND},
+        "input_audio_buffer.append": {"audio": dice.choice([SOUND, LOUD, LOUD, QUIET])},
         "conversation.item.create": {"item": item(dice), "previous_item_id": dice.choice([None, None, "root", "a"])},
         "conversation.item.retrieve": {"item_id": dice.choice("abc")},
         "conversation.item.truncate": {"item_id": dice.choice("abc"), "content_index": 0, "audio_end_ms": 5},
@@ -86,19 +98,81 @@ def frame(dice: random.Random, number: int) -> str | bytes:
     return text[: dice.randrange(len(text))] if broken < 0.06 else text
 
 
-async def play(base: str, seed: int) -> list[dict[str, Any]]:
-    """One session; the errors that it got. At its end it still answers, unless it left in the middle."""
-    dice = random.Random(seed)
-    async with connected(base) as caller:
-        for number in range(dice.randint(1, LONGEST)):
-            await caller.socket.send(frame(dice, number))
-        if dice.random() < 0.5:
+def readable_id(sent: str | bytes) -> str | None:
+    """The id by which an error can name an event; None for a frame in which none can be read."""
+    try:
+        event = json.loads(sent) if isinstance(sent, str) else None
+        id = event.get("event_id") if isinstance(event, dict) else None
+        if isinstance(id, str) and len(id) <= 512:
+            id.encode()  # fails for half of a surrogate pair
+            return id
+    except (ValueError, RecursionError):
+        pass
+    return None
+
+
+class Fuzzed:
+    """One session, whose connection may break: its client goes on with it at another one."""
+
+    def __init__(self, base: str, dice: random.Random) -> None:
+        self._base = base
+        self._dice = dice
+        self._is_resumable = dice.random() < 0.4
+        self._sent: list[str | None] = []
+        self.events: list[dict[str, Any]] = []
+
+    async def play(self) -> None:
+        query = f"model={OMNI}" + "&resumable=true" * self._is_resumable
+        async with connected(self._base, query=query) as caller:
+            self.events = caller.events
+            await self._send_some(caller)
+            if not self._is_resumable:
+                return
+            caller.socket.transport.abort()
+        await self._go_on()
+
+    async def _go_on(self) -> None:
+        """Resume it, after what its client has read by now."""
+        token, last = self.events[0]["session"]["resume_token"], self.events[-1]["event_id"]
+        url = f"{self._base}/v1/realtime?resume={token}&last_event_id={last}"
+        async with websockets.connect(url, max_size=None, max_queue=None) as socket:
+            caller = Caller(socket)
+            caller.events = self.events
+            while (await caller.next())["type"] != "session.resumed":
+                pass
+            await self._send_some(caller)
+
+    async def _send_some(self, caller: Caller) -> None:
+        """Send events; then it still answers, unless it leaves in the middle."""
+        for _ in range(self._dice.randint(1, LONGEST)):
+            sent = frame(self._dice, len(self._sent))
+            self._sent.append(readable_id(sent))
+            await caller.socket.send(sent)
+        if self._dice.random() < 0.5:
             await _still_answers(caller)
-        else:
-            await asyncio.sleep(0)
-    ended = [each["response"]["status_details"] for each in caller.events if each["type"] == "response.done"]
-    failures = [each["error"] for each in ended if each and each["type"] == "failed"]
-    return [*failures, *(each["error"] for each in caller.events if each["type"] == "error")]
+
+    def check_events(self) -> None:
+        """Events are numbered without a gap, and every error names an event where it can."""
+        numbers = [int(each["event_id"].rpartition("_")[2]) for each in self.events]
+        assert numbers == [*range(1, len(numbers) + 1)], numbers
+        named = [each["error"]["event_id"] for each in self.events if each["type"] == "error"]
+        assert {*named} <= {*self._sent, None, "last"}, named
+        assert named.count(None) <= self._sent.count(None), (named, self._sent)
+
+    @property
+    def errors(self) -> list[dict[str, Any]]:
+        """The errors of events and of responses that failed."""
+        ended = [each["response"]["status_details"] for each in self.events if each["type"] == "response.done"]
+        failures = [each["error"] for each in ended if each and each["type"] == "failed"]
+        return [*failures, *(each["error"] for each in self.events if each["type"] == "error")]
+
+
+async def play(base: str, seed: int) -> list[dict[str, Any]]:
+    """One session; the errors that it got."""
+    fuzzed = Fuzzed(base, random.Random(seed))
+    await fuzzed.play()
+    fuzzed.check_events()
+    return fuzzed.errors
 
 
 async def _still_answers(caller: Caller) -> None:
@@ -108,8 +182,7 @@ async def _still_answers(caller: Caller) -> None:
 
 
 async def test_any_sequence_of_events_is_answered_and_leaves_nothing(tmp_path: Path):
-    async with house(tmp_path, within=60 + SEQUENCES) as home:
-        await home.all_of(OMNI)
+    async with talking(tmp_path) as home:
         errors = await _play_all(home)
         await until(lambda: home.table.sessions.count == 0)
         await home.emptied()
@@ -128,6 +201,9 @@ async def _play_all(home: House) -> list[dict[str, Any]]:
                 return await play(base, seed)
             except ConnectionClosed as error:
                 raise AssertionError(f"the gateway closed session {seed}") from error
+            except Exception as error:
+                error.add_note(f"session {seed}")
+                raise
 
     async with doorway(home) as door:
         base = f"ws://localhost:{door.port}"

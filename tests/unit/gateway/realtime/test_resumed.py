@@ -3,22 +3,15 @@
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
-import websockets
-from websockets.exceptions import ConnectionClosed
 
 from omnibus.executor.runner import Job
-from tests.unit.gateway.house import OMNI, TOYS, House, house
+from tests.unit.gateway.house import OMNI, TOYS
 from tests.unit.gateway.realtime.test_connections import refused
+from tests.unit.gateway.realtime_doors import Doors
 from tests.unit.gateway.realtime_house import Caller, connected, joined, sound_of, types
-from tests.unit.gateway.responses_house import Pair
-from tests.unit.gateway.wires import doorway
 from tests.unit.sidecar.node import until
 
 WORDS = [f"word{number} " for number in range(8)]
@@ -54,37 +47,6 @@ class Speaker:
         if rows is not None:
             job.close("rows")
         job.close("text", {"finish_reason": "stop", "usage": {"prompt_tokens": 5, "completion_tokens": len(WORDS)}})
-
-
-class Doors(Pair):
-    """Two gateways over one bus behind real servers."""
-
-    ports: tuple[int, int] = (0, 0)
-
-    @asynccontextmanager
-    async def opened(self, query: str = f"model={OMNI}&resumable=true") -> AsyncIterator[Caller]:
-        async with connected(f"ws://localhost:{self.ports[0]}", query=query) as caller:
-            yield caller
-
-    @asynccontextmanager
-    async def resumed(self, caller: Caller, last: str = "", door: int = 1) -> AsyncIterator[Caller]:
-        token = caller.events[0]["session"]["resume_token"]
-        last = last or caller.events[-1]["event_id"]
-        url = f"ws://localhost:{self.ports[door]}/v1/realtime?resume={token}&last_event_id={last}"
-        async with websockets.connect(url, max_size=None) as socket:
-            yield Caller(socket)
-
-
-@pytest.fixture
-async def doors(tmp_path: Path) -> AsyncIterator[Doors]:
-    async with house(tmp_path) as first:
-        second = House(first.place, first.settings, None, "other")
-        await second.open()
-        made = Doors(first, second)
-        async with doorway(first) as one, doorway(second) as other:
-            made.ports = one.port, other.port
-            yield made
-        await second.close()
 
 
 async def test_a_response_continues_in_the_middle_of_a_word_at_another_gateway(doors: Doors):
@@ -270,20 +232,6 @@ async def test_silence_is_not_kept_but_counted(doors: Doors):
     async with doors.resumed(caller) as rest:
         position = (await rest.until("session.resumed"))[-1]["input_audio_bytes"]
     assert 48000 * 2 < position <= 48000 * 4 - 300 * 48  # what may belong to a turn has to come again
-
-
-async def test_of_two_connections_the_last_one_has_the_session(doors: Doors):
-    await doors.serve(OMNI)
-    async with doors.opened() as caller, doors.resumed(caller) as other:
-        await other.until("session.resumed")
-        await caller.send("response.create", response={})
-        with pytest.raises(ConnectionClosed) as caught:
-            while True:
-                await caller.next()
-        assert caught.value.rcvd is not None
-        assert caught.value.rcvd.code == 1008
-        await other.say("still here")
-    await doors.first.emptied()
 
 
 async def test_what_cannot_be_resumed_is_refused(doors: Doors):

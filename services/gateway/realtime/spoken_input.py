@@ -1,0 +1,117 @@
+"""Audio that a client sends becomes messages of the conversation, which the model hears while they are said."""
+
+from collections.abc import Callable
+
+from omnibus.errors import BadRequest, OmnibusError
+from services.gateway.openai.realtime.client_events import AppendAudio, ClearAudio, CommitAudio
+from services.gateway.openai.realtime.session import SessionConfig
+from services.gateway.realtime.conversation import Conversation, ConversationItem, ItemPart, decode_base64
+from services.gateway.realtime.input_turns import InputTurns
+from services.gateway.realtime.session_events import SessionEvents
+from services.gateway.realtime.transcriber import InputTranscriber
+from services.gateway.realtime.turn import TURN_DETECTED
+from services.gateway.realtime.turn_detection import SpeechEdge
+from services.gateway.realtime.turns import SessionTurns, new_id
+
+
+class SpokenInput:
+    """Makes messages of the audio in ``input``; ``answer_message`` has one answered whose turn was found in it."""
+
+    def __init__(
+        self,
+        config: SessionConfig,
+        input: InputTurns,
+        conversation: Conversation,
+        turns: SessionTurns,
+        transcriber: InputTranscriber,
+        events: SessionEvents,
+        answer_message: Callable[[], None],
+    ) -> None:
+        self._config = config
+        self._input = input
+        self._conversation = conversation
+        self._turns = turns
+        self._transcriber = transcriber
+        self._events = events
+        self._answer_message = answer_message
+
+    def configure(self, config: SessionConfig) -> None:
+        """Take audio as ``config`` says from now on."""
+        self._config = config
+        self._input.configure(config)
+
+    async def append(self, event: AppendAudio) -> None:
+        """Take more. Raises ``BadRequest``, ``TooLarge`` and ``Overloaded``."""
+        frames = await self._input.append_audio(decode_base64(event.audio, "audio"))
+        for edge in self._input.find_edges(frames):
+            try:
+                await (self._begin_speech(edge.at_ms) if edge.begins else self._end_speech(edge))
+            except OmnibusError as error:  # the audio behind it is taken all the same
+                self._events.post_error(error, event.event_id)
+        await self._follow_pause()
+        self._events.post([])
+
+    def commit(self, _: CommitAudio) -> None:
+        """Make a message of all that is held. Raises ``EventRefused`` for none, ``BadRequest`` and ``Overloaded``."""
+        self._add_message()
+        self._input.end_turn()
+
+    def clear(self, _: ClearAudio) -> None:
+        """Drop what is held."""
+        self._input.clear_audio()
+        self._events.post([{"type": "input_audio_buffer.cleared"}])
+
+    async def interrupt(self) -> bool:
+        """End the response under way, if there is one and speech may do so; returns whether it has."""
+        active, detection = self._turns.active, self._config.turn_detection
+        if active is None or detection is None or not detection.interrupt_response:
+            return False
+        await active.cancel(TURN_DETECTED)
+        return True
+
+    async def _follow_pause(self) -> None:
+        """Encode what is being said, begin to answer it in each pause, and drop that where it goes on."""
+        input, at_ms = self._input, self._input.pause_ms
+        await self._turns.follow_speech(self._config, input)
+        if at_ms is None:
+            await self._turns.early.drop()
+        elif self._turns.may_begin_early(self._config) and self._turns.early.is_due(
+            input.speech_id, input.begin_ms, at_ms
+        ):
+            await self._turns.early.drop()
+            part = ItemPart("input_audio", audio=input.read_until(at_ms), format=self._config.input_format)
+            item = ConversationItem(input.speech_id, "message", "user", parts=[part])
+            self._turns.early.begin(self._config, [*self._conversation, item])
+
+    async def _begin_speech(self, at_ms: int) -> None:
+        """Somebody speaks: what the model is saying stops at once."""
+        id = new_id("item_")
+        self._input.begin_speech(at_ms, id)
+        self._events.post([{"type": "input_audio_buffer.speech_started", "audio_start_ms": at_ms, "item_id": id}])
+        await self.interrupt()
+
+    async def _end_speech(self, edge: SpeechEdge) -> None:
+        """Nobody speaks any more: what was said is a message, which the model answers."""
+        id = self._input.speech_id
+        self._events.post([{"type": "input_audio_buffer.speech_stopped", "audio_end_ms": edge.at_ms, "item_id": id}])
+        self._add_message(edge)
+        detection = self._config.turn_detection
+        if detection is not None and detection.create_response and self._config.kind != "transcription":
+            self._answer_message()
+
+    def _add_message(self, end: SpeechEdge | None = None) -> None:
+        if self._config.kind == "transcription" and self._config.transcription is None:
+            self._input.clear_audio()
+            raise BadRequest(
+                "Nobody transcribes the audio: set a model first.", param="session.audio.input.transcription.model"
+            )
+        self._conversation.check_room()
+        id = self._input.speech_id or new_id("item_")
+        part = ItemPart("input_audio", format=self._config.input_format)
+        if end is not None:
+            part.model_bytes = len(self._input.read_until(end.cutoff_ms))
+        part.audio = self._input.commit_audio(end.at_ms if end is not None else None)
+        item = ConversationItem(id, "message", "user", parts=[part])
+        self._events.post_committed(item, self._conversation.insert_item(item))
+        if self._config.transcription is not None:
+            self._transcriber.start(self._config.transcription, item)

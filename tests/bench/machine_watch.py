@@ -1,0 +1,92 @@
+"""Times at which other programs had the processors.
+
+A program that does nothing else looks at what the kernel counts of each thread that is watched: how long it was ready to
+run and had no processor (``/proc/PID/task/TID/schedstat``). How late that program is woken itself is noted as well.
+"""
+
+import asyncio
+import json
+import sys
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from omnibus.process.parent_death import die_with_parent
+
+#: Seconds between two looks.
+LOOK_SECONDS = 0.01
+#: Prints, once it is ended, how late it was (sorted seconds), the times of its looks (monotonic seconds, which all
+#: programs of a machine share), and of each thread the seconds that it had waited by then; threads that begin later are
+#: left out.
+_PROGRAM = f"""
+import json, os, signal, sys, time
+threads = {{}}
+for name, pid in json.loads(sys.argv[1]).items():
+    for thread in os.listdir(f"/proc/{{pid}}/task"):
+        threads[f"{{name}}/{{thread}}"] = f"/proc/{{pid}}/task/{{thread}}/schedstat"
+late, looks, waited, over = [], [], {{name: [] for name in threads}}, []
+signal.signal(signal.SIGTERM, lambda *_: over.append(1))
+while not over:
+    due = time.monotonic() + {LOOK_SECONDS}
+    time.sleep({LOOK_SECONDS})
+    late.append(time.monotonic() - due)
+    looks.append(time.monotonic())
+    for name, path in threads.items():
+        try:
+            with open(path) as file:
+                waited[name].append(int(file.read().split()[1]) / 1e9)
+        except OSError:
+            waited[name].append(waited[name][-1] if waited[name] else 0.0)
+late.sort()
+print(json.dumps([late[int(len(late) * 0.99)], late[-1], looks, waited]))
+"""
+
+
+@dataclass(frozen=True)
+class MachineWaits:
+    """``waited`` are the seconds by which each thread (``name/number``) had waited for a processor at each of ``looks``.
+
+    ``late_p99`` and ``late_most`` are how late the program that looked was woken.
+    """
+
+    looks: list[float]
+    waited: Mapping[str, list[float]]
+    late_p99: float = 0.0
+    late_most: float = 0.0
+
+    @property
+    def late_milliseconds(self) -> list[int]:
+        return [round(1000 * self.late_p99), round(1000 * self.late_most)]
+
+    def seconds_between(self, names: Iterable[str], begin: float, end: float) -> float:
+        """Seconds between two moments for which processes ``names`` had no processor, one after the other: of the
+        threads of a process the one that waited longest."""
+        first = max(0, bisect_right(self.looks, begin) - 1)
+        last = min(bisect_right(self.looks, end), len(self.looks) - 1)
+        return sum(
+            max(
+                (waited[last] - waited[first] for key, waited in self.waited.items() if key.startswith(f"{name}/")),
+                default=0.0,
+            )
+            for name in names
+        )
+
+
+class MachineWatch:
+    """The program while it runs."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @classmethod
+    async def start(cls, pids: Mapping[str, int] | None = None) -> "MachineWatch":
+        """Start it; ``pids`` are the processes that are watched, by name."""
+        command = [sys.executable, "-c", _PROGRAM, json.dumps(dict(pids or {}))]
+        pipe, dies = asyncio.subprocess.PIPE, die_with_parent()
+        return cls(await asyncio.create_subprocess_exec(*command, stdout=pipe, limit=1 << 28, preexec_fn=dies))
+
+    async def stop(self) -> MachineWaits:
+        """End it, and read what it has noted."""
+        self._process.terminate()
+        p99, most, looks, waited = json.loads((await self._process.communicate())[0])
+        return MachineWaits(looks, waited, p99, most)

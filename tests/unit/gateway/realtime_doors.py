@@ -1,0 +1,29 @@
+"""Two gateways behind real servers, for sessions that begin at one and go on at the other."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import websockets
+
+from tests.unit.gateway.house import OMNI
+from tests.unit.gateway.realtime_house import Caller, connected
+from tests.unit.gateway.responses_house import Pair
+
+
+class Doors(Pair):
+    """Two gateways over one bus behind real servers."""
+
+    ports: tuple[int, int] = (0, 0)
+
+    @asynccontextmanager
+    async def opened(self, query: str = f"model={OMNI}&resumable=true") -> AsyncIterator[Caller]:
+        async with connected(f"ws://localhost:{self.ports[0]}", query=query) as caller:
+            yield caller
+
+    @asynccontextmanager
+    async def resumed(self, caller: Caller, last: str = "", door: int = 1) -> AsyncIterator[Caller]:
+        token = caller.events[0]["session"]["resume_token"]
+        last = last or caller.events[-1]["event_id"]
+        url = f"ws://localhost:{self.ports[door]}/v1/realtime?resume={token}&last_event_id={last}"
+        async with websockets.connect(url, max_size=None) as socket:
+            yield Caller(socket)

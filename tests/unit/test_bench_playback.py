@@ -1,0 +1,66 @@
+"""Pauses of answers that are played while they are made belong to engines, to the system or to the machine."""
+
+from tests.bench.bus_tap import SentAudio
+from tests.bench.machine_watch import MachineWaits
+from tests.bench.playback import SAMPLES_PER_SECOND, Player, attribute_underruns, match_answers
+
+SEED, BUFFER, PIECE = 7, 0.1, 0.1  # seconds
+WAY = ("client", "gateway 0")
+LOOKS = [1 + number / 100 for number in range(100)]
+IDLE = MachineWaits(LOOKS, {"client/1": [0.0] * 100, "gateway 0/2": [0.0] * 100})
+
+
+def hear(*arrivals: float, turn_ended: float = 0.0) -> Player:
+    """An answer of pieces of ``PIECE`` seconds, of which a client had each at its time."""
+    player = Player(BUFFER, turn_ended=turn_ended)
+    for at in arrivals:
+        player.add(PIECE, at)
+    return player
+
+
+def send(*times: float) -> SentAudio:
+    return SentAudio(SEED, 0.0, [(at, round(PIECE * SAMPLES_PER_SECOND)) for at in times], whole=True)
+
+
+def blame(heard: Player, sent: SentAudio, machine: MachineWaits = IDLE) -> tuple[int, int, int]:
+    """Whether an underrun is counted as the engines', the system's and the processors'."""
+    figures = attribute_underruns([*match_answers([heard], SEED, [sent], WAY)], machine)
+    assert figures["answers_matched"] == 1
+    return figures["of_engines"], figures["of_the_system"], figures["of_processors"]
+
+
+def test_an_answer_that_comes_in_time_has_no_underrun() -> None:
+    assert blame(hear(1.01, 1.06, 1.11), send(1.0, 1.05, 1.1)) == (0, 0, 0)
+
+
+def test_a_pause_that_is_at_the_bus_already_is_the_engines() -> None:
+    assert blame(hear(1.01, 1.31, 1.36), send(1.0, 1.3, 1.35)) == (1, 0, 0)
+
+
+def test_a_pause_of_what_was_at_the_bus_in_time_is_the_systems() -> None:
+    assert blame(hear(1.01, 1.31, 1.36), send(1.0, 1.05, 1.1)) == (0, 1, 0)
+
+
+def test_a_pause_of_the_engines_that_became_longer_on_the_way_is_of_both() -> None:
+    assert blame(hear(1.01, 1.5, 1.55), send(1.0, 1.2, 1.25)) == (1, 1, 0)
+
+
+def test_a_pause_for_which_those_on_the_way_had_no_processor_is_not_the_systems() -> None:
+    heard, sent = hear(1.01, 1.31, 1.36), send(1.0, 1.05, 1.1)
+    late, soon = [min(0.15, max(0.0, at - 1.1)) for at in LOOKS], [min(0.1, max(0.0, at - 1.1)) for at in LOOKS]
+
+    assert blame(heard, sent, MachineWaits(LOOKS, {"client/1": late, "gateway 0/2": late})) == (0, 0, 1)
+    assert blame(heard, sent, MachineWaits(LOOKS, {"client/1": soon, "gateway 0/2": [0.0] * 100})) == (0, 1, 0)
+    assert blame(heard, sent, MachineWaits(LOOKS, {"gateway 1/3": [4 * each for each in late]})) == (0, 1, 0)
+
+
+def test_what_was_made_before_a_turn_ended_is_there_from_then_on() -> None:
+    early = send(0.5, 0.9, 1.02)
+
+    assert blame(hear(1.01, 1.02, 1.12, turn_ended=1.0), early) == (0, 0, 0)
+
+
+def test_an_answer_of_which_nothing_is_known_at_the_bus_is_counted_apart() -> None:
+    figures = attribute_underruns([*match_answers([hear(1.0, 1.5)], SEED + 1, [send(1.0, 1.1)], WAY)], IDLE)
+
+    assert (figures["answers_matched"], figures["underruns_unmatched"]) == (0, 1)
