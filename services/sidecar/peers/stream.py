@@ -21,7 +21,7 @@ from omnibus.tensors.peer_protocol import (
     encode_peer_text,
 )
 
-#: Most bytes that one call of ``sendfile`` or one write takes.
+#: Most bytes that are moved in one turn of the loop, so that other connections have theirs.
 SLICE_BYTES = 1 << 20
 #: Bytes for which a reader of more is woken: each wakeup costs a turn of the loop and several calls of the kernel.
 #: Every ``WAKE_SECONDS`` it is woken for whatever is there, so that a slow link is not taken for a silent one.
@@ -91,7 +91,7 @@ class PlainStream:
             if done.done():  # the reader waits no longer
                 return
             try:
-                count = self._socket.recv_into(target[at:])
+                count = self._socket.recv_into(target[at : at + SLICE_BYTES])
             except BlockingIOError:
                 return
             except OSError as error:
@@ -128,27 +128,27 @@ class PlainStream:
             if done.done():  # whoever sends waits no longer
                 return
             try:
-                while offset < end:
-                    sent = os.sendfile(target, source, offset, min(end - offset, SLICE_BYTES))
-                    if not sent:
-                        raise ConnectionResetError("the arena's file ended early")
-                    offset += sent
-                    progress()
-                done.set_result(None)
+                sent = os.sendfile(target, source, offset, min(end - offset, SLICE_BYTES))
             except BlockingIOError:
                 return
             except OSError as error:
                 done.set_exception(error)
+                return
+            offset += sent
+            if offset == end:
+                done.set_result(None)
+            elif not sent:
+                done.set_exception(ConnectionResetError("the arena's file ended early"))
+            progress()
 
-        send()
-        if done.done():
-            done.result()
-            return
-        self._loop.add_writer(target, send)
-        try:
-            await done
-        finally:
-            self._loop.remove_writer(target)
+        send()  # most of what is small goes at once
+        if not done.done():
+            self._loop.add_writer(target, send)
+            try:
+                await done
+            finally:
+                self._loop.remove_writer(target)
+        done.result()
 
     def _wake_for(self, nbytes: int) -> None:
         """Have the kernel call the socket readable once so many bytes are there, or its end."""
