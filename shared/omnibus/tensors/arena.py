@@ -44,7 +44,7 @@ class Arena:
         self._writing = FileMapping(descriptor, size, writable=True)
         # Readers get a mapping that the processor itself protects: a stray write cannot reach other readers.
         self._reading = FileMapping(descriptor, size, writable=False)
-        self._writable, self._readable = memoryview(self._writing.data), self._reading.data
+        self._writable, self._readable = self._writing.array.data, self._reading.array
         self._words = self._writable.cast("Q")
 
     @classmethod

@@ -31,7 +31,7 @@ _PIECE_BYTES, _PIECE_CPU_SECONDS = 16 << 20, 0.25
 class FileMapping:
     """``size`` bytes of a file from its beginning, in the memory of this process at ``address``.
 
-    ``data`` are the bytes, an array of uint8. The memory remains as long as anything refers to them.
+    ``array`` are the bytes, of uint8. The memory remains as long as anything refers to them.
     """
 
     def __init__(self, descriptor: int, size: int, *, writable: bool) -> None:
@@ -39,8 +39,8 @@ class FileMapping:
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         memory = _map_aligned if sys.platform == "linux" else _map_anywhere
         # An array, for what numpy makes of a read-only one cannot be made writable.
-        self.data = np.frombuffer(memory(descriptor, size, protection), np.uint8)
-        self.address = int(self.data.ctypes.data)
+        self.array = np.frombuffer(memory(descriptor, size, protection), np.uint8)
+        self.address = int(self.array.ctypes.data)
 
     def collapse_pages(self, start: int, end: int) -> int:
         """Make huge pages of the small ones from ``start`` to ``end``, which must all be there; returns their bytes.

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from services.sidecar.peers.stall import make_progress
 from services.sidecar.peers.stream import SLICE_BYTES, WAKE_BYTES, PlainStream
 from tests.unit.sidecar.peers.raw import NoArena
 
@@ -131,3 +132,19 @@ async def test_a_turn_of_the_loop_moves_one_slice_so_that_others_have_theirs(tmp
     for turns in (sent, received):
         assert len(turns) >= LARGE // SLICE_BYTES
         assert len(set(turns)) == len(turns)
+
+
+async def test_a_limit_moves_on_while_bytes_come_but_not_with_each_of_them(monkeypatch):
+    moved: list[float] = []
+    now = asyncio.get_running_loop().time()
+
+    class Limit:
+        reschedule = staticmethod(moved.append)
+
+    progress = make_progress(Limit(), 2.0)
+    for passed in (0.01, 0.1, 0.2, 0.21, 1.9):
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda passed=passed: now + passed)
+        progress()
+    monkeypatch.undo()
+
+    assert [round(when - now, 2) for when in moved] == [2.2, 3.9]
