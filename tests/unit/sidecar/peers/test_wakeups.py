@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 import pytest
 
 from services.sidecar.peers.stall import make_progress
-from services.sidecar.peers.stream import SLICE_BYTES, WAKE_BYTES, PlainStream
+from services.sidecar.peers.stream import TURN_BYTES, WAKE_BYTES, PlainStream
 from tests.unit.sidecar.peers.raw import NoArena
 
 PIECE = 1 << 14
 PIECES = 4 * WAKE_BYTES // PIECE
-LARGE = 16 * SLICE_BYTES
+LARGE = 8 * TURN_BYTES
 
 
 class FileArena(NoArena):
@@ -130,7 +130,7 @@ async def test_a_turn_of_the_loop_moves_one_slice_so_that_others_have_theirs(tmp
 
     assert target == b"x" * LARGE
     for turns in (sent, received):
-        assert len(turns) >= LARGE // SLICE_BYTES
+        assert len(turns) >= LARGE // TURN_BYTES
         assert len(set(turns)) == len(turns)
 
 
