@@ -81,7 +81,7 @@ async def _measure_pulls() -> dict[str, float]:
 async def _measure_huge_pages() -> dict[str, float]:
     """Pulls between arenas with pages of 2 MiB, in turns with those of 4 KiB."""
     settings = {"OMNIBUS_SIDECAR_ARENA_MIB": "512"}
-    async with nodes("a", "b", **settings) as small, nodes("a", "b", huge_pages=True, **settings) as huge:
+    async with nodes("a", "b", small_pages=True, **settings) as small, nodes("a", "b", **settings) as huge:
         return {"nodes.pull_huge_pages_over_small": await _pull_in_turns(huge, small)}
 
 

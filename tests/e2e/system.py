@@ -317,6 +317,10 @@ class System:
         async with await TensorClient.connect(socket_path, "test", self.node_name(node)) as client:
             yield client
 
+    @property
+    def node_count(self) -> int:
+        return self._nodes
+
     def node_name(self, node: int) -> str:
         """The name of a node, which is counted from 0."""
         return f"local-{self.state.pid}-{node}" if node else f"local-{self.state.pid}"

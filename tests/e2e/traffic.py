@@ -22,7 +22,8 @@ class Edge(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """What one request moved: edges, blocks of the arena that were given out, and those that messages named."""
+    """What one request moved: edges, blocks of arenas that were given out, without copies of those of other nodes, and
+    those that messages named."""
 
     edges: set[Edge]
     granted: int
@@ -30,13 +31,13 @@ class Traffic(NamedTuple):
 
 
 async def traffic(system: System, request: Callable[[], Awaitable[httpx.Response]]) -> Traffic:
-    async with system.tensors() as tensors, Watch.on(system) as watch:
-        before = (await tensors.stats())["granted_total"]
+    async with Watch.on(system) as watch:
+        before = await _granted(system)
         answer = await request()
         id = answer.headers["x-request-id"]
         await watch.end(id)
         await system.ledger_is_empty()
-        granted = (await tensors.stats())["granted_total"] - before
+        granted = await _granted(system) - before
     sent = graph.decode_invocation((await system.record(id))[0])
     options = dict(zip(sent.route, sent.options, strict=True))
     edges = {
@@ -48,6 +49,16 @@ async def traffic(system: System, request: Callable[[], Awaitable[httpx.Response
     }
     bodies = [msgspec.json.decode(one.data) for one in watch.seen if one.data.startswith(b"{")]
     return Traffic(edges, granted, len(set(handles([_about(id, body) for body in bodies]))))
+
+
+async def _granted(system: System) -> int:
+    """Blocks that all arenas have given out for tensors that were made there."""
+    count = 0
+    for node in range(system.node_count):
+        async with system.tensors(node) as tensors:
+            stats = await tensors.stats()
+            count += stats["granted_total"] - stats.get("mirrors_total", 0)
+    return count
 
 
 def _about(id: str, body: dict[str, Any]) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """Sidecars in nodes of namespaces, as an operator would run them, with NATS in the hub and agents beside them."""
 
 import asyncio
+import ctypes
 import itertools
 import json
 import os
@@ -25,6 +26,7 @@ NATS_PORT, MONITOR_PORT = 4222, 8222
 _PATHS = os.pathsep.join([str(ROOT), str(ROOT / "shared")])
 _CLOCK = Path(__file__).parent / "ahead"
 _MAX_LINE_BYTES = 1 << 20
+_PR_SET_THP_DISABLE = 41  # linux/prctl.h
 
 Answer = dict[str, Any]
 
@@ -72,7 +74,7 @@ class AgentProcess:
 class Machine:
     """A node with its sidecar and one agent; more agents by ``start_agent``."""
 
-    def __init__(self, node: Node, directory: Path, env: dict[str, str]) -> None:
+    def __init__(self, node: Node, directory: Path, env: dict[str, str], small_pages: bool = False) -> None:
         self.node = node
         self.name = node.name
         self.socket = str(directory / f"{node.name}.sock")
@@ -86,6 +88,7 @@ class Machine:
             "OMNIBUS_SIDECAR_SECRET_FILE": str(directory / "secret"),
             **env,
         }
+        self._small_pages = small_pages
         self._sidecar: asyncio.subprocess.Process | None = None
         self._agents: list[AgentProcess] = []
 
@@ -119,7 +122,7 @@ class Machine:
     async def _start(self, module: str, *arguments: str, **options: Any) -> "asyncio.subprocess.Process":
         return await asyncio.create_subprocess_exec(
             *self.node.command_prefix, sys.executable, "-m", module, *arguments,
-            env=self._env, cwd=ROOT, preexec_fn=die_with_parent(), **options,
+            env=self._env, cwd=ROOT, preexec_fn=_in_child(self._small_pages), **options,
         )  # fmt: skip
 
     def signal_sidecar(self, number: signal.Signals) -> None:
@@ -160,11 +163,11 @@ class Machine:
 
 @asynccontextmanager
 async def nodes(
-    *names: str, ahead: Mapping[str, float] | None = None, huge_pages: bool = False, **env: str
+    *names: str, ahead: Mapping[str, float] | None = None, small_pages: bool = False, **env: str
 ) -> AsyncIterator[list[Machine]]:
     """Nodes that know each other, until the end of the block; ``env`` is of their sidecars and agents.
 
-    ``ahead`` is by how many seconds clocks of nodes are ahead; ``huge_pages``: see ``Switch.add_node``.
+    ``ahead`` is by how many seconds clocks of nodes are ahead; ``small_pages``: arenas have no pages of 2 MiB.
     """
     async with AsyncExitStack() as stack:
         directory = Path(tempfile.mkdtemp(prefix="omnibus-nodes-"))  # short: sockets have at most 107 bytes
@@ -174,9 +177,9 @@ async def nodes(
         bus_url = await start_nats(switch, directory)
         machines = []
         for name in names:
-            node = stack.enter_context(switch.add_node(name, huge_pages))
+            node = stack.enter_context(switch.add_node(name))
             clock = _clock_env(ahead[name]) if ahead and name in ahead else {}
-            machines.append(Machine(node, directory, {"OMNIBUS_BUS_URL": bus_url, **env, **clock}))
+            machines.append(Machine(node, directory, {"OMNIBUS_BUS_URL": bus_url, **env, **clock}, small_pages))
             stack.callback(machines[-1].close)
         await asyncio.gather(*(start_machine(machine) for machine in machines))
         for machine in machines:
@@ -187,6 +190,19 @@ async def nodes(
             for machine in machines:
                 print(f"--- {machine.name}\n{machine.log.read_text()[-4000:]}")
             raise
+
+
+def _in_child(small_pages: bool) -> Callable[[], None]:
+    """What a process does before it runs its program."""
+    bind, prctl = die_with_parent(), ctypes.CDLL(None).prctl
+
+    def prepare() -> None:
+        assert bind is not None
+        bind()
+        if small_pages:
+            prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
+
+    return prepare
 
 
 def _clock_env(seconds: float) -> dict[str, str]:

@@ -128,10 +128,10 @@ class Switch(Namespaces):
     def address(self, cable: str) -> str:
         return f"{_SUBNETS[cable]}.{_HUB_NUMBER}"
 
-    def add_node(self, name: str, huge_pages: bool = False) -> "Node":
-        """A node that is not started yet: enter it. ``huge_pages``: its shared memory has pages of 2 MiB."""
+    def add_node(self, name: str) -> "Node":
+        """A node that is not started yet: enter it."""
         self._count += 1
-        return Node(self, name, self._count, huge_pages)
+        return Node(self, name, self._count)
 
     def run(self, command: str) -> str:
         """Run ``command`` in the hub and return its output."""
@@ -141,9 +141,8 @@ class Switch(Namespaces):
 class Node(Namespaces):
     """One machine. ``number`` is the last part of its addresses."""
 
-    def __init__(self, switch: Switch, name: str, number: int, huge_pages: bool = False) -> None:
-        options = f"size={_SHM_SIZE}" + ",huge=within_size" * huge_pages
-        mount = f"mount -t tmpfs -o {options} tmpfs /dev/shm && {{ {_OWN_SYS} || true; }}"
+    def __init__(self, switch: Switch, name: str, number: int) -> None:
+        mount = f"mount -t tmpfs -o size={_SHM_SIZE} tmpfs /dev/shm && {{ {_OWN_SYS} || true; }}"
         super().__init__(("--net", "--mount", "--ipc", "--uts", "--pid", "--mount-proc"), mount)
         self.name = name
         self._switch = switch

@@ -15,6 +15,7 @@ from omnibus.tensors.peer_protocol import PeerFrame, PeerVerb, PullStatus
 from services.sidecar.peers.handshake import CONTROL, DATA, PeerIdentity, greet_listener
 from services.sidecar.peers.lanes import LanePulls
 from services.sidecar.peers.links import SMALL_BYTES, LinkPool
+from services.sidecar.peers.stall import make_progress
 from services.sidecar.peers.stream import ArenaBytes, PeerStream, open_stream, read_frame, write_frame
 from services.sidecar.peers.thread import PeerThread, current_task
 from services.sidecar.peers.ucx import UcxTransport
@@ -115,12 +116,9 @@ class Peer:
         return status
 
     async def _receive(self, stream: PeerStream, get: PeerFrame, target: memoryview, reads: int) -> PullStatus:
-        loop, stall = asyncio.get_running_loop(), self._config.stall_seconds
+        stall = self._config.stall_seconds
         async with asyncio.timeout(stall) as limit:
-
-            def progress() -> None:
-                limit.reschedule(loop.time() + stall)
-
+            progress = make_progress(limit, stall)
             await write_frame(stream, get)
             head = await read_frame(stream)
             if (head.verb, head.request, head.nbytes) != (PeerVerb.HEAD, get.request, get.nbytes):

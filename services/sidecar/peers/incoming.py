@@ -118,6 +118,7 @@ class Mirrors:
         self, desk: Desk, limit: int, start: StartTransfer, send_over: Callable[[str, PeerFrame], None]
     ) -> None:
         self.pulled_bytes = 0
+        self.granted = 0  # mirrors that got memory
         self.failures: Counter[str] = Counter()
         self.nbytes = 0
         self._desk = desk
@@ -241,6 +242,7 @@ class Mirrors:
             return
         mirror.lease = self._desk.ledger.find_readable(frame.block, frame.generation)
         mirror.offset = frame.offset
+        self.granted += 1
         mirror.owner.on_freed = lambda lease: self._on_freed(mirror)
         self._by_lease[frame.block] = mirror
         # Later readers find it here until the invocation ends, or others need the memory.

@@ -24,7 +24,8 @@ from omnibus.tensors.peer_protocol import (
     decode_ucx_address,
 )
 from services.sidecar.peers.links import SMALL_BYTES, LinkPool
-from services.sidecar.peers.stream import PeerStream, Progress, read_frame, read_text, write_frame, write_text
+from services.sidecar.peers.stall import Progress, make_progress
+from services.sidecar.peers.stream import PeerStream, read_frame, read_text, write_frame, write_text
 from services.sidecar.peers.ucx import TAG_BITS, UcxDeclined, UcxFailure, UcxLane, UcxTransport
 
 
@@ -94,7 +95,7 @@ class LanePulls:
         link = await self._pool.acquire(fresh)
         try:
             async with asyncio.timeout(self._stall_seconds) as limit:
-                status = await receive_range(link, get, target, reads, _make_progress(limit, self._stall_seconds))
+                status = await receive_range(link, get, target, reads, make_progress(limit, self._stall_seconds))
         except BaseException:
             try:
                 await close_lane(link.lane)
@@ -202,8 +203,3 @@ async def _watch_stream(stream: PeerStream, work: Coroutine[Any, Any, None]) -> 
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
     return frame.result()
-
-
-def _make_progress(limit: asyncio.Timeout, seconds: float) -> Progress:
-    loop = asyncio.get_running_loop()
-    return lambda: limit.reschedule(loop.time() + seconds)

@@ -13,6 +13,7 @@ from omnibus.tensors.peer_protocol import PeerFrame, PeerGreeting, PeerVerb, Pul
 from services.sidecar.peers.handshake import CONTROL, PeerIdentity, greet_dialler
 from services.sidecar.peers.lanes import answer_offer, close_lane, send_range
 from services.sidecar.peers.outgoing import OutgoingReads
+from services.sidecar.peers.stall import make_progress
 from services.sidecar.peers.stream import (
     ArenaBytes,
     PeerStream,
@@ -185,15 +186,14 @@ class PeerListener:
         stall = self._config.stall_seconds
         granted = await self._thread.ask_main(self._reads.begin_read, owner, get, abort)
         head = PeerFrame(PeerVerb.HEAD, get.request, nbytes=get.nbytes, status=granted.status)
+        lane = lane if get.tag else None
+        more = granted.status == PullStatus.OK and lane is None and get.nbytes > 0
         async with asyncio.timeout(stall) as limit:
-
-            def progress() -> None:
-                limit.reschedule(asyncio.get_running_loop().time() + stall)
-
-            await write_frame(stream, head)
+            progress = make_progress(limit, stall)
+            await write_frame(stream, head, more=more)
             if granted.status != PullStatus.OK:
                 return
-            if lane is not None and get.tag:
+            if lane is not None:
                 source = self._arena.bytes_at(granted.offset, get.nbytes)
                 done = await send_range(lane, stream, source, get.tag, progress)
             else:

@@ -72,6 +72,7 @@ class PeerPlane:
         return {
             "mirrors": len(self.mirrors),
             "mirror_bytes": self.mirrors.nbytes,
+            "mirrors_total": self.mirrors.granted,
             "pulled_bytes_total": self.mirrors.pulled_bytes,
             "sent_bytes_total": self.reads.sent_bytes,
             "pull_failures_total": dict(self.mirrors.failures),

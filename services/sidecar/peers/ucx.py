@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import Any
 
 from omnibus.errors import Fatal
-from services.sidecar.peers.stream import Progress
+from services.sidecar.peers.stall import Progress
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,6 @@ with its handle and so recognises freed memory without asking anybody.
 
 import errno
 import fcntl
-import mmap
 import os
 import re
 from pathlib import Path
@@ -21,6 +20,7 @@ import numpy as np
 from omnibus.errors import ArenaFull, Fatal, ProtocolError, StaleHandle
 from omnibus.tensors.dtypes import numpy_dtype
 from omnibus.tensors.handle import Handle
+from omnibus.tensors.mapping import FileMapping
 from omnibus.tensors.memory import MemoryRange
 
 #: Bytes before the data of each block; data is therefore aligned as blocks are.
@@ -41,10 +41,11 @@ class Arena:
         self.name = path.name
         self.size = size
         self._descriptor = descriptor
-        self._writable = mmap.mmap(descriptor, size)
+        self._writing = FileMapping(descriptor, size, writable=True)
         # Readers get a mapping that the processor itself protects: a stray write cannot reach other readers.
-        self._readable = mmap.mmap(descriptor, size, prot=mmap.PROT_READ)
-        self._words = memoryview(self._writable).cast("Q")
+        self._reading = FileMapping(descriptor, size, writable=False)
+        self._writable, self._readable = self._writing.array.data, self._reading.array
+        self._words = self._writable.cast("Q")
 
     @classmethod
     def create(cls, name: str, size: int, directory: str) -> "Arena":
@@ -76,7 +77,8 @@ class Arena:
     def allocate_pages(self, start: int, end: int) -> None:
         """Give the bytes from ``start`` to ``end`` their pages; those that have some keep what is in them.
 
-        Takes about 0.3 s for a GiB. Raises ``ArenaFull`` when there are none left; then nothing has changed.
+        Huge ones, where the kernel makes them. Takes about 1.5 s for a GiB, 0.3 s for small ones. Raises ``ArenaFull``
+        when there are none left; then nothing has changed.
         """
         try:
             os.posix_fallocate(self._descriptor, start, end - start)
@@ -84,6 +86,7 @@ class Arena:
             if error.errno not in _NO_PAGES:
                 raise
             raise ArenaFull(f"{self.path.parent} has no room for {end - start} more bytes: {error.strerror}") from error
+        self._writing.collapse_pages(start, end)
 
     def write_header(self, offset: int, block: int, generation: int, nbytes: int) -> None:
         """Write the header of the data at ``offset``; the generation last, for it makes the block valid."""
@@ -109,7 +112,7 @@ class Arena:
 
     def bytes_at(self, offset: int, nbytes: int) -> memoryview:
         """``nbytes`` writable bytes at ``offset``."""
-        return memoryview(self._writable)[offset : offset + nbytes]
+        return self._writable[offset : offset + nbytes]
 
     def writable_array(self, handle: Handle) -> np.ndarray:
         """The tensor of ``handle`` for its producer: writable, in place, zero copies."""
@@ -147,20 +150,19 @@ class Arena:
     def mappings(self) -> tuple[MemoryRange, MemoryRange]:
         """Addresses of this process at which the arena is: the writable mapping and that of readers."""
         writable, readable = (
-            MemoryRange(np.frombuffer(each, np.uint8).ctypes.data, self.size, is_writable)
-            for each, is_writable in ((self._writable, True), (self._readable, False))
+            MemoryRange(each.address, self.size, is_writable)
+            for each, is_writable in ((self._writing, True), (self._reading, False))
         )
         return writable, readable
 
     def close(self) -> None:
         """Give up the mapping; the arena may not be used again. Views in use keep their memory until they go.
 
-        Never ``mmap.close``: numpy keeps the mapping alive without exporting its buffer, so that closing
-        would succeed and leave views that point to memory of somebody else.
+        Nothing is unmapped here: arrays that somebody still has would point to memory of somebody else.
         """
         self._words.release()
         os.close(self._descriptor)
-        del self._words, self._writable, self._readable
+        del self._words, self._writable, self._readable, self._writing, self._reading
 
     def unlink(self) -> None:
         """Remove the file, if the name still leads to this very file."""

@@ -12,7 +12,7 @@ from omnibus import graph
 from omnibus.graph import Invocation
 from tests import models_oracle as oracle
 from tests.e2e.questions import Question, ask, image
-from tests.e2e.system import VL, System
+from tests.e2e.system import NODES, VL, System
 
 pytestmark = pytest.mark.e2e
 
@@ -129,7 +129,8 @@ async def test_a_replay_is_answered_from_what_is_kept_and_is_identical(encoders:
         replies = [json.loads(part) async for part in bus.request_stream("omnibus.replay", recorded, 20.0)]
 
     assert replies[-1]["identical"] is True
-    assert (await kept(encoders))["misses"] == before["misses"]
+    if NODES == 1:  # any gateway may answer, and one on another node prefers the encoder of its own
+        assert (await kept(encoders))["misses"] == before["misses"]
 
 
 async def test_records_say_nothing_of_what_was_kept(encoders: System):

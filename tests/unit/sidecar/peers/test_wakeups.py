@@ -6,11 +6,23 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from services.sidecar.peers.stream import WAKE_BYTES, PlainStream
+from services.sidecar.peers.stall import make_progress
+from services.sidecar.peers.stream import TURN_BYTES, WAKE_BYTES, PlainStream
 from tests.unit.sidecar.peers.raw import NoArena
 
 PIECE = 1 << 14
 PIECES = 4 * WAKE_BYTES // PIECE
+LARGE = 8 * TURN_BYTES
+
+
+class FileArena(NoArena):
+    """The memory of a peer that sends a file."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def fileno(self) -> int:
+        return self._descriptor
 
 
 @pytest.fixture
@@ -86,3 +98,53 @@ async def test_a_sender_that_is_gone_is_noticed_whatever_is_missing(
     async with asyncio.timeout(10):
         with pytest.raises(ConnectionResetError):
             await reading
+
+
+async def test_a_turn_of_the_loop_moves_one_slice_so_that_others_have_theirs(tmp_path):
+    """Both directions of one connection in this loop, beside a callback that counts its turns."""
+    loop, turn = asyncio.get_running_loop(), 0
+    target = bytearray(LARGE)
+    with (tmp_path / "arena").open("w+b") as file, socket.create_server(("127.0.0.1", 0)) as listener:
+        file.write(b"x" * LARGE)
+        file.flush()
+        ends = socket.create_connection(listener.getsockname()), listener.accept()[0]
+        for end in ends:
+            end.setblocking(False)
+        sender, reader = PlainStream(ends[0], FileArena(file.fileno())), PlainStream(ends[1], NoArena())
+
+        def count() -> None:
+            nonlocal turn
+            turn += 1
+            loop.call_soon(count)
+
+        count()
+        sent: list[int] = []
+        received: list[int] = []
+        async with asyncio.timeout(30):
+            await asyncio.gather(
+                sender.send_range(0, LARGE, lambda: sent.append(turn)),
+                reader.read_into(memoryview(target), lambda: received.append(turn)),
+            )
+        sender.abort()
+        reader.abort()
+
+    assert target == b"x" * LARGE
+    for turns in (sent, received):
+        assert len(turns) >= LARGE // TURN_BYTES
+        assert len(set(turns)) == len(turns)
+
+
+async def test_a_limit_moves_on_while_bytes_come_but_not_with_each_of_them(monkeypatch):
+    moved: list[float] = []
+    now = asyncio.get_running_loop().time()
+
+    class Limit:
+        reschedule = staticmethod(moved.append)
+
+    progress = make_progress(Limit(), 2.0)
+    for passed in (0.01, 0.1, 0.2, 0.21, 1.9):
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda passed=passed: now + passed)
+        progress()
+    monkeypatch.undo()
+
+    assert [round(when - now, 2) for when in moved] == [2.2, 3.9]
