@@ -25,6 +25,8 @@ MEDIA = HERE / "media"
 REFUSED: set[str] = set()
 #: The recipe (``omnibus_models.tiny.RECIPE``) of the checkpoints that gave the recorded answers.
 RECIPE = 4
+#: Answers whose tokens were drawn by their rank and not by their id, as executors of earlier builds did.
+DRAWN_BY_RANK = frozenset({"v1/omni_speech_sampled", "v1/vl_replayed", "v1/vl_sampled", "v1/vl_sampled_and_stopped"})
 
 
 class Golden(NamedTuple):
@@ -56,6 +58,11 @@ class Golden(NamedTuple):
     @property
     def done(self) -> bool:
         return bool(self.end["status"] == "done")
+
+    @property
+    def drawn_by_rank(self) -> bool:
+        """Whether this build runs it again with another answer, for a seed meant other tokens."""
+        return self.name in DRAWN_BY_RANK
 
     @property
     def media(self) -> set[str]:
