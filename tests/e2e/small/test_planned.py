@@ -54,12 +54,13 @@ class Operator:
             replicas = model.options["L"].replicas if "L" in model.options else thinkers
             return (set(model.options), model.context, replicas) == (set(options), context, thinkers)
 
-        async with asyncio.timeout(WITHIN):
-            while True:
-                plan = await self.store.plan()
-                if plan is not None and reached(plan.models[VL]) and not (await self.store.plan_state()).staged:
-                    return plan
-                await asyncio.sleep(0.05)
+        ends = time.monotonic() + WITHIN
+        while True:
+            plan, state = await self.store.plan(), await self.store.plan_state()
+            if plan is not None and reached(plan.models[VL]) and not state.staged:
+                return plan
+            assert time.monotonic() < ends, f"{state}, and no such plan:\n{self.system.log[-6000:]}"
+            await asyncio.sleep(0.05)
 
     async def said(self, line: str) -> None:
         """Wait until a process has said so."""
