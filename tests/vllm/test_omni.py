@@ -201,3 +201,5 @@ async def test_neither_process_keeps_memory_of_requests_that_are_over(runner: Vl
 async def test_an_unknown_voice_is_refused(runner: VllmRunner, encoders: list[Any]) -> None:
     with pytest.raises(BadRequest, match="Chelsie, Ethan"):
         await run(runner, job(QUESTIONS["text"], encoders, voice="Nobody"))
+
+    assert descriptors() == []

@@ -34,6 +34,10 @@ class VllmRequest:
         layout = reader.layout(prompt, media)
         self.ids: Sequence[int] = layout.ids
         self.positions: Positions | None = None
+        # First what may be refused: memory that an error refers to is freed by the garbage collector alone.
+        self.voice: TalkerInputs | None = (
+            None if voice is None else TalkerInputs(reader, reader.assemble_prefill(prompt, media), voice)
+        )
         self.parcel = SharedBuffer() if media else None
         self.media: list[Medium] = []
         if self.parcel is not None:
@@ -44,9 +48,6 @@ class VllmRequest:
                 in_line = meta["modality"] == "audio" and _is_in_line(places)
                 self.media += _pack_run(self.parcel, rows, meta, run.start, in_line=in_line)
             self.positions = Positions(layout.positions.to(torch.int32), layout.delta)
-        self.voice: TalkerInputs | None = (
-            None if voice is None else TalkerInputs(reader, reader.assemble_prefill(prompt, media), voice)
-        )
 
     def begin_after(self, tokens: Sequence[int]) -> None:
         """Let the engine begin behind ``tokens`` of the answer, which were generated elsewhere: it prefills them."""
@@ -109,12 +110,12 @@ class TalkerInputs(TalkerRows):
     """Talker inputs of one request: the prompt's rows with the first token, a row with each other."""
 
     def __init__(self, reader: Reader, prefill: PrefillInputs, voice: str) -> None:
+        # An unknown voice is the client's fault, and better found before the engine works.
+        reader.talker_prompt(prefill, torch.zeros_like(prefill.inputs), voice)
         super().__init__(reader, prefill.inputs.shape[0], [])
         self.layout = prefill.layout.numpy()
         self._prefill = prefill
         self._voice = voice
-        # An unknown voice is the client's fault, and better found before the engine works.
-        reader.talker_prompt(prefill, torch.zeros_like(prefill.inputs), voice)
 
     def next_sides(self, tokens: Sequence[int]) -> list[np.ndarray]:
         if self._last or not tokens:
