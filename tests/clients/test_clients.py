@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,31 @@ def command(title: str, language: str, directory: Path) -> list[str]:
     return [str(environment / "bin" / "python")]
 
 
+def run_client(
+    command: Sequence[str], system: System, home: Path, seconds: float, directory: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a program that asks ``system`` as clients do, in ``directory``, by default its ``home``.
+
+    Raises ``subprocess.TimeoutExpired``.
+    """
+    return subprocess.run(
+        command,
+        cwd=directory or home,
+        # Nothing of the tests' own Python, and no look at the internet for what a model costs.
+        env={
+            "PATH": os.environ["PATH"],
+            "HOME": str(home),
+            "LITELLM_LOCAL_MODEL_COST_MAP": "true",
+            "OPENAI_BASE_URL": f"{system.url}/v1",
+            "OPENAI_API_KEY": "none",
+        },
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+
+
 def require_installed(environment: Path) -> None:
     """Skip the test where ``environment`` is not installed."""
     if not (environment / ".installed").exists():
@@ -70,17 +96,7 @@ def test_an_example_of_the_page_runs(
     script = tmp_path / f"example.{SUFFIXES[language]}"
     script.write_text(code)
     asyncio.run(system.becomes_ready())
-    # Nothing of the tests' own Python, and no look at the internet for what a model costs.
-    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "LITELLM_LOCAL_MODEL_COST_MAP": "true"}
 
-    ended = subprocess.run(
-        [*program, str(script)],
-        cwd=tmp_path,
-        env={**environment, "OPENAI_BASE_URL": f"{system.url}/v1", "OPENAI_API_KEY": "none"},
-        capture_output=True,
-        text=True,
-        timeout=EXAMPLE_SECONDS,
-        check=False,
-    )
+    ended = run_client([*program, str(script)], system, tmp_path, EXAMPLE_SECONDS)
 
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]

@@ -1,15 +1,13 @@
 """Tests that a client's authors have written for servers run unchanged against a running system."""
 
 import asyncio
-import os
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.clients.test_clients import PYTHON3, require_installed
+from tests.clients.test_clients import PYTHON3, require_installed, run_client
 from tests.e2e.system import System
 
 pytestmark = [pytest.mark.clients, pytest.mark.e2e]
@@ -27,20 +25,9 @@ def test_langchains_standard_tests_pass(system: System, media: Path, tmp_path: P
         shutil.copy(each, tmp_path)
     asyncio.run(system.becomes_ready())
 
-    ended = subprocess.run(
-        [PYTHON3 / "bin" / "python", "-m", "pytest", "-q", "-ra", "-o", "asyncio_mode=auto", STANDARD.name],
-        cwd=tmp_path,
-        env={
-            "PATH": os.environ["PATH"],
-            "HOME": str(tmp_path),
-            "OPENAI_BASE_URL": f"{system.url}/v1",
-            "OPENAI_API_KEY": "none",
-        },
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
+    python = str(PYTHON3 / "bin" / "python")
+    command = [python, "-m", "pytest", "-q", "-ra", "-o", "asyncio_mode=auto", STANDARD.name]
+    ended = run_client(command, system, tmp_path, SECONDS)
 
     assert ended.returncode == 0, ended.stdout[-8000:] + ended.stderr[-2000:]
     counted = re.search(r"(\d+) passed", ended.stdout)

@@ -2,15 +2,13 @@
 
 import asyncio
 import json
-import os
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from omnibus_models.world import audio_oracle, scenes, tone_synth
-from tests.clients.test_clients import PYTHON3, ROOT, VOICE, require_installed
+from tests.clients.test_clients import PYTHON3, ROOT, VOICE, require_installed, run_client
 from tests.e2e.system import System
 from tests.tones import record_tones
 
@@ -53,20 +51,8 @@ def test_a_client_talks_by_sound_is_interrupted_calls_a_tool_and_shows_a_picture
     for name in QUESTIONS:
         write_question(tmp_path, name)
 
-    ended = subprocess.run(
-        [str(environment / "bin" / "python"), "-m", f"tests.clients.voice.{client}", str(tmp_path)],
-        cwd=ROOT,
-        env={
-            "PATH": os.environ["PATH"],
-            "HOME": str(tmp_path),
-            "OPENAI_BASE_URL": f"{system.url}/v1",
-            "OPENAI_API_KEY": "none",
-        },
-        capture_output=True,
-        text=True,
-        timeout=CONVERSATION_SECONDS,
-        check=False,
-    )
+    command = [str(environment / "bin" / "python"), "-m", f"tests.clients.voice.{client}", str(tmp_path)]
+    ended = run_client(command, system, tmp_path, CONVERSATION_SECONDS, ROOT)
 
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
     turns = json.loads((tmp_path / "turns.json").read_text())
