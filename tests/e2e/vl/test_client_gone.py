@@ -15,6 +15,7 @@ from tests.e2e.watch import Watch
 pytestmark = pytest.mark.e2e
 
 LONG = 3000  # tokens; several seconds of work
+TRIES = 12
 QUESTION = ask(image(1), "describe")
 
 
@@ -25,9 +26,11 @@ def body(**more: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("path", ["E>L", "EL"])
 async def test_a_client_that_leaves_a_stream_cancels_it_everywhere(vl: System, path: str):
-    late = [await tokens_after_leaving(vl, path) for _ in range(3)]
+    late: list[int] = []
+    # A step of this model is shorter than a busy machine takes to deliver a message, hence the best of a few.
+    while not late or (min(late) > 1 and len(late) < TRIES):
+        late.append(await tokens_after_leaving(vl, path))
 
-    # A step of this model is shorter than a busy machine takes to deliver a message, hence the best of three.
     assert min(late) <= 1
     assert max(late) < LONG / 10
 
