@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -23,16 +22,15 @@ from services.gateway.openai.realtime.session import SessionConfig, SessionKind,
 from services.gateway.realtime.config import TRANSCRIBES, ModelAbilities, apply_update, default_config
 from services.gateway.realtime.errors import IDLE_TIMEOUT, SESSION_EXPIRED, EventRefused
 from services.gateway.realtime.event_sender import EventSender
-from services.gateway.realtime.response_events import Event
 from services.gateway.realtime.restored import RestoredSession
 from services.gateway.realtime.resume_token import ResumeToken, new_session_id, parse_event_number
 from services.gateway.realtime.session import RealtimeSession
+from services.gateway.realtime.session_limits import EventPace, HeldBytes, rate_limit_events
 from services.gateway.realtime.session_log import SessionLog, claim_log
 from services.gateway.realtime.speech_detectors import DetectorFactory, SpeechDetectors
 from services.gateway.realtime.transcriber import require_hearing
 from services.gateway.realtime.turns import SessionContext
 from services.gateway.tasks.chat import Chat
-from services.gateway.tenancy.body_budget import current_upload
 from services.gateway.tenancy.open_sockets import OpenSockets, response_limit
 from services.gateway.tenancy.rate_limits import RateLimits
 from services.gateway.tenancy.tenant import current_tenant
@@ -46,8 +44,6 @@ RESUME_MODES = ("off", "requested", "always")
 STALLED_SECONDS = 30.0
 #: Codes with which clients close sessions that they are done with.
 _FINAL_CLOSES = (websocket.NORMAL, websocket.GOING_AWAY)
-#: Events that a client may send in a second; more wait.
-MAX_EVENTS_PER_SECOND = 1000
 
 
 class SessionEnd(NamedTuple):
@@ -168,9 +164,9 @@ class Realtime(OpenSockets):
             self.chats,
             opened.abilities,
             int(opened.expires),
-            _HeldBytes().count_bytes,
+            HeldBytes().count_bytes,
             response_limit(limits),
-            _rate_limit_events(limits),
+            rate_limit_events(limits),
             self._find_detector,
             self._settings.realtime_early,
         )
@@ -196,7 +192,7 @@ class Realtime(OpenSockets):
                 await until_cancelled(task)
 
     async def _read_events(self, connection: WebSocketConnection, session: RealtimeSession) -> SessionEnd:
-        idle, pace = self._settings.realtime_idle, _EventPace()
+        idle, pace = self._settings.realtime_idle, EventPace()
         while True:
             try:
                 async with asyncio.timeout(idle):
@@ -261,46 +257,3 @@ async def _send_events(outbox: EventSender) -> SessionEnd:
     except ClientDisconnected:
         pass
     return SessionEnd()
-
-
-class _HeldBytes:
-    """Bytes that a session holds, counted with the bodies of requests."""
-
-    def __init__(self) -> None:
-        self._upload = current_upload()
-        self._held = 0
-
-    def count_bytes(self, more: int) -> None:
-        """Raises ``Overloaded``."""
-        self._upload.count_bytes(self._held, self._held + more)
-        self._held += more
-
-
-class _EventPace:
-    """Lets other clients go on between two events, and makes one wait that sends too many."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._begin = time.monotonic()
-
-    async def wait(self) -> None:
-        """One event was handled."""
-        self._count += 1
-        now = time.monotonic()
-        if now - self._begin >= 1.0:
-            self._count, self._begin = 0, now
-        over = self._count >= MAX_EVENTS_PER_SECOND
-        await asyncio.sleep(max(0.0, self._begin + 1.0 - now) if over else 0)
-
-
-def _rate_limit_events(limits: RateLimits | None) -> Callable[[], list[Event]]:
-    """Limits of the client's key as events have them; none where it has no limit on requests."""
-    key = current_tenant().key
-
-    def describe() -> list[Event]:
-        if limits is None or key is None or not key.rate:
-            return []
-        most, left, seconds = limits.rate_state(key)
-        return [{"name": "requests", "limit": most, "remaining": left, "reset_seconds": seconds}]
-
-    return describe
