@@ -15,7 +15,7 @@ MODEL = "qwen2.5-omni-world"
 DETECTION = {"type": "server_vad", "silence_duration_ms": 100, "prefix_padding_ms": 20}
 #: Bytes of 50 ms at 24 kHz, and how long a microphone takes for them.
 CHUNK, CHUNK_SECONDS = 2400, 0.05
-#: An answer that lasts for seconds, so that there is time to interrupt it.
+#: A question whose answer is interrupted: the engine waits in the middle of it (``tests.clients.engines``).
 LONG = "Say a red square on blue and low high low"
 SEE = "What do you see?"
 TOOL = {
