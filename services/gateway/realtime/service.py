@@ -11,7 +11,7 @@ from uvicorn.protocols.utils import ClientDisconnected
 from omnibus.bus import Bus
 from omnibus.errors import BadRequest, Conflict, Fatal, NotFound, OmnibusError, TooSlow
 from omnibus.metrics import GATEWAY
-from omnibus.recording.sessions import SessionEntries, read_session
+from omnibus.recording.sessions import read_session
 from omnibus.service import until_cancelled
 from omnibus.settings import GatewaySettings
 from services.gateway.apps.chat import AppChats
@@ -104,11 +104,14 @@ class Realtime(OpenSockets):
         ``ProtocolError``.
         """
         known = await read_session(self._bus, token.id)
-        restored, count = _restore_session(token, known), len(known.entries)
+        restored, count = RestoredSession(known.entries[0]), len(known.entries)
+        _check_opens(token, restored)
+        await restored.apply_entries(known.entries)
+        _check_goes_on(restored)
         seen = parse_event_number(token.id, last_event_id, len(restored.events))
         log = await claim_log(self._bus, token.id, known)
-        if len(known.entries) > count:
-            restored = _restore_session(token, known)
+        await restored.apply_entries(known.entries[count:])
+        _check_goes_on(restored)
         config = restored.config
         abilities = self._find_abilities(config.model, config.kind)
         GATEWAY.realtime_resumed.labels(restored.origin.model).inc()
@@ -236,15 +239,17 @@ class Realtime(OpenSockets):
         return SessionEnd(websocket.RESTART, "the gateway is stopping")
 
 
-def _restore_session(token: ResumeToken, known: SessionEntries) -> RestoredSession:
-    """The session of ``token``, if this client may go on with it. Raises ``NotFound`` and ``ProtocolError``."""
-    restored = RestoredSession(known.entries)
+def _check_opens(token: ResumeToken, restored: RestoredSession) -> None:
+    """Raise ``NotFound`` where this client has no part in the session."""
     token.check_opens(restored.origin)
     if not current_tenant().owns(restored.origin.tenant):
         raise NotFound("no session of this token is kept: open another one", param="resume")
+
+
+def _check_goes_on(restored: RestoredSession) -> None:
+    """Raise ``NotFound`` where the session has ended."""
     if restored.over or restored.origin.expires <= time.time():
         raise NotFound(f"the session is over ({restored.over or 'expired'}): open another one", param="resume")
-    return restored
 
 
 async def _send_events(outbox: EventSender) -> SessionEnd:
