@@ -14,24 +14,29 @@ from dataclasses import dataclass, field
 
 from omnibus.process.parent_death import die_with_parent
 
-#: Seconds between two looks.
-LOOK_SECONDS = 0.01
+#: Seconds between two looks, and looks between two searches for threads that have begun.
+LOOK_SECONDS, SEARCH_LOOKS = 0.01, 50
 #: Prints, once it is ended, how late it was (sorted seconds), the times of its looks (monotonic seconds, which all
-#: programs of a machine share), and of each thread the seconds that it had waited, and run, by then; threads that begin
-#: later are left out.
+#: programs of a machine share), and of each thread the seconds that it had waited, and run, by then.
 _PROGRAM = f"""
 import json, os, signal, sys, time
-threads = {{}}
-for name, pid in json.loads(sys.argv[1]).items():
-    for thread in os.listdir(f"/proc/{{pid}}/task"):
-        threads[f"{{name}}/{{thread}}"] = f"/proc/{{pid}}/task/{{thread}}/schedstat"
-late, looks, over = [], [], []
-waited, ran = {{name: [] for name in threads}}, {{name: [] for name in threads}}
+threads, pids = {{}}, json.loads(sys.argv[1])
+late, looks, waited, ran, over = [], [], {{}}, {{}}, []
+def find_threads():
+    for name, pid in pids.items():
+        for thread in os.listdir(f"/proc/{{pid}}/task") if os.path.isdir(f"/proc/{{pid}}/task") else ():
+            key = f"{{name}}/{{thread}}"
+            if key not in threads:
+                threads[key] = f"/proc/{{pid}}/task/{{thread}}/schedstat"
+                waited[key], ran[key] = [0.0] * len(looks), [0.0] * len(looks)
+find_threads()
 signal.signal(signal.SIGTERM, lambda *_: over.append(1))
 while not over:
     due = time.monotonic() + {LOOK_SECONDS}
     time.sleep({LOOK_SECONDS})
     late.append(time.monotonic() - due)
+    if not len(looks) % {SEARCH_LOOKS}:
+        find_threads()
     looks.append(time.monotonic())
     for name, path in threads.items():
         try:
