@@ -173,6 +173,8 @@ def test_a_conversation_breaks_no_rule_of_axe(speaker: Browser, system: System, 
     panel = page.get_by_role("region", name="Conversation by voice")
     expect(panel.get_by_role("article", name=f"{MODEL} said").locator(".text").first).not_to_be_empty()
     panel.locator("summary", has_text="Events").click()
+    # As in a long conversation: there is more than is shown, which keys have to reach.
+    panel.locator(".happened").evaluate("each => { each.style.maxHeight = '1rem'; }")
 
     found = Axe().run(page)
 
