@@ -1,7 +1,8 @@
 """Times at which other programs had the processors.
 
-A program that does nothing else looks at what the kernel counts of each thread that is watched: how long it was ready to
-run and had no processor (``/proc/PID/task/TID/schedstat``). How late that program is woken itself is noted as well.
+A program that does nothing else looks at what the kernel counts of each thread that is watched: how long it ran, and how
+long it was ready to run and had no processor (``/proc/PID/task/TID/schedstat``). How late that program is woken itself is
+noted as well.
 """
 
 import asyncio
@@ -9,42 +10,51 @@ import json
 import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from omnibus.process.parent_death import die_with_parent
 
-#: Seconds between two looks.
-LOOK_SECONDS = 0.01
+#: Seconds between two looks, and looks between two searches for threads that have begun.
+LOOK_SECONDS, SEARCH_LOOKS = 0.01, 50
 #: Prints, once it is ended, how late it was (sorted seconds), the times of its looks (monotonic seconds, which all
-#: programs of a machine share), and of each thread the seconds that it had waited by then; threads that begin later are
-#: left out.
+#: programs of a machine share), and of each thread the seconds that it had waited, and run, by then.
 _PROGRAM = f"""
 import json, os, signal, sys, time
-threads = {{}}
-for name, pid in json.loads(sys.argv[1]).items():
-    for thread in os.listdir(f"/proc/{{pid}}/task"):
-        threads[f"{{name}}/{{thread}}"] = f"/proc/{{pid}}/task/{{thread}}/schedstat"
-late, looks, waited, over = [], [], {{name: [] for name in threads}}, []
+threads, pids = {{}}, json.loads(sys.argv[1])
+late, looks, waited, ran, over = [], [], {{}}, {{}}, []
+def find_threads():
+    for name, pid in pids.items():
+        for thread in os.listdir(f"/proc/{{pid}}/task") if os.path.isdir(f"/proc/{{pid}}/task") else ():
+            key = f"{{name}}/{{thread}}"
+            if key not in threads:
+                threads[key] = f"/proc/{{pid}}/task/{{thread}}/schedstat"
+                waited[key], ran[key] = [0.0] * len(looks), [0.0] * len(looks)
+find_threads()
 signal.signal(signal.SIGTERM, lambda *_: over.append(1))
 while not over:
     due = time.monotonic() + {LOOK_SECONDS}
     time.sleep({LOOK_SECONDS})
     late.append(time.monotonic() - due)
+    if not len(looks) % {SEARCH_LOOKS}:
+        find_threads()
     looks.append(time.monotonic())
     for name, path in threads.items():
         try:
             with open(path) as file:
-                waited[name].append(int(file.read().split()[1]) / 1e9)
+                for counted, text in zip((ran, waited), file.read().split()):
+                    counted[name].append(int(text) / 1e9)
         except OSError:
-            waited[name].append(waited[name][-1] if waited[name] else 0.0)
+            for counted in (ran, waited):
+                counted[name].append(counted[name][-1] if counted[name] else 0.0)
 late.sort()
-print(json.dumps([late[int(len(late) * 0.99)], late[-1], looks, waited]))
+print(json.dumps([late[int(len(late) * 0.99)], late[-1], looks, waited, ran]))
 """
 
 
 @dataclass(frozen=True)
 class MachineWaits:
-    """``waited`` are the seconds by which each thread (``name/number``) had waited for a processor at each of ``looks``.
+    """``waited`` are the seconds by which each thread (``name/number``) had waited for a processor at each of ``looks``,
+    ``ran`` those by which it had run.
 
     ``late_p99`` and ``late_most`` are how late the program that looked was woken.
     """
@@ -53,6 +63,7 @@ class MachineWaits:
     waited: Mapping[str, list[float]]
     late_p99: float = 0.0
     late_most: float = 0.0
+    ran: Mapping[str, list[float]] = field(default_factory=dict)
 
     @property
     def late_milliseconds(self) -> list[int]:
@@ -61,15 +72,18 @@ class MachineWaits:
     def seconds_between(self, names: Iterable[str], begin: float, end: float) -> float:
         """Seconds between two moments for which processes ``names`` had no processor, one after the other: of the
         threads of a process the one that waited longest."""
+        return sum(self._most(self.waited, name, begin, end) for name in names)
+
+    def ran_between(self, name: str, begin: float, end: float) -> float:
+        """Seconds between two moments for which process ``name`` ran: the thread of it that ran longest."""
+        return self._most(self.ran, name, begin, end)
+
+    def _most(self, counted: Mapping[str, list[float]], name: str, begin: float, end: float) -> float:
+        """What of ``counted`` the thread of ``name`` that has most gained between the looks around two moments."""
         first = max(0, bisect_right(self.looks, begin) - 1)
         last = min(bisect_right(self.looks, end), len(self.looks) - 1)
-        return sum(
-            max(
-                (waited[last] - waited[first] for key, waited in self.waited.items() if key.startswith(f"{name}/")),
-                default=0.0,
-            )
-            for name in names
-        )
+        gains = (each[last] - each[first] for key, each in counted.items() if key.startswith(f"{name}/"))
+        return max(gains, default=0.0)
 
 
 class MachineWatch:
@@ -88,5 +102,5 @@ class MachineWatch:
     async def stop(self) -> MachineWaits:
         """End it, and read what it has noted."""
         self._process.terminate()
-        p99, most, looks, waited = json.loads((await self._process.communicate())[0])
-        return MachineWaits(looks, waited, p99, most)
+        p99, most, looks, waited, ran = json.loads((await self._process.communicate())[0])
+        return MachineWaits(looks, waited, p99, most, ran)

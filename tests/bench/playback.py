@@ -5,6 +5,7 @@ both places by the same rule, so that the pauses there would have been at the bu
 has beyond them came between: gateway, bus and connection, or a machine whose processors had other work.
 """
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -100,6 +101,17 @@ class PlayedAnswer:
         """Seconds by which the client had some of it later than the bus, at most."""
         return max((each.end - each.begin for each in self.deliveries()), default=0.0)
 
+    def explain(self, machine: MachineWaits) -> str:
+        """What those on its way did while the piece that came latest was on it, in milliseconds."""
+        slowest = max(self.deliveries(), key=lambda each: each.end - each.begin)
+        did = [
+            f"{name} ran {1000 * machine.ran_between(name, *slowest):.0f}, "
+            f"waited {1000 * machine.seconds_between([name], *slowest):.0f}"
+            for name in self.way
+        ]
+        took = 1000 * (slowest.end - slowest.begin)
+        return f"{1000 * self.added_seconds:.0f} ms more than at the bus; a piece took {took:.0f}: {'; '.join(did)}"
+
     def waited_for_processors(self, machine: MachineWaits) -> bool:
         """Return whether the processes on its way had no processor for as long as its client's own pauses, while a piece
         was on its way."""
@@ -125,10 +137,14 @@ def match_answers(
 
 
 def attribute_underruns(matched: Sequence[tuple[Player, PlayedAnswer | None]], machine: MachineWaits) -> dict[str, Any]:
-    """What the pauses of answers are due to, and how late clients had what engines had made."""
+    """What the pauses of answers are due to, and how late clients had what engines had made. Prints what those on the way
+    did while a pause of the system came to be."""
     answers = [answer for _, answer in matched if answer is not None]
     added = [each for each in answers if each.added_seconds > SAME_SECONDS]
     waited = [each for each in added if each.waited_for_processors(machine)]
+    for each in added:
+        if each not in waited:
+            print(each.explain(machine), file=sys.stderr)
     late = [each.lateness for each in answers]
     return {
         "answers_matched": len(answers),

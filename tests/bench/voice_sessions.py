@@ -13,7 +13,7 @@ see ``tests.bench.playback``.
     of_engines        answers with underruns that there would have been at the bus: engines computed, waited for each
                       other, or for a core
     of_the_system     answers with longer pauses than there would have been at the bus: gateway, bus and connection took
-                      too long with what was there in time
+                      too long with what was there in time. What each of them did meanwhile is printed
     of_processors     the same where those on its way, the gateway, NATS and this client, were ready to run for as long and
                       had no processor: others had them, engines among them
     delivery_ms       how much later a client had what the engines had made, at most in an answer
@@ -38,6 +38,7 @@ from typing import Any
 import psutil
 from websockets.asyncio.client import ClientConnection
 
+from omnibus.process.garbage import tune_garbage_collector
 from omnibus_models import tiny
 from tests.bench import bus_tap
 from tests.bench.continued import percentile
@@ -199,6 +200,7 @@ def main() -> None:
             declared = declaration("qwen2_5_omni", tiny.build("qwen2_5_omni", directory / "model"))
         flags = ("--gateways", str(given.gateways))
         with running(directory, {MODEL: declared}, *flags, **settings) as system:
+            tune_garbage_collector()  # a model that was built left much to walk through
             for sessions in given.sessions:
                 figures = asyncio.run(measure(system, sessions, given.turns, given.buffer / 1000))
                 print(json.dumps(figures, indent=1), flush=True)

@@ -10,6 +10,8 @@ from omnibus_models import tiny, world
 from tests.e2e.system import System, declaration, running
 
 OMNI, PAINTER, EMBEDDER, SCRIPTED = "qwen2.5-omni-world", "qwen-image-world", "my-vectors", "assistant"
+#: Answers that are interrupted must not be over before, however fast the machine is.
+ENGINE = {"engine": "tests.clients.engines:waiting"}
 #: What the model says that decides by a script.
 ANSWERS = Path(__file__).parent / "answers.json"
 
@@ -18,9 +20,9 @@ ANSWERS = Path(__file__).parent / "answers.json"
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     vectors = tiny.build("qwen2", tmp_path_factory.mktemp("checkpoints") / "qwen2")
     models = {
-        OMNI: _together(declaration("qwen2_5_omni", world.checkpoint_directory("qwen2_5_omni")), "M"),
+        OMNI: _together(declaration("qwen2_5_omni", world.checkpoint_directory("qwen2_5_omni")), "M", ENGINE),
         PAINTER: {
-            **_together(declaration("qwen_image", world.checkpoint_directory("qwen_image")), "TDV"),
+            **_together(declaration("qwen_image", world.checkpoint_directory("qwen_image")), "TDV", {}),
             "image_defaults": catalog.WORLD_IMAGE_DEFAULTS[PAINTER],
         },
         EMBEDDER: catalog.embedding_declaration("qwen2", str(vectors)),
@@ -45,5 +47,6 @@ def media(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def _together(declared: dict, option: str) -> dict:
-    return {**declared, "options": {option: declared["options"][option]}, "paths": [{"options": [option]}]}
+def _together(declared: dict, option: str, more: dict) -> dict:
+    """``declared`` with one ``option`` alone, which has ``more``."""
+    return {**declared, "options": {option: {**declared["options"][option], **more}}, "paths": [{"options": [option]}]}

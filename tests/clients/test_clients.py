@@ -82,7 +82,7 @@ def run_client(
 def require_installed(environment: Path) -> None:
     """Skip the test where ``environment`` is not installed."""
     if not (environment / ".installed").exists():
-        pytest.skip("clients of Python are not installed: make install-clients")
+        pytest.skip(f"{environment.name}, which has this client, is not installed: make install-clients")
 
 
 @pytest.mark.timeout(600)

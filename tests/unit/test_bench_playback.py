@@ -1,5 +1,7 @@
 """Pauses of answers that are played while they are made belong to engines, to the system or to the machine."""
 
+import pytest
+
 from tests.bench.bus_tap import SentAudio
 from tests.bench.machine_watch import MachineWaits
 from tests.bench.playback import SAMPLES_PER_SECOND, Player, attribute_underruns, match_answers
@@ -52,6 +54,17 @@ def test_a_pause_for_which_those_on_the_way_had_no_processor_is_not_the_systems(
     assert blame(heard, sent, MachineWaits(LOOKS, {"client/1": late, "gateway 0/2": late})) == (0, 0, 1)
     assert blame(heard, sent, MachineWaits(LOOKS, {"client/1": soon, "gateway 0/2": [0.0] * 100})) == (0, 1, 0)
     assert blame(heard, sent, MachineWaits(LOOKS, {"gateway 1/3": [4 * each for each in late]})) == (0, 1, 0)
+
+
+def test_what_those_on_the_way_did_is_printed_where_a_pause_is_the_systems(capsys: pytest.CaptureFixture[str]) -> None:
+    ran = {"gateway 0/1": [min(0.25, max(0.0, at - 1.05)) for at in LOOKS], "gateway 0/2": [0.0] * 100}
+    machine = MachineWaits(LOOKS, {"client/1": [min(0.03, max(0.0, at - 1.1)) for at in LOOKS]}, ran=ran)
+
+    assert blame(hear(1.01, 1.31, 1.36), send(1.0, 1.05, 1.1), machine) == (0, 1, 0)
+    assert blame(hear(1.01, 1.06, 1.11), send(1.0, 1.05, 1.1), machine) == (0, 0, 0)
+
+    wanted = "200 ms more than at the bus; a piece took 260: client ran 0, waited 30; gateway 0 ran 250, waited 0\n"
+    assert capsys.readouterr().err == wanted
 
 
 def test_what_was_made_before_a_turn_ended_is_there_from_then_on() -> None:

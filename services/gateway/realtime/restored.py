@@ -1,6 +1,7 @@
 """A session as its log tells it, for the gateway that goes on with it."""
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,6 +17,8 @@ from services.gateway.realtime.logged_items import from_logged
 _decode_config = msgspec.json.Decoder(SessionConfig).decode
 _decode_event = msgspec.json.Decoder(dict[str, Any]).decode
 _TRANSCRIPTION = "conversation.item.input_audio_transcription."
+#: Bytes of events that are read in one turn of the event loop: less than a millisecond.
+MAX_BYTES_AT_ONCE = 256 << 10
 
 
 @dataclass
@@ -31,28 +34,48 @@ class RestoredTurn:
 
 
 class RestoredSession:
-    """A session of which ``entries`` are known. Raises ``ProtocolError`` for what cannot be read."""
+    """A session whose log begins with ``first``; ``apply_entries`` reads that and what comes behind it.
 
-    def __init__(self, entries: list[SessionEntry]) -> None:
-        if not entries or entries[0].origin is None:
+    Raises ``ProtocolError`` where that is not a beginning.
+    """
+
+    def __init__(self, first: SessionEntry) -> None:
+        if first.origin is None:
             raise ProtocolError("the log of a session has lost its beginning: it is kept no longer")
-        self.origin: SessionOrigin = entries[0].origin
+        self.origin: SessionOrigin = first.origin
         self.conversation = Conversation(self.origin.conversation)
         self.config = SessionConfig(model=self.origin.model)
-        self.input: InputChange | None = None
         self.turns: dict[str, RestoredTurn] = {}
         self.transcripts: dict[str, str] = {}  # of items that are being transcribed, as far as they have come
         self.events: list[bytes] = []  # that the client was sent
         self.has_spoken = False
         self.waits_for_turn = False
         self.over = ""
+        self._input: InputChange | None = None  # the last one, without the audio that is held
+        self._held = bytearray()
+
+    @property
+    def input(self) -> InputChange | None:
+        """All audio that was appended, as one change; None where there was none."""
+        return msgspec.structs.replace(self._input, data=bytes(self._held)) if self._input is not None else None
+
+    async def apply_entries(self, entries: Sequence[SessionEntry]) -> None:
+        """Take the next ``entries``; a long history lets other sessions go on meanwhile.
+
+        Raises ``ProtocolError`` for what cannot be read.
+        """
+        nbytes = 0
         try:
             for entry in entries:
-                self._apply(entry)
+                nbytes += self._apply(entry)
+                if nbytes >= MAX_BYTES_AT_ONCE:
+                    nbytes = 0
+                    await asyncio.sleep(0)
         except (msgspec.MsgspecError, LookupError, ValueError) as error:
             raise ProtocolError(f"the log of a session cannot be read: {error!r}") from error
 
-    def _apply(self, entry: SessionEntry) -> None:
+    def _apply(self, entry: SessionEntry) -> int:
+        """Take one; returns the bytes of its events."""
         if bytes(entry.config):
             self.config = _decode_config(entry.config)
         if entry.input is not None:
@@ -70,13 +93,17 @@ class RestoredSession:
             turn.codes += entry.codes.get(id, ())
         self.waits_for_turn = entry.waits if entry.waits is not None else self.waits_for_turn
         self.over = entry.over or self.over
-        for body in entry.events:
-            self.events.append(bytes(body))
+        bodies = [bytes(body) for body in entry.events]
+        self.events += bodies
+        for body in bodies:
             self._apply_event(_decode_event(body))
+        return sum(map(len, bodies))
 
     def _apply_input(self, change: InputChange) -> None:
-        held = self.input.data if self.input is not None and not change.resets else b""
-        self.input = msgspec.structs.replace(change, data=held + change.data, resets=True)
+        if change.resets:
+            self._held.clear()
+        self._held += change.data
+        self._input = msgspec.structs.replace(change, data=b"", resets=True)
 
     def _begin_turn(self, begun: BegunTurn) -> None:
         config = _decode_config(begun.config)

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -12,7 +11,7 @@ from uvicorn.protocols.utils import ClientDisconnected
 from omnibus.bus import Bus
 from omnibus.errors import BadRequest, Conflict, Fatal, NotFound, OmnibusError, TooSlow
 from omnibus.metrics import GATEWAY
-from omnibus.recording.sessions import SessionEntries, read_session
+from omnibus.recording.sessions import read_session
 from omnibus.service import until_cancelled
 from omnibus.settings import GatewaySettings
 from services.gateway.apps.chat import AppChats
@@ -23,16 +22,15 @@ from services.gateway.openai.realtime.session import SessionConfig, SessionKind,
 from services.gateway.realtime.config import TRANSCRIBES, ModelAbilities, apply_update, default_config
 from services.gateway.realtime.errors import IDLE_TIMEOUT, SESSION_EXPIRED, EventRefused
 from services.gateway.realtime.event_sender import EventSender
-from services.gateway.realtime.response_events import Event
 from services.gateway.realtime.restored import RestoredSession
 from services.gateway.realtime.resume_token import ResumeToken, new_session_id, parse_event_number
 from services.gateway.realtime.session import RealtimeSession
+from services.gateway.realtime.session_limits import EventPace, HeldBytes, rate_limit_events
 from services.gateway.realtime.session_log import SessionLog, claim_log
 from services.gateway.realtime.speech_detectors import DetectorFactory, SpeechDetectors
 from services.gateway.realtime.transcriber import require_hearing
 from services.gateway.realtime.turns import SessionContext
 from services.gateway.tasks.chat import Chat
-from services.gateway.tenancy.body_budget import current_upload
 from services.gateway.tenancy.open_sockets import OpenSockets, response_limit
 from services.gateway.tenancy.rate_limits import RateLimits
 from services.gateway.tenancy.tenant import current_tenant
@@ -46,8 +44,6 @@ RESUME_MODES = ("off", "requested", "always")
 STALLED_SECONDS = 30.0
 #: Codes with which clients close sessions that they are done with.
 _FINAL_CLOSES = (websocket.NORMAL, websocket.GOING_AWAY)
-#: Events that a client may send in a second; more wait.
-MAX_EVENTS_PER_SECOND = 1000
 
 
 class SessionEnd(NamedTuple):
@@ -108,11 +104,14 @@ class Realtime(OpenSockets):
         ``ProtocolError``.
         """
         known = await read_session(self._bus, token.id)
-        restored, count = _restore_session(token, known), len(known.entries)
+        restored, count = RestoredSession(known.entries[0]), len(known.entries)
+        _check_opens(token, restored)
+        await restored.apply_entries(known.entries)
+        _check_goes_on(restored)
         seen = parse_event_number(token.id, last_event_id, len(restored.events))
         log = await claim_log(self._bus, token.id, known)
-        if len(known.entries) > count:
-            restored = _restore_session(token, known)
+        await restored.apply_entries(known.entries[count:])
+        _check_goes_on(restored)
         config = restored.config
         abilities = self._find_abilities(config.model, config.kind)
         GATEWAY.realtime_resumed.labels(restored.origin.model).inc()
@@ -168,9 +167,9 @@ class Realtime(OpenSockets):
             self.chats,
             opened.abilities,
             int(opened.expires),
-            _HeldBytes().count_bytes,
+            HeldBytes().count_bytes,
             response_limit(limits),
-            _rate_limit_events(limits),
+            rate_limit_events(limits),
             self._find_detector,
             self._settings.realtime_early,
         )
@@ -196,7 +195,7 @@ class Realtime(OpenSockets):
                 await until_cancelled(task)
 
     async def _read_events(self, connection: WebSocketConnection, session: RealtimeSession) -> SessionEnd:
-        idle, pace = self._settings.realtime_idle, _EventPace()
+        idle, pace = self._settings.realtime_idle, EventPace()
         while True:
             try:
                 async with asyncio.timeout(idle):
@@ -240,15 +239,17 @@ class Realtime(OpenSockets):
         return SessionEnd(websocket.RESTART, "the gateway is stopping")
 
 
-def _restore_session(token: ResumeToken, known: SessionEntries) -> RestoredSession:
-    """The session of ``token``, if this client may go on with it. Raises ``NotFound`` and ``ProtocolError``."""
-    restored = RestoredSession(known.entries)
+def _check_opens(token: ResumeToken, restored: RestoredSession) -> None:
+    """Raise ``NotFound`` where this client has no part in the session."""
     token.check_opens(restored.origin)
     if not current_tenant().owns(restored.origin.tenant):
         raise NotFound("no session of this token is kept: open another one", param="resume")
+
+
+def _check_goes_on(restored: RestoredSession) -> None:
+    """Raise ``NotFound`` where the session has ended."""
     if restored.over or restored.origin.expires <= time.time():
         raise NotFound(f"the session is over ({restored.over or 'expired'}): open another one", param="resume")
-    return restored
 
 
 async def _send_events(outbox: EventSender) -> SessionEnd:
@@ -261,46 +262,3 @@ async def _send_events(outbox: EventSender) -> SessionEnd:
     except ClientDisconnected:
         pass
     return SessionEnd()
-
-
-class _HeldBytes:
-    """Bytes that a session holds, counted with the bodies of requests."""
-
-    def __init__(self) -> None:
-        self._upload = current_upload()
-        self._held = 0
-
-    def count_bytes(self, more: int) -> None:
-        """Raises ``Overloaded``."""
-        self._upload.count_bytes(self._held, self._held + more)
-        self._held += more
-
-
-class _EventPace:
-    """Lets other clients go on between two events, and makes one wait that sends too many."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._begin = time.monotonic()
-
-    async def wait(self) -> None:
-        """One event was handled."""
-        self._count += 1
-        now = time.monotonic()
-        if now - self._begin >= 1.0:
-            self._count, self._begin = 0, now
-        over = self._count >= MAX_EVENTS_PER_SECOND
-        await asyncio.sleep(max(0.0, self._begin + 1.0 - now) if over else 0)
-
-
-def _rate_limit_events(limits: RateLimits | None) -> Callable[[], list[Event]]:
-    """Limits of the client's key as events have them; none where it has no limit on requests."""
-    key = current_tenant().key
-
-    def describe() -> list[Event]:
-        if limits is None or key is None or not key.rate:
-            return []
-        most, left, seconds = limits.rate_state(key)
-        return [{"name": "requests", "limit": most, "remaining": left, "reset_seconds": seconds}]
-
-    return describe

@@ -12,7 +12,7 @@ from omnibus.bus.coalescer import Outbox
 from omnibus.bus.messages import Hop
 from omnibus.bus.pull_log import REQUEST_INPUT, PullLog
 from omnibus.errors import OmnibusError, ProtocolError
-from omnibus.executor.connections import find_connections
+from omnibus.executor.connections import OutputConnection, find_connections
 from omnibus.executor.inputs import Channel, ChannelChunk
 from omnibus.executor.job_clock import JobClock
 from omnibus.executor.outputs import NodeOutput, OutputSource, Record, RowBlockWriter, Sibling
@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds that memory outlives the deadline of its invocation, so that the last reader is not cut off.
 DEADLINE_GRACE_SECONDS = 5.0
+#: Retained outputs that nodes read and whose chunks leave at once nevertheless: what a talker begins behind.
+_URGENT_OUTPUTS = frozenset({"codes"})
 
 
 class LiveJob:
@@ -81,7 +83,7 @@ class LiveJob:
                 found.output,
                 [siblings[node] for node in found.local],
                 found.readers,
-                (self._record if found.consumed else self._send_checkpoint) if found.retained else None,
+                self._choose_record(found) if found.retained else None,
                 # A checkpoint is begun from by its handle.
                 self._inline if found.consumed or found.requested else 0,
             )
@@ -89,8 +91,12 @@ class LiveJob:
             if self.next_edge is None and found.readers.edges:
                 self.next_edge = found.readers.edges[0]
 
-    def _send_checkpoint(self, invocation: Invocation, chunk: bytes) -> None:
-        """Send a checkpoint at once: there are few, and what comes after the last one that arrived is lost."""
+    def _choose_record(self, found: OutputConnection) -> Record | None:
+        """Return what takes the chunks of a retained output: checkpoints and codes do not wait for others."""
+        return self._record if found.consumed and found.output not in _URGENT_OUTPUTS else self._send_retained
+
+    def _send_retained(self, invocation: Invocation, chunk: bytes) -> None:
+        """Send ``chunk`` at once: there are few, and what comes after the last one that arrived is made again."""
         self._source.outbox.send(invocation.reply, chunk, lazy=True)
 
     # What the runner reads

@@ -15,7 +15,10 @@ MODEL = "qwen2.5-omni-world"
 DETECTION = {"type": "server_vad", "silence_duration_ms": 100, "prefix_padding_ms": 20}
 #: Bytes of 50 ms at 24 kHz, and how long a microphone takes for them.
 CHUNK, CHUNK_SECONDS = 2400, 0.05
-#: An answer that lasts for seconds, so that there is time to interrupt it.
+#: Chunks of a question that interrupt an answer: the gateway finds speech in the eighth, and its end in the fourteenth. What
+#: is behind them waits until the conversation is emptied, or a gateway that is late would answer all of it.
+INTERRUPTING_CHUNKS = 10
+#: A question whose answer is interrupted: the engine waits in the middle of it (``tests.clients.engines``).
 LONG = "Say a red square on blue and low high low"
 SEE = "What do you see?"
 TOOL = {
@@ -67,9 +70,13 @@ class Notebook:
         (self.directory / "turns.json").write_text(json.dumps(told))
 
 
-async def speak(append: Callable[[bytes], Awaitable[Any]], sound: bytes) -> None:
-    """Give ``sound`` to ``append`` as fast as a microphone does."""
-    for at in range(0, len(sound), CHUNK):
+async def speak(
+    append: Callable[[bytes], Awaitable[Any]], sound: bytes, continues: asyncio.Event | None = None
+) -> None:
+    """Give ``sound`` to ``append`` as fast as a microphone does; one that interrupts ``continues`` when that is set."""
+    for number, at in enumerate(range(0, len(sound), CHUNK)):
+        if number == INTERRUPTING_CHUNKS and continues is not None:
+            await continues.wait()
         await append(sound[at : at + CHUNK])
         await asyncio.sleep(CHUNK_SECONDS)
 
@@ -99,8 +106,8 @@ class Talk(abc.ABC):
     async def note_cancelled(self, item: str) -> None:  # noqa: B027 - not all have to
         """Say how much was heard of an answer that was interrupted, where the client does not do so by itself."""
 
-    async def say(self, name: str) -> None:
-        await speak(self.append, self.notebook.question(name))
+    async def say(self, name: str, continues: asyncio.Event | None = None) -> None:
+        await speak(self.append, self.notebook.question(name), continues)
 
     async def empty(self) -> None:
         for item in self.items:
@@ -110,7 +117,7 @@ class Talk(abc.ABC):
     async def take(self, name: str, interrupts: str = "") -> Turn:
         """Read a response as turn ``name``; speak the question ``interrupts`` once it is heard."""
         turn = self.notebook.turns[name] = Turn()
-        speaking, said = None, ""
+        speaking, said, continues = None, "", asyncio.Event()
         async with asyncio.timeout(PATIENCE):
             while not turn.status or (turn.status == "cancelled" and turn.truncated_ms is None):
                 event = await self.next_event()
@@ -118,11 +125,12 @@ class Talk(abc.ABC):
                 if event["type"] == "response.output_audio.delta" and not said:
                     said = event["item_id"]
                     await self.note_heard(event)
-                    speaking = asyncio.create_task(self.say(interrupts)) if interrupts else None
+                    speaking = asyncio.create_task(self.say(interrupts, continues)) if interrupts else None
                 elif event["type"] == "response.done" and turn.status == "cancelled":
                     await self.note_cancelled(said)
         if speaking:
-            await self.empty()  # before the question behind it is answered
+            await self.empty()
+            continues.set()
             await speaking
         return turn
 

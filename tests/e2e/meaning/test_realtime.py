@@ -98,8 +98,8 @@ async def test_a_conversation_by_voice_with_an_interruption_a_picture_and_a_tool
         assert (said, audio_oracle.recognize_words(sound)) == (scene.caption, scene.caption.split())
 
         asked = await ask(socket, {"type": "input_text", "text": f"Say {scene.caption}"})
-        await socket.response.create(response={"input": [{"type": "item_reference", "id": asked}]})
-        await socket.response.cancel()
+        made = socket.response.create(response={"input": [{"type": "item_reference", "id": asked}]})
+        await asyncio.gather(made, socket.response.cancel())  # at once, or it may be over before
         assert (await next_event(socket, "response.done")).response.status == "cancelled"
         await socket.conversation.item.truncate(item_id=shown.output[0].id, content_index=0, audio_end_ms=10)
         await next_event(socket, "conversation.item.truncated")

@@ -15,8 +15,9 @@ from websockets.exceptions import InvalidHandshake, WebSocketException
 
 from tests.e2e.small.streams import MODEL
 
-#: Seconds between two tries to connect.
-RETRY_SECONDS = 0.02
+#: Seconds between two tries to connect where every gateway has refused one, and for which one that did is not tried
+#: again while another one is left.
+RETRY_SECONDS, AVOID_SECONDS = 0.02, 0.5
 #: Seconds that a session may take.
 PATIENCE = 120.0
 #: Steps of a gap.
@@ -61,6 +62,7 @@ class Conversation:
     _ids: set[str] = field(default_factory=set)
     _answered: set[str] = field(default_factory=set)
     _sent: set[str] = field(default_factory=set)  # on this connection
+    _avoided: dict[int, float] = field(default_factory=dict)  # gateways, until when (monotonic seconds)
 
     async def hold(self, first: int) -> None:
         """Have it, beginning at gateway ``first``."""
@@ -80,9 +82,18 @@ class Conversation:
                     self._note_step(f"gateway {gateway}: {type(error).__name__}{what}")
                     if refused is not None and refused.status_code < 500:
                         raise AssertionError(refused.body) from error
-                    # At random, as behind a load balancer: who takes the next one each time may follow who kills them so.
-                    gateway = (gateway + random.randrange(1, max(2, len(self.urls)))) % len(self.urls)
-                    await asyncio.sleep(RETRY_SECONDS)
+                    gateway = await self._next_gateway(gateway)
+
+    async def _next_gateway(self, left: int) -> int:
+        """The gateway that is tried behind the one that has ``left``: at random among those that did not refuse just
+        now, as behind a load balancer. Who takes the next one each time may follow who kills them so."""
+        now = time.monotonic()
+        self._avoided[left] = now + AVOID_SECONDS
+        others = [each for each in range(len(self.urls)) if each != left] or [left]
+        known = [each for each in others if self._avoided.get(each, 0.0) <= now]
+        if not known:
+            await asyncio.sleep(RETRY_SECONDS)
+        return random.choice(known or others)
 
     def _url(self, gateway: int) -> str:
         base = self.urls[gateway].replace("http", "ws", 1) + "/v1/realtime"

@@ -16,7 +16,7 @@ SPEAKER_RATE = 24_000
 #: Zeros in a row that are silence of the speaker and not of a voice.
 _SILENCE = 128
 
-#: Copies all that reaches the speaker of a page to ``window.played``.
+#: Copies all that reaches the speaker of a page to ``window.played``, once ``window.tapped`` has been fulfilled.
 _TAP = """
 const connect = AudioNode.prototype.connect;
 const worklet = `registerProcessor("tap", class extends AudioWorkletProcessor {
@@ -29,7 +29,7 @@ window.played = [];
 AudioNode.prototype.connect = function (to, ...rest) {
     if (this instanceof AudioWorkletNode && to === this.context.destination) {
         const url = URL.createObjectURL(new Blob([worklet], { type: "text/javascript" }));
-        void this.context.audioWorklet.addModule(url).then(() => {
+        window.tapped = this.context.audioWorklet.addModule(url).then(() => {
             const tap = new AudioWorkletNode(this.context, "tap", { numberOfOutputs: 0 });
             tap.port.onmessage = ({ data }) => window.played.push(...data);
             connect.call(this, tap);

@@ -22,27 +22,38 @@ LENGTH = """each => new Promise((resolve) => {
     const tell = () => resolve(each.duration);
     each.readyState ? tell() : each.addEventListener("loadedmetadata", tell);
 })"""
-#: Ten seconds of sound that are stopped after half a second: the samples that the speaker says were heard, and the
-#: device's own delay.
-STOP = """async () => {
+#: A speaker, what it says by and by of an item that was ``heard``, and its ``passed`` seconds: those of its device, for on a
+#: busy machine it plays later than it should.
+SPEAKER = """async () => {
     const { Speaker } = await import("/console/voice_audio.js");
-    const speaker = await Speaker.open(() => {});
-    const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
-    await pause(300);
+    const until = async (holds) => { while (!holds()) await new Promise((resolve) => setTimeout(resolve, 10)); };
+    let samples = 0;
+    const speaker = await Speaker.open(({ heard }) => { samples = heard; });
+    const heard = (count) => until(() => samples >= count);
+    const passed = async (seconds) => {
+        const end = speaker.context.currentTime + seconds;
+        await until(() => speaker.context.currentTime >= end);
+    };
+    return await (%s)(speaker, heard, passed);
+}"""
+#: Ten seconds of sound that are stopped once some of it was heard: the samples that the speaker says were heard, and the
+#: device's own delay.
+STOP = """async (speaker, heard, passed) => {
+    await window.tapped;
+    await passed(0.1);
     for (let at = 0; at < 100; at++) speaker.push("long", new Float32Array(2400).fill(0.25));
-    await pause(500);
+    await heard(4800);
     const late = speaker.late;
-    const [[item, heard]] = await speaker.stop();
-    await pause(500);
+    const [[item, samples]] = await speaker.stop();
+    await passed(0.5);
     speaker.close();
-    return [item, heard, late];
+    return [item, samples, late];
 }"""
 #: Half a second of sound of which more would come: stopped when all of it was heard.
-STOP_DRY = """async () => {
-    const { Speaker } = await import("/console/voice_audio.js");
-    const speaker = await Speaker.open(() => {});
+STOP_DRY = """async (speaker, heard, passed) => {
     speaker.push("dry", new Float32Array(12000).fill(0.25));
-    await new Promise((resolve) => setTimeout(resolve, 2000));
+    await heard(9600);
+    await passed(0.5);
     const late = speaker.late;
     const stopped = await speaker.stop();
     speaker.close();
@@ -68,10 +79,12 @@ def test_speech_stops_the_answer_at_once_and_the_model_knows_what_was_heard(spea
     page = open_playground(speaker, system)
     begin_talk(page, MODEL, written=False)
     panel = page.get_by_role("region", name="Conversation by voice")
-    stopped = panel.get_by_role("article", name=f"{MODEL} said").first
+    # On a busy machine an answer may be interrupted before any of it was heard.
+    heard_some = page.get_by_label("What was heard")
+    stopped = panel.get_by_role("article", name=f"{MODEL} said").filter(has_text="interrupted").filter(has=heard_some)
 
-    expect(stopped).to_contain_text("interrupted")
-    expect(stopped.get_by_label("What was heard")).to_be_visible()
+    expect(panel.locator(".happened")).to_contain_text(re.compile(r"the model knows that [1-9]\d* ms were heard"))
+    expect(stopped.first).to_be_visible()
     page.get_by_role("button", name="End conversation").click()
 
     expect(panel.get_by_role("status")).to_have_text("ended")
@@ -79,9 +92,8 @@ def test_speech_stops_the_answer_at_once_and_the_model_knows_what_was_heard(spea
     heard = [int(each) for each in re.findall(r"interrupted: stopped after (\d+) ms", events)]
     known = [int(each) for each in re.findall(r"the model knows that (\d+) ms were heard", events)]
     assert known == heard[: len(known)]
-    assert max(known) > 0
-    kept = stopped.get_by_label("What was heard").evaluate(LENGTH)
-    assert kept * 1000 == pytest.approx(heard[0], abs=1)
+    kept = stopped.first.get_by_label("What was heard").evaluate(LENGTH)
+    assert kept * 1000 == pytest.approx(next(each for each in heard if each), abs=1)
     expect(panel.locator("svg rect.spoken").first).to_be_attached()
     expect(panel.locator("svg rect.stopped").first).to_be_attached()
     page.context.close()
@@ -115,10 +127,10 @@ def test_the_caption_of_an_interrupted_answer_has_only_the_words_that_were_heard
 def test_a_speaker_plays_nothing_behind_its_stop(speaker: Browser, system: System):
     page = open_playground(speaker, system, tapped_page(speaker))
 
-    item, heard, late = page.evaluate(STOP)
+    item, heard, late = page.evaluate(SPEAKER % STOP)
 
     assert item == "long"
-    assert 0.1 * SPEAKER_RATE < heard < 5 * SPEAKER_RATE
+    assert 0.1 * SPEAKER_RATE < heard < 10 * SPEAKER_RATE
     assert len(read_played(page)) == heard + late
     page.context.close()
 
@@ -126,7 +138,7 @@ def test_a_speaker_plays_nothing_behind_its_stop(speaker: Browser, system: Syste
 def test_an_answer_that_waits_for_more_is_stopped_too(speaker: Browser, system: System):
     page = open_playground(speaker, system)
 
-    stopped, late = page.evaluate(STOP_DRY)
+    stopped, late = page.evaluate(SPEAKER % STOP_DRY)
 
     assert stopped == [["dry", 12000 - late]]
     page.context.close()
@@ -161,6 +173,8 @@ def test_a_conversation_breaks_no_rule_of_axe(speaker: Browser, system: System, 
     panel = page.get_by_role("region", name="Conversation by voice")
     expect(panel.get_by_role("article", name=f"{MODEL} said").locator(".text").first).not_to_be_empty()
     panel.locator("summary", has_text="Events").click()
+    # As in a long conversation: there is more than is shown, which keys have to reach.
+    panel.locator(".happened").evaluate("each => { each.style.maxHeight = '1rem'; }")
 
     found = Axe().run(page)
 
@@ -178,7 +192,7 @@ def test_a_conversation_goes_on_when_its_gateway_is_killed(speaker: Browser, sys
 
     system.gateway(0).kill()
 
-    expect(panel.get_by_role("status")).to_have_text("reconnecting")
+    expect(happened).to_contain_text("connection lost")
     expect(happened).to_contain_text("reconnected")
     expect(happened).to_contain_text(re.compile(r"reconnected.*turn handed over.*answer begins"))
     expect(panel.get_by_role("alert")).to_have_count(0)
@@ -196,6 +210,7 @@ def test_a_conversation_that_cannot_be_taken_up_again_says_so(speaker: Browser, 
 
     system.gateway(0).kill()
 
+    expect(panel.get_by_role("status")).to_have_text("reconnecting")
     expect(panel.get_by_role("alert")).to_have_text(
         "The connection was lost, and the conversation could not be taken up again: begin another one."
     )

@@ -299,7 +299,8 @@ class Sequence:
             await asyncio.sleep(0)
         await self._end("")
         known = await read_session(self.home.bus, self.token.id)
-        restored = RestoredSession(known.entries)
+        restored = RestoredSession(known.entries[0])
+        await restored.apply_entries(known.entries)
         assert len(restored.events) == self.account.count
         self._open(restored.config, SessionLog(self.home.bus, self.token.id, known), restored)
         await self.session.resume(restored, self.account.count)

@@ -37,7 +37,7 @@ export function conversation(changed) {
   const wrong = h("div");
   const line = timeline();
   const said = h("div", { class: "talk", role: "log", "aria-label": "Captions" });
-  const happened = h("ol", { class: "happened" });
+  const happened = h("ol", { class: "happened", tabindex: 0, "aria-label": "Events" });
   const panel = h("section", { class: "card voice", "aria-label": "Conversation by voice", hidden: true },
     h("div", { class: "row" }, h("h2", "Conversation"), state, mute, hush), wrong, line.figure, said,
     h("details", h("summary", "Events"), happened));

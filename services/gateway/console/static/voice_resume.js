@@ -1,7 +1,7 @@
 // What a conversation needs to go on at a gateway after its connection broke.
 
 const KEPT_BYTES = 60 * 48_000; // of audio that may have to be sent again: a minute
-const PAUSES_MS = [250, 500, 1000, 1000, 2000, 2000, 3000, 3000]; // before each try to connect
+const PAUSES_MS = [20, 250, 500, 1000, 1000, 2000, 2000, 3000, 3000]; // before each try to connect: others may answer at once
 const FINAL = new Set([1000, 1001, 1008]); // codes of ends that are meant: nothing goes on behind them
 
 export class Resumption {

@@ -78,6 +78,7 @@ async def test_all_of_an_executor_begins_behind_what_it_had_made(home: House) ->
     executor = await ward.running("vocoder")
     [running] = home.dispatcher._running.values()
     await until(lambda: running.streams[0, "text"].ended and any(each.chunks for each in running.records.values()))
+    await until(lambda: bool(running.streams[2, "audio"].progress()))
 
     await ward.kill(executor)
     response = await asking

@@ -9,7 +9,7 @@ import pytest
 
 from omnibus.errors import Overloaded
 from services.gateway.dispatch.streams import merge_streams
-from services.gateway.realtime import conversation, service, turn
+from services.gateway.realtime import conversation, session_limits, turn
 from services.gateway.realtime.conversation import Conversation, ConversationItem, ItemPart
 from tests.unit.gateway.house import House
 from tests.unit.gateway.realtime_house import SOUND, Caller, calls, joined, types
@@ -76,7 +76,7 @@ async def test_words_that_come_with_audio_that_finds_no_room_are_sent(home: Hous
             raise Overloaded("full")
 
     monkeypatch.setattr(turn, "merge_streams", gather)
-    monkeypatch.setattr(service._HeldBytes, "count_bytes", count)
+    monkeypatch.setattr(session_limits.HeldBytes, "count_bytes", count)
     async with calls(home) as caller:
         await caller.update(audio={"input": {"turn_detection": None}})
         await caller.say("hello there")

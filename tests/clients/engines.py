@@ -1,0 +1,47 @@
+"""The trained model with an engine that waits in the middle of a long answer, so that there is time to interrupt it."""
+
+import asyncio
+from typing import Any
+
+import numpy as np
+
+from omnibus.executor.runner import Job, Runner
+from omnibus.executor.settings import ExecutorSettings
+from services.engines import transformers
+from tests.bench.regressions.engines import WrappedJob, WrappedRunner
+from tests.clients.voice.talk import LONG, PATIENCE
+
+#: Seconds between the first piece of sound of the answer to ``LONG`` and the second: a client that does not interrupt it
+#: gives up before.
+WAIT_SECONDS = 2 * PATIENCE
+
+_long: set[str] = set()  # invocations, known to all components of this executor
+
+
+class _NotingRunner(WrappedRunner):
+    async def run(self, job: Job) -> None:
+        if LONG in str(job.inputs.get("messages")):
+            _long.add(job.invocation)
+        await self._runner.run(job)
+
+
+class _WaitingRunner(WrappedRunner):
+    async def run(self, job: Job) -> None:
+        await self._runner.run(_WaitingJob(job))  # type: ignore[arg-type]
+
+
+class _WaitingJob(WrappedJob):
+    pieces = 0
+
+    async def send(self, output: str, data: dict[str, Any], array: np.ndarray | None = None) -> None:
+        self.pieces += 1
+        if self.pieces > 1 and self._job.invocation in _long:
+            await asyncio.sleep(WAIT_SECONDS)
+        await self._job.send(output, data, array)
+
+
+def waiting(component: str, settings: ExecutorSettings) -> Runner:
+    """The transformers engine, whose vocoder waits in the middle of the answer to ``LONG``."""
+    runner = transformers(component, settings)
+    wrap = {"thinker": _NotingRunner, "vocoder": _WaitingRunner}.get(component)
+    return wrap(runner) if wrap is not None else runner

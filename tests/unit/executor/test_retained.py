@@ -1,0 +1,48 @@
+"""Outputs that a gateway retains reach it with what is confirmed; those that a node begins again behind at once."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from omnibus.bus.messages import Chunk
+from omnibus.executor import acks
+from omnibus.executor.runner import Job
+from omnibus.graph import make_ref
+from tests.unit.executor.arithmetic import Place, call, invocation
+
+RETAINED = ((0, "rows"), (0, "codes"))
+
+
+async def read(job: Job) -> None:
+    for name in ("rows", "codes"):
+        async for _ in job.stream(name):
+            pass
+    await job.put("y", {})
+
+
+@pytest.mark.parametrize("route", [["a", "b"], ["a", "a"]], ids=["apart", "together"])
+async def test_codes_are_with_the_gateway_while_their_talker_goes_on(
+    here: Place, monkeypatch: pytest.MonkeyPatch, route: list[str]
+):
+    monkeypatch.setattr(acks, "ACK_DELAY_SECONDS", 3600.0)
+    known = asyncio.Event()
+
+    async def talk(job: Job) -> None:
+        await job.send("rows", {}, np.ones(2, np.float32))
+        await job.send("codes", {"codes": [1, 2]})
+        await known.wait()
+        for name in ("rows", "codes"):
+            job.close(name)
+
+    for id in dict.fromkeys(route):
+        await here.executor(id, {"talk": talk, "read": read})
+    reader = call("read", rows=make_ref(0, "rows"), codes=make_ref(0, "codes"))
+    given = here.office.send(invocation([call("talk"), reader], route, [(1, "y")], retained=RETAINED))
+
+    [chunk] = await here.office.until(Chunk, given)
+    known.set()
+    await here.office.done(given)
+
+    assert (chunk.output, chunk.data) == ("codes", {"codes": [1, 2]})
+    assert "rows" not in {each.output for each in here.office.of(Chunk, given)}
