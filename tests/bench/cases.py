@@ -148,10 +148,11 @@ NODES = {
     "nodes.pull_over_memcpy": ("x", 14.0),
     "nodes.pull_over_streams": ("x", 0.7),
     "nodes.pull_over_uvloop_streams": ("x", 0.7),
-    "nodes.pull_huge_pages_over_small": ("x", 0.9),
+    "nodes.pull_huge_pages_over_small": ("x", 1.0),
     "nodes.idle_cpu_percent": ("%", 0.5),
     "nodes.control_lag_p99_ms": ("ms", 10.0),
     "nodes.control_lag_idle_p99_ms": ("ms", 10.0),
+    "nodes.control_lag_over_idle": ("x", 2.0),
     **{f"nodes.detect_s.{how}": ("s", 3.5) for how in ("killed", "frozen", "cut", "powered_off")},
     **UCX,
 }
