@@ -29,7 +29,7 @@ from tests.nodes.soak import Case
 _SIZES = (4 << 10, 20 << 10, 100 << 10, 600 << 10)
 _WEIGHTS = (4, 3, 2, 1)
 _CODES = 25  # of half a second of sound, which is pulled by the gateway
-#: A large number that is prime: a tensor differs from that of any other request in every byte that it can.
+#: A large prime number: tensors of two requests differ in each of their numbers.
 _STEP = 2_654_435_761
 
 

@@ -59,7 +59,7 @@ class OutgoingReads:
         self._end_reads(get.block, get.generation, reads)
 
     def abandon_read(self, owner: BlockOwner) -> None:
-        """Nothing reads the block there any more: it is copied, or the connection is closed. Its read is expected again."""
+        """Nothing reads the block any more: it is copied, or the connection is closed. The read is expected again."""
         self._aborts.pop(owner, None)
         self._ledger.unhold(owner)
         self._freed()
