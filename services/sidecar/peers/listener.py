@@ -15,8 +15,9 @@ from services.sidecar.peers.lanes import answer_offer, close_lane, send_range
 from services.sidecar.peers.outgoing import OutgoingReads
 from services.sidecar.peers.plain_stream import PlainStream
 from services.sidecar.peers.stall import make_progress
-from services.sidecar.peers.stream import ArenaBytes, PeerStream, TlsStream, read_frame, write_frame
+from services.sidecar.peers.stream import ArenaBytes, PeerStream, read_frame, write_frame
 from services.sidecar.peers.thread import PeerThread, current_task
+from services.sidecar.peers.tls_stream import TlsStream
 from services.sidecar.peers.ucx import UcxLane, UcxTransport
 from services.sidecar.settings import PeerConfig
 
@@ -75,9 +76,9 @@ class PeerListener:
         config, loop = self._config, asyncio.get_running_loop()
         try:
             if self._own.tls_server is not None:
-                server = await asyncio.start_server(
-                    self._accept_tls, config.host, config.port, ssl=self._own.tls_server, backlog=_BACKLOG,
-                    ssl_handshake_timeout=config.connect_seconds,
+                server = await loop.create_server(
+                    lambda: TlsStream(self._arena, self._serve_tls), config.host, config.port,
+                    ssl=self._own.tls_server, backlog=_BACKLOG, ssl_handshake_timeout=config.connect_seconds,
                 )  # fmt: skip
                 self._thread.spawn(_serve_until_cancelled(server))
                 return int(server.sockets[0].getsockname()[1])
@@ -107,8 +108,8 @@ class PeerListener:
         finally:
             listener.close()
 
-    async def _accept_tls(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._thread.spawn(self._serve_stream(TlsStream(reader, writer, self._arena)))
+    def _serve_tls(self, stream: TlsStream) -> None:
+        self._thread.spawn(self._serve_stream(stream))
 
     async def _serve_stream(self, stream: PeerStream) -> None:
         """One connection from its first byte to its end; whatever is wrong with it costs it the connection."""

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from services.sidecar.peers.stall import Progress
-from services.sidecar.peers.stream import ArenaBytes, PeerStream, TlsStream, closed_error, set_options
+from services.sidecar.peers.stream import ArenaBytes, PeerStream, closed_error, set_options
+from services.sidecar.peers.tls_stream import TlsStream
 
 #: Most bytes that are moved in one turn of the loop, so that other connections have theirs: about 1 ms. With 1 MiB
 #: pulls take a fifth more CPU.
@@ -45,6 +46,8 @@ class PlainStream:
         nbytes, at = len(target), 0
         if not nbytes:
             return
+        if self._closed:
+            raise closed_error()
         done: asyncio.Future[None] = self._loop.create_future()
 
         def receive() -> None:
@@ -165,8 +168,9 @@ async def open_stream(address: tuple[str, int], tls: ssl.SSLContext | None, aren
     """Connect to ``address``, host and port. Raises ``OSError``."""
     loop = asyncio.get_running_loop()
     if tls is not None:
-        reader, writer = await asyncio.open_connection(*address, ssl=tls, server_hostname=address[0])
-        return TlsStream(reader, writer, arena)
+        host, port = address
+        _, stream = await loop.create_connection(lambda: TlsStream(arena), host, port, ssl=tls, server_hostname=host)
+        return stream
     error: OSError = OSError(f"{address[0]} has no address")
     for family, kind, _, _, where in await loop.getaddrinfo(*address, type=socket.SOCK_STREAM):
         connection = socket.socket(family, kind)

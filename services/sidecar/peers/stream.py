@@ -4,7 +4,6 @@ Two kinds with the same methods: ``PlainStream`` without encryption, and ``TlsSt
 peers' thread.
 """
 
-import asyncio
 import socket
 from typing import Protocol
 
@@ -18,8 +17,6 @@ from omnibus.tensors.peer_protocol import (
 )
 from services.sidecar.peers.stall import Progress
 
-#: Bytes of one write of what is encrypted, so that other connections have their turns.
-SLICE_BYTES = 1 << 20
 #: Seconds after which the kernel asks whether an idle peer lives, between questions, and how many stay unanswered.
 _KEEPALIVE_IDLE, _KEEPALIVE_INTERVAL, _KEEPALIVE_COUNT = 1, 1, 2
 _USER_TIMEOUT_MS = 3000
@@ -48,48 +45,6 @@ class ArenaBytes(Protocol):
     """The memory that connections read and write."""
 
     def bytes_at(self, offset: int, nbytes: int) -> memoryview: ...
-
-
-class TlsStream:
-    """A connection with TLS: bytes are encrypted, so they are copied."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, arena: ArenaBytes) -> None:
-        set_options(writer.get_extra_info("socket"))
-        self._reader = reader
-        self._writer = writer
-        self._arena = arena
-
-    @property
-    def peer_names(self) -> frozenset[str]:
-        """The DNS names in the certificate of the other side."""
-        certificate = self._writer.get_extra_info("ssl_object").getpeercert() or {}
-        return frozenset(value for kind, value in certificate.get("subjectAltName", ()) if kind == "DNS")
-
-    async def read_into(self, target: memoryview, progress: Progress) -> None:
-        at = 0
-        while at < len(target):
-            piece = await self._reader.read(min(len(target) - at, SLICE_BYTES))
-            if not piece:
-                raise closed_error()
-            target[at : at + len(piece)] = piece
-            at += len(piece)
-            progress()
-
-    async def write(self, data: bytes, *, more: bool = False) -> None:
-        self._writer.write(data)
-        await self._writer.drain()
-
-    async def send_range(self, offset: int, nbytes: int, progress: Progress) -> None:
-        while nbytes:
-            count = min(nbytes, SLICE_BYTES)
-            # A copy: what TLS has not encrypted yet may not change.
-            self._writer.write(bytes(self._arena.bytes_at(offset, count)))
-            await self._writer.drain()
-            offset, nbytes = offset + count, nbytes - count
-            progress()
-
-    def abort(self) -> None:
-        self._writer.transport.abort()
 
 
 async def read_frame(stream: PeerStream) -> PeerFrame:
