@@ -36,7 +36,7 @@ async def test_a_pull_between_nodes_of_this_build_has_no_confirmation(tmp_path, 
 
     for side in (listener, dialler):
         monkeypatch.setattr(side, "write_frame", write_and_note)
-    async with two_nodes(tmp_path) as (a, b), await a.client() as producer, await b.client() as consumer:
+    async with two_nodes(tmp_path, 1 << 24) as (a, b), await a.client() as producer, await b.client() as consumer:
         for nbytes in (1000, 3 << 20):
             handle = await producer.put(np.ones(nbytes, np.uint8), invocation="i", deadline=soon())
             got = await consumer.open_tensor(handle, invocation="i", deadline=soon())

@@ -113,7 +113,7 @@ class Connection:
 
     def _read_pages(self) -> None:
         self._receive(self._next_half(self._at))
-        if self._at < self._transfer.get.nbytes:
+        if not self._over and self._at < self._transfer.get.nbytes:
             self._target.append(self._read_pages)
 
     def _next_half(self, at: int) -> bytes:
