@@ -136,7 +136,7 @@ PLANNER = {
     "planner.cells8_greedy.gpus": ("GPUs", 64.0),
 }
 #: Pulls over UCX, on a network that both can use, and both sidecars between them. Only where ucxx is installed.
-UCX = {"nodes.pull_ucx_over_tcp": ("x", 1.6), "nodes.ucx_idle_cpu_percent": ("%", 0.5)} if find_spec("ucxx") else {}
+UCX = {"nodes.pull_ucx_over_tcp": ("x", 3.5), "nodes.ucx_idle_cpu_percent": ("%", 0.5)} if find_spec("ucxx") else {}
 #: Of tensors of other nodes: the unit, and the goal. Of an image question that is answered with text one tensor crosses;
 #: of a spoken answer another one does, from the thinker to the talker.
 NODES = {
