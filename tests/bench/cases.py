@@ -136,7 +136,7 @@ PLANNER = {
     "planner.cells8_greedy.gpus": ("GPUs", 64.0),
 }
 #: Pulls over UCX, on a network that both can use, and both sidecars between them. Only where ucxx is installed.
-UCX = {"nodes.pull_ucx_over_tcp": ("x", 1.6), "nodes.ucx_idle_cpu_percent": ("%", 0.5)} if find_spec("ucxx") else {}
+UCX = {"nodes.pull_ucx_over_tcp": ("x", 3.5), "nodes.ucx_idle_cpu_percent": ("%", 0.5)} if find_spec("ucxx") else {}
 #: Of tensors of other nodes: the unit, and the goal. Of an image question that is answered with text one tensor crosses;
 #: of a spoken answer another one does, from the thinker to the talker.
 NODES = {
@@ -148,10 +148,11 @@ NODES = {
     "nodes.pull_over_memcpy": ("x", 14.0),
     "nodes.pull_over_streams": ("x", 0.7),
     "nodes.pull_over_uvloop_streams": ("x", 0.7),
-    "nodes.pull_huge_pages_over_small": ("x", 0.9),
+    "nodes.pull_huge_pages_over_small": ("x", 1.0),
     "nodes.idle_cpu_percent": ("%", 0.5),
     "nodes.control_lag_p99_ms": ("ms", 10.0),
     "nodes.control_lag_idle_p99_ms": ("ms", 10.0),
+    "nodes.control_lag_over_idle": ("x", 2.0),
     **{f"nodes.detect_s.{how}": ("s", 3.5) for how in ("killed", "frozen", "cut", "powered_off")},
     **UCX,
 }

@@ -27,7 +27,7 @@ _PULL_MIB = 32
 _PULLS = 12
 _AT_ONCE = 4
 _IDLE_SECONDS = 5.0
-_CALLS = 400
+_CALLS = 200
 _STREAMS_PORT = 7500
 _ROUNDS = 3
 
@@ -62,10 +62,7 @@ async def _measure_pulls() -> dict[str, float]:
             for loop, taken in streams.items():
                 taken.append(1000 * await _stream_seconds(a, b, loop) / _PULLS)
         idle = await _idle_percent(a, b)
-        lag_idle = await b.agent.get("lag", "p99", count=_CALLS)
-        busy = asyncio.create_task(_pull_at_once(a, b))
-        lag = await b.agent.get("lag", "p99", count=_CALLS)
-        await busy
+        lags = [await _lag_seconds(a, b) for _ in range(_ROUNDS)]
         pull = median(pulls)
         return {
             "nodes.pull32MiB.cpu_ms": pull,
@@ -73,9 +70,24 @@ async def _measure_pulls() -> dict[str, float]:
             "nodes.pull_over_streams": pull / median(streams["asyncio"]),
             "nodes.pull_over_uvloop_streams": pull / median(streams["uvloop"]),
             "nodes.idle_cpu_percent": idle,
-            "nodes.control_lag_p99_ms": 1000 * lag,
-            "nodes.control_lag_idle_p99_ms": 1000 * lag_idle,
+            "nodes.control_lag_p99_ms": 1000 * median(busy for _, busy in lags),
+            "nodes.control_lag_idle_p99_ms": 1000 * median(idle for idle, _ in lags),
+            "nodes.control_lag_over_idle": median(busy / idle for idle, busy in lags),
         }
+
+
+async def _lag_seconds(a: Machine, b: Machine) -> tuple[float, float]:
+    """The 99th percentile of the time that the sidecar of ``b`` takes to answer, idle and beside pulls to it."""
+    idle = await b.agent.get("lag", "p99", count=_CALLS)
+    pulling = asyncio.create_task(_pull_all_the_time(a, b))
+    try:
+        return idle, await b.agent.get("lag", "p99", count=_CALLS)
+    finally:
+        pulling.cancel()
+        await asyncio.gather(pulling, return_exceptions=True)
+        for index in range(_AT_ONCE):  # what they left open
+            for machine in (a, b):
+                await machine.agent.ask("end", invocation=f"at-once-{index}")
 
 
 async def _measure_huge_pages() -> dict[str, float]:
@@ -120,9 +132,14 @@ async def _pull_one(a: Machine, b: Machine, invocation: str) -> None:
         await machine.agent.ask("end", invocation=invocation)
 
 
-async def _pull_at_once(a: Machine, b: Machine) -> None:
-    for number in range(_PULLS // 2):
-        await asyncio.gather(*(_pull_one(a, b, f"i{number}-{index}") for index in range(_AT_ONCE)))
+async def _pull_all_the_time(a: Machine, b: Machine) -> None:
+    """``_AT_ONCE`` pulls at a time, until it is cancelled."""
+
+    async def pull_on(index: int) -> None:
+        while True:
+            await _pull_one(a, b, f"at-once-{index}")
+
+    await asyncio.gather(*map(pull_on, range(_AT_ONCE)))
 
 
 async def _stream_seconds(a: Machine, b: Machine, loop: str) -> float:

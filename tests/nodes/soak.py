@@ -8,13 +8,15 @@
 """
 
 import asyncio
+import json
 import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import partial
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import psutil
@@ -31,10 +33,10 @@ _AT_ONCE = int(os.environ.get("OMNIBUS_TEST_SOAK_AT_ONCE", "6"))
 #: How long a fault lasts, and how long all is well before the next one, in seconds.
 _FAULT_SECONDS = (0.5, 5.0)
 _CALM_SECONDS = (1.0, 6.0)
-#: Rate of a cable that is slow for a while: a tensor of these models then takes up to a second.
-_SLOW_RATE = "200kbit"
+#: Rate of a cable that is slow for a while: a tensor of the tiny models then takes up to a second.
+SLOW_RATE = "200kbit"
 #: Questions by turns, and whether the answer is spoken, which is ten times the work.
-_TURNS = (*(("image", False), ("audio", False)) * 6, ("text", True), ("image", True), ("audio", True))
+TURNS = (*(("image", False), ("audio", False)) * 6, ("text", True), ("image", True), ("audio", True))
 #: Requests after which a long run says how far it is.
 _REPORT_EVERY = 500
 _SHOWN_CHARACTERS = 600
@@ -46,21 +48,30 @@ _TYPED = {
     "overloaded", "rate_limit_exceeded", "arena_full", "no_executor",
 }  # fmt: skip
 
-Body = dict[str, Any]
 Fault = Callable[["FaultDrawer"], Awaitable[None]]
 
 
-def text_body(question: Question) -> Body:
+class Case(NamedTuple):
+    """A request: its body as JSON, its headers, and ``check``, which fails for an answer that is not right."""
+
+    body: bytes
+    headers: Mapping[str, str]
+    check: Callable[[Any], None]
+
+
+def text_body(question: Question) -> dict[str, Any]:
     return {"model": OMNI, "messages": question.messages, "max_tokens": 10, "temperature": 0, "seed": 7}
 
 
 class FaultDrawer:
     """Faults of nodes at random times, one after the other, each of which is undone."""
 
-    def __init__(self, system: System, nodes: list[Node]) -> None:
+    def __init__(self, system: System, nodes: list[Node], *, seed: int = _SEED, slow_rate: str = SLOW_RATE) -> None:
+        """``slow_rate`` is that of a slow cable, in the units of ``tc``."""
         self.system = system
         self.nodes = nodes
-        self.dice = Random(_SEED)
+        self.dice = Random(seed)
+        self.slow_rate = slow_rate
         self.done: Counter[str] = Counter()
 
     async def run(self) -> None:
@@ -91,7 +102,7 @@ async def cut_cable(faults: FaultDrawer) -> None:
 
 async def slow_cable(faults: FaultDrawer) -> None:
     node = faults.dice.choice(faults.nodes)
-    node.limit_rate(_SLOW_RATE)
+    node.limit_rate(faults.slow_rate)
     try:
         await faults.last()
     finally:
@@ -128,53 +139,57 @@ _FAULTS: tuple[Fault, ...] = (cut_cable, slow_cable, kill_executor, deafen, free
 
 
 class Load:
-    """Requests at ``_AT_ONCE`` connections, each compared with the answer of one executor.
+    """Requests at ``at_once`` connections; ``case_of`` gives that of a number.
 
     ``outcomes`` counts answers that were right, and typed errors by their code; ``faults`` says what is neither: a
-    wrong answer, an error that is none of ``_TYPED``, a request that hung.
+    wrong answer, an error that is none of ``_TYPED``, a request that took more than ``hang_seconds``.
     """
 
-    def __init__(self, system: System) -> None:
+    def __init__(
+        self,
+        system: System,
+        case_of: Callable[[int], Case],
+        *,
+        at_once: int = _AT_ONCE,
+        hang_seconds: float = _HANG_SECONDS,
+    ) -> None:
         self.system = system
         self.outcomes: Counter[str] = Counter()
         self.faults: list[str] = []
-        self._truths: list[tuple[Body, str, Spoken | str]] = []
+        self.longest_seconds = 0.0
+        self._case_of = case_of
+        self._at_once = at_once
+        self._hang_seconds = hang_seconds
 
-    async def learn(self) -> None:
-        """Have every request answered by one executor."""
-        truths: dict[tuple[str, bool], tuple[Body, str, Spoken | str]] = {}
-        for name, speech in dict.fromkeys(_TURNS):
-            question = OMNI_QUESTIONS[name]
-            body = wanted(question) if speech else text_body(question)
-            truth = await ask(self.system, body, taken(TOGETHER, question, speech))
-            truths[name, speech] = (body, taken(APART, question, speech), answer_of(truth))
-        self._truths = [truths[turn] for turn in _TURNS]
-
-    async def run(self, count: int) -> None:
-        numbers = iter(range(count))
+    async def run(self, count: int, first: int = 0) -> None:
+        """Send the requests from number ``first`` on."""
+        numbers = iter(range(first, first + count))
         async with self.system.http() as http:
-            http.timeout = httpx.Timeout(_HANG_SECONDS)
-            await asyncio.gather(*(self._ask_all(http, numbers) for _ in range(_AT_ONCE)))
+            http.timeout = httpx.Timeout(self._hang_seconds)
+            await asyncio.gather(*(self._ask_all(http, numbers) for _ in range(self._at_once)))
 
     async def _ask_all(self, http: httpx.AsyncClient, numbers: Iterator[int]) -> None:
         for number in numbers:
+            began = time.monotonic()
             try:
-                outcome = await self._ask(http, number)
-            except (AssertionError, httpx.HTTPError, KeyError, ValueError) as error:
+                async with asyncio.timeout(self._hang_seconds):
+                    outcome = await self._ask(http, self._case_of(number))
+            except (AssertionError, httpx.HTTPError, KeyError, TimeoutError, ValueError) as error:
                 self.faults.append(f"request {number}: {error!r}"[:_SHOWN_CHARACTERS])
                 continue
             self.outcomes[outcome] += 1
+            self.longest_seconds = max(self.longest_seconds, time.monotonic() - began)
             if outcome != ANSWERED:
                 await asyncio.sleep(0.2)
             if number and not number % _REPORT_EVERY:
                 print(f"{time.strftime('%H:%M:%S')} request {number}: {dict(self.outcomes)}", flush=True)
 
-    async def _ask(self, http: httpx.AsyncClient, number: int) -> str:
+    async def _ask(self, http: httpx.AsyncClient, case: Case) -> str:
         """The outcome of one request. Raises ``AssertionError`` for one that is neither right nor a typed error."""
-        body, route, truth = self._truths[number % len(self._truths)]
-        answer = await http.post("/v1/chat/completions", json=body, headers={"x-omnibus-path": route})
+        headers = {"content-type": "application/json", **case.headers}
+        answer = await http.post("/v1/chat/completions", content=case.body, headers=headers)
         if answer.status_code == 200:
-            agree(answer_of(answer.json()), truth)
+            case.check(answer.json())
             return ANSWERED
         code = str(answer.json()["error"]["code"])
         assert answer.status_code in (429, 502, 503, 504), answer.text
@@ -182,23 +197,36 @@ class Load:
         return code
 
 
-def answer_of(body: Any) -> Spoken | str:
-    message = body["choices"][0]["message"]
-    return spoken(body) if message.get("audio") else str(message["content"])
+async def learned_cases(system: System) -> list[Case]:
+    """The questions by turns, each held against the answer of one executor."""
+    truths: dict[tuple[str, bool], Case] = {}
+    for name, speech in dict.fromkeys(TURNS):
+        question = OMNI_QUESTIONS[name]
+        body = wanted(question) if speech else text_body(question)
+        truth = answer_of(await ask(system, body, taken(TOGETHER, question, speech)))
+        headers = {"x-omnibus-path": taken(APART, question, speech)}
+        truths[name, speech] = Case(json.dumps(body).encode(), headers, partial(check_answer, truth))
+    return [truths[turn] for turn in TURNS]
 
 
-def agree(found: Spoken | str, truth: Spoken | str) -> None:
+def check_answer(truth: Spoken | str, body: Any) -> None:
+    found = answer_of(body)
     if isinstance(truth, Spoken) and isinstance(found, Spoken):
         same(found, truth)
     else:
         assert found == truth
 
 
-async def load_again(load: Load) -> None:
-    """Wait until every request is answered again."""
+def answer_of(body: Any) -> Spoken | str:
+    message = body["choices"][0]["message"]
+    return spoken(body) if message.get("audio") else str(message["content"])
+
+
+async def load_again(load: Load, count: int) -> None:
+    """Wait until each of ``count`` requests is answered again."""
     async with asyncio.timeout(90):
         while True:
             before = load.outcomes[ANSWERED]
-            await load.run(len(_TURNS))
-            if load.outcomes[ANSWERED] == before + len(_TURNS):
+            await load.run(count)
+            if load.outcomes[ANSWERED] == before + count:
                 return

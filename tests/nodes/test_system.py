@@ -13,7 +13,7 @@ from tests.e2e.questions import OMNI_QUESTIONS
 from tests.e2e.system import System
 from tests.nightly import nightly
 from tests.nodes.namespaces import DATA, Node
-from tests.nodes.soak import ANSWERED, REQUESTS, FaultDrawer, Load, load_again
+from tests.nodes.soak import ANSWERED, REQUESTS, FaultDrawer, Load, learned_cases, load_again
 from tests.nodes.system import APART, TOGETHER, ask
 
 pytestmark = pytest.mark.netns
@@ -57,8 +57,8 @@ async def test_a_node_that_is_cut_off_costs_typed_errors_and_serves_again(system
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("count", [60, *nightly(REQUESTS)])
 async def test_requests_are_right_or_refused_by_name_whatever_breaks(system: System, others: list[Node], count: int):
-    load, faults = Load(system), FaultDrawer(system, others)
-    await load.learn()
+    cases = await learned_cases(system)
+    load, faults = Load(system, lambda number: cases[number % len(cases)]), FaultDrawer(system, others)
 
     breaking = asyncio.create_task(faults.run())
     try:
@@ -74,5 +74,5 @@ async def test_requests_are_right_or_refused_by_name_whatever_breaks(system: Sys
     assert load.outcomes[ANSWERED] > count / 2
     assert faults.done
     await system.whole()
-    await load_again(load)
+    await load_again(load, len(cases))
     await system.ledger_is_empty(10.0)

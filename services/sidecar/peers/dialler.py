@@ -11,12 +11,13 @@ from functools import partial
 from typing import NamedTuple
 
 from omnibus.errors import NodeUnreachable, OmnibusError, ProtocolError
-from omnibus.tensors.peer_protocol import PeerFrame, PeerVerb, PullStatus
+from omnibus.tensors.peer_protocol import COPIED, PeerFrame, PeerVerb, PullStatus
 from services.sidecar.peers.handshake import CONTROL, DATA, PeerIdentity, greet_listener
 from services.sidecar.peers.lanes import LanePulls
 from services.sidecar.peers.links import SMALL_BYTES, LinkPool
+from services.sidecar.peers.plain_stream import open_stream
 from services.sidecar.peers.stall import make_progress
-from services.sidecar.peers.stream import ArenaBytes, PeerStream, open_stream, read_frame, write_frame
+from services.sidecar.peers.stream import ArenaBytes, PeerStream, read_frame, write_frame
 from services.sidecar.peers.thread import PeerThread, current_task
 from services.sidecar.peers.ucx import UcxTransport
 from services.sidecar.settings import PeerConfig
@@ -119,16 +120,15 @@ class Peer:
         stall = self._config.stall_seconds
         async with asyncio.timeout(stall) as limit:
             progress = make_progress(limit, stall)
-            await write_frame(stream, get)
+            await write_frame(stream, get._replace(reads=COPIED))
             head = await read_frame(stream)
             if (head.verb, head.request, head.nbytes) != (PeerVerb.HEAD, get.request, get.nbytes):
                 raise ProtocolError(f"verb {head.verb} in the place of the head of a transfer")
             if head.status == PullStatus.OK:
                 await stream.read_into(target, progress)
                 await write_frame(stream, PeerFrame(PeerVerb.DONE, get.request, reads=reads))
-                kept = await read_frame(stream)
-                if (kept.verb, kept.request) != (PeerVerb.KEPT, get.request):
-                    raise ProtocolError(f"verb {kept.verb} in the place of the end of a transfer")
+                if head.reads != COPIED:
+                    await _expect_kept(stream, get)
         return PullStatus(head.status)
 
     async def _dial(self, purpose: str) -> PeerStream:
@@ -190,3 +190,9 @@ class Peer:
         return NodeUnreachable(
             f"node {self.node!r} at {self.address.host}:{self.address.port} is unreachable: {reason}", node=self.node
         )
+
+
+async def _expect_kept(stream: PeerStream, get: PeerFrame) -> None:
+    kept = await read_frame(stream)
+    if (kept.verb, kept.request) != (PeerVerb.KEPT, get.request):
+        raise ProtocolError(f"verb {kept.verb} in the place of the end of a transfer")

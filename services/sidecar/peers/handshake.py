@@ -17,7 +17,8 @@ from omnibus.tensors.peer_protocol import (
     is_proof,
     make_proof,
 )
-from services.sidecar.peers.stream import PeerStream, TlsStream, read_frame, read_text, write_frame, write_text
+from services.sidecar.peers.stream import PeerStream, read_frame, read_text, write_frame, write_text
+from services.sidecar.peers.tls_stream import TlsStream
 
 CONTROL, DATA = "control", "data"
 _DIALLER, _LISTENER = "dialler", "listener"

@@ -9,20 +9,15 @@ from functools import partial
 
 from omnibus.errors import Fatal, OmnibusError, ProtocolError
 from omnibus.tensors.ledger import BlockOwner
-from omnibus.tensors.peer_protocol import PeerFrame, PeerGreeting, PeerVerb, PullStatus
+from omnibus.tensors.peer_protocol import COPIED, PeerFrame, PeerGreeting, PeerVerb, PullStatus
 from services.sidecar.peers.handshake import CONTROL, PeerIdentity, greet_dialler
 from services.sidecar.peers.lanes import answer_offer, close_lane, send_range
 from services.sidecar.peers.outgoing import OutgoingReads
+from services.sidecar.peers.plain_stream import PlainStream
 from services.sidecar.peers.stall import make_progress
-from services.sidecar.peers.stream import (
-    ArenaBytes,
-    PeerStream,
-    PlainStream,
-    TlsStream,
-    read_frame,
-    write_frame,
-)
+from services.sidecar.peers.stream import ArenaBytes, PeerStream, read_frame, write_frame
 from services.sidecar.peers.thread import PeerThread, current_task
+from services.sidecar.peers.tls_stream import TlsStream
 from services.sidecar.peers.ucx import UcxLane, UcxTransport
 from services.sidecar.settings import PeerConfig
 
@@ -31,6 +26,26 @@ log = logging.getLogger(__name__)
 #: Connections that may be in their handshake at the same time: strangers cannot take more.
 MAX_STRANGERS = 64
 _BACKLOG = 128
+
+
+class OutgoingTransfer:
+    """One range on its way to another node, until it is over or its memory is wanted. For the peers' thread alone."""
+
+    def __init__(self, task: asyncio.Task[object], let_go: Callable[[], None]) -> None:
+        """``task`` serves the connection; ``let_go`` is called when the block is not read any more, and sent whole."""
+        self._task = task
+        self._let_go = let_go
+        self.is_copied = False
+        self.is_over = False
+
+    def stop(self) -> None:
+        """Read the block no more: at once if all of it is copied, else once the connection is closed."""
+        if self.is_over:
+            return
+        if self.is_copied:
+            self._let_go()
+        else:
+            self._task.cancel()
 
 
 class PeerListener:
@@ -61,9 +76,9 @@ class PeerListener:
         config, loop = self._config, asyncio.get_running_loop()
         try:
             if self._own.tls_server is not None:
-                server = await asyncio.start_server(
-                    self._accept_tls, config.host, config.port, ssl=self._own.tls_server, backlog=_BACKLOG,
-                    ssl_handshake_timeout=config.connect_seconds,
+                server = await loop.create_server(
+                    lambda: TlsStream(self._arena, self._serve_tls), config.host, config.port,
+                    ssl=self._own.tls_server, backlog=_BACKLOG, ssl_handshake_timeout=config.connect_seconds,
                 )  # fmt: skip
                 self._thread.spawn(_serve_until_cancelled(server))
                 return int(server.sockets[0].getsockname()[1])
@@ -93,8 +108,8 @@ class PeerListener:
         finally:
             listener.close()
 
-    async def _accept_tls(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._thread.spawn(self._serve_stream(TlsStream(reader, writer, self._arena)))
+    def _serve_tls(self, stream: TlsStream) -> None:
+        self._thread.spawn(self._serve_stream(stream))
 
     async def _serve_stream(self, stream: PeerStream) -> None:
         """One connection from its first byte to its end; whatever is wrong with it costs it the connection."""
@@ -159,8 +174,7 @@ class PeerListener:
     async def _serve_data(self, stream: PeerStream, greeting: PeerGreeting) -> None:
         """One transfer after the other."""
         owner = BlockOwner(f"peer:{greeting.node}")
-        task = current_task()
-        abort = partial(self._thread.call, task.cancel)
+        task, let_go = current_task(), partial(self._thread.call_main, self._reads.abandon_read, owner)
         lane: UcxLane | None = None
         try:
             while True:
@@ -169,24 +183,25 @@ class PeerListener:
                     async with asyncio.timeout(self._config.stall_seconds):
                         lane = await answer_offer(stream, get, self.ucx)
                 elif get.verb == PeerVerb.GET and (lane is not None or not get.tag):
-                    await self._send_block(stream, lane, owner, get, abort)
+                    await self._send_block(stream, lane, owner, get, OutgoingTransfer(task, let_go))
                 else:
                     raise ProtocolError(f"verb {get.verb} on a data connection of node {greeting.node!r}")
         finally:
-            stream.abort()  # first the pages, then the memory
+            stream.abort()  # before its block is let go of
             try:
                 if lane is not None:
                     await close_lane(lane)
             finally:
-                self._thread.call_main(self._reads.abandon_read, owner)
+                let_go()
 
     async def _send_block(
-        self, stream: PeerStream, lane: UcxLane | None, owner: BlockOwner, get: PeerFrame, abort: Callable[[], None]
+        self, stream: PeerStream, lane: UcxLane | None, owner: BlockOwner, get: PeerFrame, transfer: OutgoingTransfer
     ) -> None:
-        stall = self._config.stall_seconds
+        stall, abort = self._config.stall_seconds, partial(self._thread.call, transfer.stop)
         granted = await self._thread.ask_main(self._reads.begin_read, owner, get, abort)
-        head = PeerFrame(PeerVerb.HEAD, get.request, nbytes=get.nbytes, status=granted.status)
         lane = lane if get.tag else None
+        copied = get.reads if lane is None else 0
+        head = PeerFrame(PeerVerb.HEAD, get.request, nbytes=get.nbytes, reads=copied, status=granted.status)
         more = granted.status == PullStatus.OK and lane is None and get.nbytes > 0
         async with asyncio.timeout(stall) as limit:
             progress = make_progress(limit, stall)
@@ -198,13 +213,16 @@ class PeerListener:
                 done = await send_range(lane, stream, source, get.tag, progress)
             else:
                 await stream.send_range(granted.offset, get.nbytes, progress)
+                transfer.is_copied = True
                 progress()
                 done = await read_frame(stream)
         if (done.verb, done.request) != (PeerVerb.DONE, get.request):
             raise ProtocolError(f"verb {done.verb} in the place of the end of a transfer")
-        # The block is held until this call is made, so the bytes were its own when the reader had them all.
+        transfer.is_over = True
+        # The block is held until it was copied or this call is made, so these were its bytes.
         self._thread.call_main(self._reads.finish_read, owner, get, done.reads)
-        await write_frame(stream, PeerFrame(PeerVerb.KEPT, get.request))
+        if copied != COPIED:
+            await write_frame(stream, PeerFrame(PeerVerb.KEPT, get.request))
 
 
 async def _serve_until_cancelled(server: asyncio.Server) -> None:

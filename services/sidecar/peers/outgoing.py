@@ -1,8 +1,8 @@
 """Reads of this node's blocks by other nodes, as the ledger sees them.
 
-A connection that sends a block holds it from the check of the request until the reader's DONE, or until the socket is
-aborted: ``sendfile`` gives pages to the kernel, not bytes, so memory that is given to somebody else too early would
-reach the reader with the other's bytes.
+A connection that sends a block holds it from the check of the request until the reader's DONE. Whoever needs its memory
+before has it once all of it is copied into the socket, or the socket is aborted: memory that is given away too early
+would reach the reader with the bytes of somebody else. UCX reads it until the reader has them all.
 """
 
 from collections.abc import Callable
@@ -52,13 +52,14 @@ class OutgoingReads:
 
     def finish_read(self, owner: BlockOwner, get: PeerFrame, reads: int) -> None:
         """The reader has the bytes, and ``reads`` expected reads are over with them."""
-        self._aborts.pop(owner, None)
         self.sent_bytes += get.nbytes
+        if self._aborts.pop(owner, None) is None:
+            return  # the block was over before
         self._ledger.unhold(owner)
         self._end_reads(get.block, get.generation, reads)
 
     def abandon_read(self, owner: BlockOwner) -> None:
-        """The connection is closed and the kernel has let go of its pages. The read is expected again."""
+        """Nothing reads the block any more: it is copied, or the connection is closed. The read is expected again."""
         self._aborts.pop(owner, None)
         self._ledger.unhold(owner)
         self._freed()

@@ -34,7 +34,7 @@ from omnibus.tensors.link import ANSWER_TIMEOUT_SECONDS, SidecarLink
 from omnibus.tensors.memory import MappingObserver
 from omnibus.tensors.mirrors import MirrorReads, Rows, decline_text, pull_request, pull_tensor
 from omnibus.tensors.protocol import Retention, SidecarFrame, Verb, Welcome, encode_block, encode_frame, encode_tag
-from omnibus.tensors.refusals import refusal_error
+from omnibus.tensors.refusals import away_error, refusal_error
 
 log = logging.getLogger(__name__)
 
@@ -333,7 +333,8 @@ class TensorClient:
         return self._link, self._arena
 
     def _away_error(self) -> Retryable:
-        return Retryable(f"the sidecar at {self._path} is away; this client reconnects by itself")
+        node = self.node if self._welcome is not None and self._welcome.pulls else ""
+        return away_error(f"the sidecar at {self._path} is away; this client reconnects by itself", node)
 
     async def _open_link(self) -> None:
         link, welcome = await SidecarLink.open(self._path, self.owner, self._timeout)

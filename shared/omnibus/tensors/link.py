@@ -20,6 +20,7 @@ from omnibus.tensors.protocol import (
     encode_tag,
     encode_text,
 )
+from omnibus.tensors.refusals import away_error
 
 #: Seconds that the sidecar has for an answer, beyond the wait that the request itself allows.
 ANSWER_TIMEOUT_SECONDS = 5.0
@@ -33,6 +34,7 @@ class SidecarLink(asyncio.Protocol):
 
     def __init__(self, socket_path: str) -> None:
         self.lost: Callable[[OmnibusError], None] | None = None
+        self._node = ""  # the sidecar's, if there are others
         self._path = socket_path
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
@@ -57,7 +59,9 @@ class SidecarLink(asyncio.Protocol):
                 transport, _ = await asyncio.get_running_loop().create_unix_connection(lambda: link, socket_path)
                 _check_peer(transport.get_extra_info("socket"), socket_path)
                 answer = await link.call(SidecarFrame(Verb.HELLO, text=name), timeout)
-            return link, msgspec.json.decode(answer.text, type=Welcome)
+            welcome = msgspec.json.decode(answer.text, type=Welcome)
+            link._node = welcome.node if welcome.pulls else ""
+            return link, welcome
         except (OSError, msgspec.DecodeError) as error:
             link.close()
             raise Retryable(f"no sidecar answers at {socket_path} ({error!r}); is it running?") from error
@@ -176,10 +180,10 @@ class SidecarLink(asyncio.Protocol):
                 other.set_exception(self._timeout_error(timeout))
 
     def _timeout_error(self, timeout: float) -> Retryable:
-        return Retryable(f"the sidecar at {self._path} did not answer within {timeout:.1f} s; retry later")
+        return away_error(f"the sidecar at {self._path} did not answer within {timeout:.1f} s; retry later", self._node)
 
     def _closed_error(self) -> Retryable:
-        return Retryable(f"the connection to the sidecar at {self._path} is gone; retry once it is back")
+        return away_error(f"the connection to the sidecar at {self._path} is gone; retry once it is back", self._node)
 
     def _flush_frames(self) -> None:
         out, self._out = self._out, []

@@ -1,7 +1,7 @@
 """Mappings of a file of shared memory at addresses that allow for huge pages (2 MiB), and such pages for the file.
 
 A tensor of 32 MiB is 8,192 pages of 4 KiB or 16 huge ones, and what the kernel does page by page (faults of those who
-map it, look-ups by ``sendfile``, checks of what is received) it does as often. A tmpfs has huge pages by itself only
+map it, checks of what is received) it does as often. A tmpfs has huge pages by itself only
 where it is mounted so. ``collapse_pages`` has the kernel make them of small ones whatever the mount says:
 ``MADV_COLLAPSE`` of madvise(2), since Linux 6.1. All who map the file at an aligned address have them then.
 """

@@ -14,18 +14,25 @@ bytes of the block, unless GET had a tag.
     B: PROVE(proof)                         A: READY or REFUSED(reason)
 
     on data connections, one transfer at a time:
-    B: GET(block, range)                    A: HEAD(status, nbytes), the bytes
+    B: GET(block, range, COPIED)            A: HEAD(status, nbytes, COPIED), the bytes
+    B: DONE(reads)
+
+    A copies the bytes into its socket, and holds the block until DONE, or aborts the connection first. So a reader that
+    has all of them has those of this block.
+
+    where one of them does not say COPIED, which builds before it do not:
     B: DONE(reads)                          A: KEPT
 
-    ``sendfile`` sends pages and not bytes: A holds the block until DONE, or aborts the connection first. B believes the
-    bytes only once KEPT has come, for what lies in its own socket may still be those pages (over loopback it is).
+    Those builds send pages (``sendfile``) and not bytes. B believes them only once KEPT has come, for what lies in its
+    own socket may still be A's memory (over loopback it is).
 
     before the first transfer of a data connection, where both are to use UCX:
     B: UCX(version, address)                A: UCX(version, address), the address empty: all stays on TCP
 
     afterwards GET has a tag, under which A sends the bytes to B's address: a random one for each transfer, which nobody
     else knows, for whoever reaches B's address can send there. All other frames stay where they are. A holds the block
-    until UCX has sent all of it and DONE has come. A connection that ends ends its endpoint of UCX, on both sides.
+    until UCX has sent all of it and DONE has come, and says KEPT. A connection that ends ends its endpoint of UCX, on
+    both sides.
 
     on the one control connection:
     B: PING                                 A: PONG
@@ -50,6 +57,8 @@ _T = TypeVar("_T")
 
 MAGIC = 0x4F50
 VERSION = 1
+#: Value of ``reads`` in GET: B needs no KEPT for bytes that are copies; and in HEAD: these are, so none comes.
+COPIED = 1
 #: Longest JSON that follows a frame of the handshake.
 MAX_TEXT_BYTES = 4096
 #: Longest name of a node.

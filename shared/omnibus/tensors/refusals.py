@@ -1,6 +1,14 @@
-"""Errors for what a sidecar refuses."""
+"""Errors for what a sidecar refuses, and for one that is away."""
 
-from omnibus.errors import ArenaFull, DeadlineExceeded, OmnibusError, ProtocolError, TooLarge
+from omnibus.errors import (
+    ArenaFull,
+    DeadlineExceeded,
+    NodeUnreachable,
+    OmnibusError,
+    ProtocolError,
+    Retryable,
+    TooLarge,
+)
 from omnibus.tensors.protocol import SidecarFrame, Verb
 
 
@@ -20,3 +28,9 @@ def refusal_error(answer: SidecarFrame, nbytes: int, wait: float) -> OmnibusErro
     if answer.verb == Verb.ENDED:
         return DeadlineExceeded(f"the invocation ended while it waited for {nbytes} bytes")
     return ProtocolError(f"the sidecar answered an allocation with verb {answer.verb}")
+
+
+def away_error(message: str, node: str) -> Retryable:
+    """The error of a sidecar that does not answer. With ``node``, its name where there are others, one that lets the
+    work be done on another node."""
+    return NodeUnreachable(message, node=node) if node else Retryable(message)

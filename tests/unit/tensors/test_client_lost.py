@@ -6,10 +6,11 @@ import signal
 import numpy as np
 import pytest
 
-from omnibus.errors import ProtocolError, Retryable, StaleHandle
+from omnibus.errors import NodeUnreachable, ProtocolError, Retryable, StaleHandle
 from omnibus.tensors import client as client_module
 from omnibus.tensors.client import TensorClient
 from tests.unit.sidecar.node import connect, line, process, running, soon, until
+from tests.unit.sidecar.peers.pair import two_nodes
 from tests.unit.tensors.pairs import HALF
 
 
@@ -37,6 +38,34 @@ async def test_a_silent_sidecar_cannot_hold_a_client(tmp_path):
         with pytest.raises(Retryable):
             await connect(tmp_path, timeout=0.1)
         await asyncio.wait_for(left.wait(), 20)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+async def test_a_sidecar_of_several_that_is_lost_is_a_node_that_others_may_take_the_place_of(tmp_path, waits):
+    async with two_nodes(tmp_path) as (a, _), await a.client() as client:
+        taken = await client.allocate(HALF, invocation="i", deadline=soon())
+        call = client.allocate(a.sidecar.settings.size - HALF, invocation="i", deadline=soon(), wait=30)
+        waiting = asyncio.create_task(call) if waits else None
+        if waits:
+            await until(lambda: a.counters["waiting"] == 1)
+
+        await a.sidecar.stop()
+        await until(lambda: not client.connected)
+
+        with pytest.raises(NodeUnreachable) as lost:
+            await (waiting or call)
+        assert lost.value.node == "a"
+        del taken
+
+
+async def test_the_only_sidecar_that_is_lost_is_no_node_that_others_may_take_the_place_of(tmp_path):
+    async with running(tmp_path) as sidecar, await connect(tmp_path) as client:
+        await sidecar.stop()
+        await until(lambda: not client.connected)
+
+        with pytest.raises(Retryable) as lost:
+            await client.stats()
+        assert not isinstance(lost.value, NodeUnreachable)
 
 
 async def test_a_restarted_sidecar_is_found_again_and_old_handles_are_stale(tmp_path):

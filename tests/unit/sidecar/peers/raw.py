@@ -6,15 +6,13 @@ import socket
 from omnibus.tensors.handle import Handle
 from omnibus.tensors.peer_protocol import PeerFrame, PeerVerb
 from services.sidecar.peers.handshake import PeerIdentity, greet_listener
-from services.sidecar.peers.stream import PeerStream, PlainStream, read_frame, write_frame
+from services.sidecar.peers.plain_stream import PlainStream
+from services.sidecar.peers.stream import PeerStream, read_frame, write_frame
 from tests.unit.sidecar.peers.pair import SECRET, Node
 
 
 class NoArena:
     """The memory of a peer that has none."""
-
-    def fileno(self) -> int:
-        raise AssertionError
 
     def bytes_at(self, offset: int, nbytes: int) -> memoryview:
         raise AssertionError
@@ -52,7 +50,7 @@ async def ask(stream: PeerStream, handle: Handle, **changes: int) -> PeerFrame:
 
 
 async def rest(stream: PlainStream) -> bytes:
-    """Everything that still comes, until the connection is closed or reset."""
+    """Everything that still comes, until the connection is closed or reset; nothing is read by ``stream`` afterwards."""
     found = bytearray()
     while True:
         try:

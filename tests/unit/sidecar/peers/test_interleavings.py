@@ -74,8 +74,9 @@ class Read:
 
 
 class TwoNodes(RuleBasedStateMachine):
-    """Node A with blocks and node B that pulls them. ``free_early`` is the mistake that this test is to find."""
+    """Node A with blocks and node B that pulls copies of them. ``free_early`` is the mistake that this test is to find."""
 
+    copies = True
     free_early = False
 
     @initialize()
@@ -84,7 +85,7 @@ class TwoNodes(RuleBasedStateMachine):
         self.loop = asyncio.new_event_loop()
         self.a, self.arena_a = self._make_desk("a", 1 << 50)
         self.b, self.arena_b = self._make_desk("b", 1 << 51)
-        self.wire = Wire(self.arena_a, self.arena_b)
+        self.wire = Wire(self.arena_a, self.arena_b, self.copies)
         freed = self.a.admit_waiters
         self.reads_a = self.wire.reads = OutgoingReads(self.a.ledger, b"k" * 32, freed)
         if self.free_early:
@@ -279,19 +280,31 @@ class TwoNodes(RuleBasedStateMachine):
         assert (len(self.mirrors), self.mirrors.nbytes) == (0, 0)
 
 
-_SETTINGS = settings(max_examples=300, stateful_step_count=40, deadline=None, derandomize=True, database=None)
+class TwoNodesWithPages(TwoNodes):
+    """The same where B is shown the memory of A itself."""
+
+    copies = False
 
 
-def test_any_order_of_events_is_right():
-    run_state_machine_as_test(TwoNodes, settings=_SETTINGS)
+_SETTINGS = settings(max_examples=150, stateful_step_count=40, deadline=None, derandomize=True, database=None)
+
+
+@pytest.mark.parametrize("nodes", [TwoNodes, TwoNodesWithPages])
+def test_any_order_of_events_is_right(nodes: type[TwoNodes]):
+    run_state_machine_as_test(nodes, settings=_SETTINGS)
 
 
 @pytest.mark.nightly
-def test_many_more_orders_of_events_are_right():
-    run_state_machine_as_test(TwoNodes, settings=settings(_SETTINGS, max_examples=800, stateful_step_count=60))
+@pytest.mark.parametrize("nodes", [TwoNodes, TwoNodesWithPages])
+def test_many_more_orders_of_events_are_right(nodes: type[TwoNodes]):
+    run_state_machine_as_test(nodes, settings=settings(_SETTINGS, max_examples=800, stateful_step_count=60))
 
 
 class Careless(TwoNodes):
+    free_early = True
+
+
+class CarelessWithPages(TwoNodesWithPages):
     free_early = True
 
 
@@ -306,8 +319,9 @@ def end_in_the_middle(nodes: TwoNodes) -> None:
     nodes._run_network()
 
 
-def test_memory_that_is_freed_while_it_is_sent_would_be_noticed():
-    careful, careless = TwoNodes(), Careless()
+@pytest.mark.parametrize(("right", "wrong"), [(TwoNodes, Careless), (TwoNodesWithPages, CarelessWithPages)])
+def test_memory_that_is_freed_while_it_is_sent_would_be_noticed(right: type[TwoNodes], wrong: type[TwoNodes]):
+    careful, careless = right(), wrong()
     try:
         for nodes in (careful, careless):
             nodes.start()

@@ -1,14 +1,14 @@
-"""``sendfile`` sends pages, not bytes: what is on its way must not become somebody else's."""
+"""What is on its way to another node are bytes of its own block, whoever gets the memory meanwhile."""
 
 import asyncio
 import threading
-from contextlib import suppress
 
 import numpy as np
 import pytest
 
-from omnibus.tensors.peer_protocol import PeerFrame, PeerVerb, PullStatus, encode_peer_frame
-from services.sidecar.peers.stream import PlainStream, read_frame, read_text
+from omnibus.tensors.peer_protocol import COPIED, PeerFrame, PeerVerb, PullStatus, encode_peer_frame
+from services.sidecar.peers.plain_stream import PlainStream
+from services.sidecar.peers.stream import read_frame, read_text
 from tests.unit.sidecar.node import soon, until
 from tests.unit.sidecar.peers.pair import two_nodes
 from tests.unit.sidecar.peers.raw import ask, greeted, rest
@@ -31,41 +31,46 @@ async def test_a_reader_that_stops_in_the_middle_is_cut_off_before_others_get_th
         came = np.frombuffer(await rest(reader), np.uint8)
 
         assert len(came) < SIZE
-        assert set(came) <= {OLD, NEW}  # over loopback its socket may hold the pages themselves
+        assert set(came) == {OLD}
         assert block.handle.offset == handle.offset
         block.discard()
         await until(lambda: a.blocks == 0)
 
 
-async def test_bytes_that_were_replaced_before_they_were_read_are_never_confirmed(tmp_path):
+@pytest.mark.parametrize("copied", [COPIED, 0])
+async def test_memory_that_is_replaced_before_its_bytes_were_read_does_not_reach_the_reader(tmp_path, copied):
     """All of them are in the reader's socket when their memory is given to somebody else."""
     async with two_nodes(tmp_path, 1 << 18, stall_seconds=30.0) as (a, _), await a.client() as producer:
         size = 160 << 10
         handle = await producer.put(np.full(size, OLD, np.uint8), invocation="i", deadline=soon())
         reader = await greeted(a, receive_bytes=1 << 22)
-        assert (await ask(reader, handle)).status == PullStatus.OK
+        head = await ask(reader, handle, reads=copied)
         await asyncio.sleep(0.2)
 
         producer.end_invocation("i")
         block = await producer.allocate(size, invocation="j", deadline=soon(), wait=10.0)
         block.array[:] = NEW
 
-        with suppress(OSError):
-            await read_text(reader, size)
-        with pytest.raises(OSError):
-            await reader.write(encode_peer_frame(PeerFrame(PeerVerb.DONE, 1, reads=1)))
-            await read_frame(reader)  # no KEPT
-        block.discard()
+        assert (head.status, head.reads) == (PullStatus.OK, copied)
+        assert block.handle.offset == handle.offset
+        assert set(await read_text(reader, size)) == {OLD}
+        await reader.write(encode_peer_frame(PeerFrame(PeerVerb.DONE, 1, reads=1)))
+        if not copied:
+            assert (await read_frame(reader)).verb == PeerVerb.KEPT
+        assert (
+            await ask(reader, block.seal(), reads=copied)
+        ).status == PullStatus.OK  # the connection is as good as new
+        assert set(await read_text(reader, size)) == {NEW}
 
 
-async def test_a_sender_that_lets_go_after_sendfile_would_confirm_bytes_of_somebody_else(tmp_path, monkeypatch):
+async def test_a_sender_that_lets_go_before_it_has_sent_would_send_bytes_of_somebody_else(tmp_path, monkeypatch):
     """The same with the mistake that the test before is to find."""
     send_range = PlainStream.send_range
 
-    async def send_and_let_go(self, offset, nbytes, progress):
-        await send_range(self, offset, nbytes, progress)
+    async def let_go_and_send(self, offset, nbytes, progress):
         a.plane._thread.call_main(release_all)
-        released.wait(5.0)
+        replaced.wait(5.0)
+        await send_range(self, offset, nbytes, progress)
 
     def release_all() -> None:
         reads = a.plane.reads
@@ -73,45 +78,44 @@ async def test_a_sender_that_lets_go_after_sendfile_would_confirm_bytes_of_someb
             reads.abandon_read(owner)
         released.set()
 
-    released = threading.Event()
-    monkeypatch.setattr(PlainStream, "send_range", send_and_let_go)
+    released, replaced = threading.Event(), threading.Event()
+    monkeypatch.setattr(PlainStream, "send_range", let_go_and_send)
     async with two_nodes(tmp_path, 1 << 18, stall_seconds=30.0) as (a, _), await a.client() as producer:
         size = 160 << 10
         handle = await producer.put(np.full(size, OLD, np.uint8), invocation="i", deadline=soon())
         reader = await greeted(a, receive_bytes=1 << 22)
-        assert (await ask(reader, handle)).status == PullStatus.OK
+        asking = asyncio.create_task(ask(reader, handle, reads=COPIED))
         await until(released.is_set)
 
         producer.end_invocation("i")
         block = await producer.allocate(size, invocation="j", deadline=soon(), wait=10.0)
         block.array[:] = NEW
-        await asyncio.sleep(0.2)
+        replaced.set()
 
-        came = np.frombuffer(await read_text(reader, size), np.uint8)
-        await reader.write(encode_peer_frame(PeerFrame(PeerVerb.DONE, 1, reads=1)))
-        assert (await read_frame(reader)).verb == PeerVerb.KEPT
-        assert NEW in came
+        assert (await asking).status == PullStatus.OK
+        assert set(await read_text(reader, size)) == {NEW}
         block.discard()
 
 
-async def test_bytes_that_were_read_in_time_are_confirmed(tmp_path):
+async def test_copies_are_not_confirmed_and_the_next_request_is_answered_at_once(tmp_path):
+    async with two_nodes(tmp_path) as (a, _), await a.client() as producer:
+        reader = await greeted(a)
+        for value in (OLD, NEW):
+            handle = await producer.put(np.full(1000, value, np.uint8), invocation="i", deadline=soon())
+
+            head = await ask(reader, handle, reads=COPIED)
+
+            assert (head.verb, head.reads) == (PeerVerb.HEAD, COPIED)
+            assert set(await read_text(reader, 1000)) == {value}
+            await reader.write(encode_peer_frame(PeerFrame(PeerVerb.DONE, 1, reads=1)))
+        await until(lambda: a.blocks == 0)
+
+
+async def test_a_reader_of_an_earlier_build_is_sent_a_confirmation(tmp_path):
     async with two_nodes(tmp_path) as (a, _), await a.client() as producer:
         handle = await producer.put(np.full(1000, OLD, np.uint8), invocation="i", deadline=soon())
         reader = await greeted(a)
         await ask(reader, handle)
-        await read_text(reader, 1000)
-        producer.end_invocation("i")
-        await producer.stats()  # it is over, and waits for the reader
-
-        # What is on its way is cut off, whatever was read of it.
-        with pytest.raises(OSError):
-            await reader.write(encode_peer_frame(PeerFrame(PeerVerb.DONE, 1, reads=1)))
-            while True:
-                await read_frame(reader)
-
-        other = await producer.put(np.full(1000, NEW, np.uint8), invocation="j", deadline=soon())
-        reader = await greeted(a)
-        await ask(reader, other)
         await read_text(reader, 1000)
         await reader.write(encode_peer_frame(PeerFrame(PeerVerb.DONE, 1, reads=1)))
         assert (await read_frame(reader)).verb == PeerVerb.KEPT

@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 
 from omnibus.errors import ArenaFull, NodeUnreachable, StaleHandle
+from omnibus.tensors.peer_protocol import PeerVerb
+from services.sidecar.peers import dialler, listener
+from services.sidecar.peers.stream import write_frame
 from tests.unit.sidecar.node import soon, until
 from tests.unit.sidecar.peers.pair import two_nodes
 
@@ -22,6 +25,27 @@ async def test_a_tensor_of_another_node_has_the_same_bytes_and_is_freed_on_both(
         consumer.release(handle)
         b.sidecar.end_invocation("i")
         await until(lambda: b.blocks == 0)
+
+
+async def test_a_pull_between_nodes_of_this_build_has_no_confirmation(tmp_path, monkeypatch):
+    verbs: list[int] = []
+
+    async def write_and_note(stream, frame, **options):
+        verbs.append(frame.verb)
+        await write_frame(stream, frame, **options)
+
+    for side in (listener, dialler):
+        monkeypatch.setattr(side, "write_frame", write_and_note)
+    async with two_nodes(tmp_path, 1 << 24) as (a, b), await a.client() as producer, await b.client() as consumer:
+        for nbytes in (1000, 3 << 20):
+            handle = await producer.put(np.ones(nbytes, np.uint8), invocation="i", deadline=soon())
+            got = await consumer.open_tensor(handle, invocation="i", deadline=soon())
+            assert int(got.sum()) == nbytes
+        await until(lambda: a.blocks == 0)
+        b.sidecar.end_invocation("i")
+
+    pulls = [verb for verb in verbs if verb not in (PeerVerb.READY, PeerVerb.PING, PeerVerb.PONG)]
+    assert pulls == [PeerVerb.GET, PeerVerb.HEAD, PeerVerb.DONE] * 2
 
 
 async def test_many_readers_on_one_node_cause_one_transfer_and_one_read_each(tmp_path):

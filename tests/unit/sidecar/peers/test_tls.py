@@ -1,5 +1,6 @@
 """Pulls between nodes over mutual TLS: a certificate names the node that may use it."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -8,10 +9,12 @@ import pytest
 
 from omnibus.errors import BadRequest, NodeUnreachable
 from services.sidecar.peers import credentials
+from services.sidecar.peers.plain_stream import open_stream
+from services.sidecar.peers.tls_stream import EARLY_BYTES, TlsStream
 from tests.certificates import CERTIFICATE, KEY, node_files
 from tests.unit.sidecar.node import soon, until
 from tests.unit.sidecar.peers.pair import Node, introduce, peer_config, start_node
-from tests.unit.sidecar.peers.raw import dial, rest
+from tests.unit.sidecar.peers.raw import NoArena, dial, rest
 
 SIZE = 3_000_000
 
@@ -41,6 +44,33 @@ async def test_bytes_are_the_same_over_tls_and_freed_on_both(tmp_path):
         consumer.release(handle)
         b.sidecar.end_invocation("i")
         await until(lambda: a.blocks == b.blocks == 0)
+
+
+async def test_bytes_that_come_before_anybody_reads_them_are_kept_and_no_more_than_there_is_room_for():
+    client, server = credentials.load_tls(*node_files("a"))
+    accepted: asyncio.Queue[TlsStream] = asyncio.Queue()
+    listening = await asyncio.get_running_loop().create_server(
+        lambda: TlsStream(NoArena(), accepted.put_nowait), "127.0.0.1", 0, ssl=server
+    )
+    reader = await open_stream(listening.sockets[0].getsockname(), client, NoArena())
+    writer = await accepted.get()
+    sent, found = np.random.default_rng(2).bytes(40 * EARLY_BYTES), bytearray(40 * EARLY_BYTES)
+    writing = asyncio.create_task(writer.write(sent))
+    await asyncio.sleep(0.1)  # what there is room for has come
+
+    ends = (64, EARLY_BYTES, EARLY_BYTES + 1, len(found))
+    for start, end in zip((0, *ends), ends, strict=False):
+        await asyncio.wait_for(reader.read_into(memoryview(found)[start:end], lambda: None), 10.0)
+    await writing
+    writer.abort()
+
+    assert found == sent
+    with pytest.raises(OSError):
+        await asyncio.wait_for(reader.read_into(memoryview(found), lambda: None), 10.0)
+    with pytest.raises(OSError):
+        await reader.write(b"x")
+    reader.abort()
+    listening.close()
 
 
 async def test_a_certificate_of_another_node_is_refused(tmp_path):

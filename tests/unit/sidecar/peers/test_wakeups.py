@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from services.sidecar.peers.plain_stream import TURN_BYTES, WAKE_BYTES, PlainStream
 from services.sidecar.peers.stall import make_progress
-from services.sidecar.peers.stream import TURN_BYTES, WAKE_BYTES, PlainStream
 from tests.unit.sidecar.peers.raw import NoArena
 
 PIECE = 1 << 14
@@ -15,14 +15,14 @@ PIECES = 4 * WAKE_BYTES // PIECE
 LARGE = 8 * TURN_BYTES
 
 
-class FileArena(NoArena):
-    """The memory of a peer that sends a file."""
+class BytesArena(NoArena):
+    """The memory of a peer that sends."""
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+    def __init__(self, data: bytearray) -> None:
+        self._data = memoryview(data)
 
-    def fileno(self) -> int:
-        return self._descriptor
+    def bytes_at(self, offset: int, nbytes: int) -> memoryview:
+        return self._data[offset : offset + nbytes]
 
 
 @pytest.fixture
@@ -100,17 +100,15 @@ async def test_a_sender_that_is_gone_is_noticed_whatever_is_missing(
             await reading
 
 
-async def test_a_turn_of_the_loop_moves_one_slice_so_that_others_have_theirs(tmp_path):
+async def test_a_turn_of_the_loop_moves_one_slice_so_that_others_have_theirs():
     """Both directions of one connection in this loop, beside a callback that counts its turns."""
     loop, turn = asyncio.get_running_loop(), 0
     target = bytearray(LARGE)
-    with (tmp_path / "arena").open("w+b") as file, socket.create_server(("127.0.0.1", 0)) as listener:
-        file.write(b"x" * LARGE)
-        file.flush()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
         ends = socket.create_connection(listener.getsockname()), listener.accept()[0]
         for end in ends:
             end.setblocking(False)
-        sender, reader = PlainStream(ends[0], FileArena(file.fileno())), PlainStream(ends[1], NoArena())
+        sender, reader = PlainStream(ends[0], BytesArena(bytearray(b"x" * LARGE))), PlainStream(ends[1], NoArena())
 
         def count() -> None:
             nonlocal turn

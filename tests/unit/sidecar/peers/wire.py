@@ -1,6 +1,7 @@
 """Pulls between the bookkeeping of two nodes over a network that a test schedules step by step: no sockets, no clock.
 
-As ``sendfile`` does, a connection carries pages and not bytes: what the reader finds is what lies there when it reads.
+A connection carries copies, or, as with UCX and for readers of earlier builds, pages: then the reader finds what lies
+there when it reads, and waits for a confirmation.
 """
 
 from collections import deque
@@ -20,9 +21,10 @@ _ATTEMPTS = 2
 class Wire:
     """All connections from B to A. ``steps`` are what may happen next, each of which may be chosen."""
 
-    def __init__(self, source: Arena, target: Arena) -> None:
+    def __init__(self, source: Arena, target: Arena, copies: bool) -> None:
         self.source = source
         self.target = target
+        self.copies = copies
         self.connections: list[Connection] = []
         self.reads: OutgoingReads | None = None
         #: Blocks of which nobody knows whether a broken connection has ended their reads.
@@ -62,7 +64,7 @@ class Connection:
 
     def _begin(self) -> None:
         self._attempt += 1
-        self._at = 0
+        self._at = self._sent = 0
         self._offset = 0
         self._sending = False  # A holds the block
         self._owner = BlockOwner("peer:b")
@@ -80,7 +82,10 @@ class Connection:
 
     def break_off(self) -> None:
         """Lose the connection."""
-        if not self._over:
+        if self._over and self._sending:  # DONE is on its way
+            self._wire.ambiguous.add(self._transfer.get.block)
+            self._source = deque([self._close_source])
+        elif not self._over:
             self._target.clear()
             self._target.append(self._on_reset)
             self._source.clear()
@@ -92,33 +97,52 @@ class Connection:
         granted = self._wire.reads.begin_read(self._owner, self._transfer.get, abort)
         if granted.status == PullStatus.OK:
             self._sending, self._offset = True, granted.offset
-            self._target.append(self._receive)
+            if self._wire.copies:
+                self._source.append(self._send_copy)
+            else:
+                self._target.append(self._read_pages)
         else:
             self._target.append(lambda: self._finish(granted.status))
 
-    def _receive(self) -> None:
+    def _send_copy(self) -> None:
+        piece = self._next_half(self._sent)
+        self._sent += len(piece)
+        self._target.append(lambda: self._receive(piece))
+        if self._sent < self._transfer.get.nbytes:
+            self._source.append(self._send_copy)
+
+    def _read_pages(self) -> None:
+        self._receive(self._next_half(self._at))
+        if not self._over and self._at < self._transfer.get.nbytes:
+            self._target.append(self._read_pages)
+
+    def _next_half(self, at: int) -> bytes:
+        nbytes = self._transfer.get.nbytes
+        return bytes(self._wire.source.bytes_at(self._offset + at, min(nbytes - at, max(nbytes // 2, 1))))
+
+    def _receive(self, piece: bytes) -> None:
         if self._over:
             return
-        nbytes = self._transfer.get.nbytes
-        count = min(nbytes - self._at, max(nbytes // 2, 1))
-        target = self._wire.target.bytes_at(self._transfer.offset + self._at, count)
-        target[:] = self._wire.source.bytes_at(self._offset + self._at, count)
-        self._at += count
-        if self._at < nbytes:
-            self._target.append(self._receive)
-        else:
-            self._source.append(self._confirm)
+        self._wire.target.bytes_at(self._transfer.offset + self._at, len(piece))[:] = piece
+        self._at += len(piece)
+        if self._at < self._transfer.get.nbytes:
+            return
+        self._source.append(self._confirm)
+        if self._wire.copies:
+            self._finish(PullStatus.OK)
 
     def _confirm(self) -> None:
         assert self._wire.reads is not None
         self._sending = False
         self._wire.reads.finish_read(self._owner, self._transfer.get, self._transfer.reads)
-        self._target.append(lambda: self._finish(PullStatus.OK))
+        if not self._wire.copies:
+            self._target.append(lambda: self._finish(PullStatus.OK))
 
     def _abort_source(self) -> None:
         if self._sending:
             self._source.clear()
             self._close_source()
+            self._note_ambiguity()
             self._target.append(self._on_reset)  # after what the socket of B holds
 
     def _close_source(self) -> None:

@@ -1,0 +1,151 @@
+"""Thousands of requests over nodes that share nothing, beside faults: ``python -m tests.nodes --requests 10000 --seed 7``.
+
+Engines are those of ``tests.nodes.summing``, so that every byte that crosses is checked; gateway, planner, executors,
+bus, store, sidecars and cables are real ones. Every stage has two executors, and every node a sidecar. Meanwhile cables
+are cut, slow or deaf in one direction, sidecars are frozen and killed, and executors are killed: see ``tests.nodes.soak``.
+
+Ends with 0 when each request was answered right or refused by a typed error, none took longer than its deadline, and
+nothing is left on any node afterwards. The same seed draws the same requests and faults. Needs root.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from tests.bench import bodies
+from tests.nodes.namespaces import BUS, DATA, Node, Switch, missing_reason
+from tests.nodes.soak import ANSWERED, FaultDrawer, Load, load_again
+from tests.nodes.summing import SummedRequests, declared_model
+from tests.nodes.system import NamespaceSystem, network_of
+
+_REPLICAS = 2
+_DEADLINE_SECONDS, _HANG_SECONDS = 20.0, 30.0
+_SLOW_RATE = "2mbit"  # the largest tensor then takes 2.5 s
+#: Requests without faults, before descriptors are counted and after the last fault.
+_CALM_REQUESTS = 100
+#: Descriptors that a process may have more afterwards, for connections are made when they are needed.
+_MORE_DESCRIPTORS = 16
+_SETTLE_SECONDS = 10.0
+_SHOWN_FAULTS, _SHOWN_LOG = 20, 20_000
+
+
+@contextlib.contextmanager
+def running(nodes: int) -> Iterator[tuple[NamespaceSystem, list[Node]]]:
+    """The system over ``nodes``, and those of them that are not the gateway's. Fails when something is left of it."""
+    with contextlib.ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="omnibus-nodes-")))
+        switch = stack.enter_context(Switch())
+        others = [stack.enter_context(switch.add_node(f"n{index}")) for index in range(1, nodes)]
+        places = [
+            {BUS: place.address(BUS), DATA: place.address(DATA), "enter": getattr(place, "visitor_prefix", ())}
+            for place in (switch, *others)
+        ]
+        settings = {
+            "TEST_NODES": json.dumps(places),
+            "OMNIBUS_UP_FORK_SERVER": "false",
+            "OMNIBUS_EXECUTOR_ENGINE": "tests.nodes.summing:engine",
+            "OMNIBUS_GATEWAY_DEADLINE": f"{_DEADLINE_SECONDS:g}",
+            "OMNIBUS_GATEWAY_QUARANTINE": "0",
+            "OMNIBUS_GATEWAY_RECORD": "digest",
+            "OMNIBUS_SIDECAR_ARENA_MIB": "128",
+        }
+        models = {bodies.IMAGE_MODEL: declared_model(_REPLICAS)}
+        system = NamespaceSystem(directory, models, settings, ("--nodes", str(nodes)))
+        with network_of(switch.first_process):
+            try:
+                system.start()
+                yield system, others
+            except BaseException:
+                print(system.log[-_SHOWN_LOG:], file=sys.stderr)
+                raise
+            finally:
+                leftovers = system.stop()
+        if leftovers:
+            raise AssertionError(f"left behind: {leftovers}")
+
+
+async def run(system: NamespaceSystem, others: list[Node], options: argparse.Namespace) -> list[str]:
+    """Send the requests; what is wrong, in words."""
+    load = Load(system, SummedRequests(options.seed), at_once=options.at_once, hang_seconds=_HANG_SECONDS)
+    await load_again(load, _CALM_REQUESTS)
+    await system.ledger_is_empty(_SETTLE_SECONDS)
+    descriptors = _descriptors(system)
+    load.outcomes.clear()
+    faults = FaultDrawer(system, others, seed=options.seed, slow_rate=_SLOW_RATE)
+    began, received = time.monotonic(), _received_bytes(others)
+    breaking = asyncio.create_task(faults.run())
+    try:
+        await load.run(options.requests, first=_CALM_REQUESTS)
+    finally:
+        breaking.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await breaking
+    outcomes, seconds = dict(load.outcomes), time.monotonic() - began
+    crossed = (_received_bytes(others) - received) / 1e6
+    print(f"{sum(outcomes.values())} of {options.requests} requests in {seconds:.0f} s: {outcomes}")
+    print(f"faults: {dict(faults.done)}; {crossed:.0f} MB crossed; the longest took {load.longest_seconds:.1f} s")
+    await system.whole()
+    await load_again(load, _CALM_REQUESTS)
+    await system.ledger_is_empty(_SETTLE_SECONDS)
+    grown = {
+        name: (before, now)
+        for name, now in _descriptors(system).items()
+        if now > (before := descriptors.get(name, now)) + _MORE_DESCRIPTORS
+    }
+    refused = [] if outcomes.get(ANSWERED, 0) > options.requests / 2 else ["more than half were refused"]
+    return [*load.faults, *refused, *(f"{name}: descriptors before and after: {each}" for name, each in grown.items())]
+
+
+def _received_bytes(nodes: list[Node]) -> int:
+    return sum(node.received_bytes() for node in nodes)
+
+
+def _descriptors(system: NamespaceSystem) -> dict[str, int]:
+    """How many descriptors each process has open, by its id and its command."""
+    found = {}
+    for process in system.processes():
+        with contextlib.suppress(psutil.Error):
+            found[f"{process.pid} {' '.join(process.cmdline()[-3:])}"] = process.num_fds()
+    return found
+
+
+def parsed(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.nodes", description=__doc__)
+    parser.add_argument("--nodes", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--at-once", type=int, default=12, help="requests at a time")
+    options = parser.parse_args(arguments)
+    if options.nodes < 3:
+        parser.error("faults between two nodes need a third one, the gateway's: --nodes is at least 3")
+    options.seed = random.randrange(2**31) if options.seed is None else options.seed
+    return options
+
+
+def main(arguments: list[str]) -> int:
+    options = parsed(arguments)
+    if reason := missing_reason():
+        print(reason, file=sys.stderr)
+        return 2
+    print(f"seed {options.seed}", flush=True)
+    with running(options.nodes) as (system, others):
+        wrong = asyncio.run(run(system, others, options))
+        if wrong:
+            print(system.log[-_SHOWN_LOG:], file=sys.stderr)
+    for each in wrong[:_SHOWN_FAULTS]:
+        print(each)
+    print(f"wrong: {len(wrong)}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,127 @@
+"""Engines that compute nothing but a checksum of every byte that reached them, which is in the answer.
+
+    OMNIBUS_EXECUTOR_ENGINE=tests.nodes.summing:engine
+
+A request names the size of its tensors in its image, and its number by its seed. From the encoder to the language model,
+and from there to the talker, goes a tensor that no other request has; the text of the answer has the checksum of the
+first one, and the level of the sound that of the second. So an answer with bytes of somebody else is a wrong one.
+"""
+
+import asyncio
+import base64
+import zlib
+from collections.abc import Awaitable, Callable
+from functools import partial
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from omnibus.errors import BadRequest
+from omnibus.executor.runner import Job
+from omnibus.executor.settings import ExecutorSettings
+from tests.bench import bodies
+from tests.bench.null import NullRunner
+from tests.bench.system import MODELS
+from tests.nodes.soak import Case
+
+#: Bytes of tensors: within a message, by the connection for small ones, and by those for large ones.
+_SIZES = (4 << 10, 20 << 10, 100 << 10, 600 << 10)
+_WEIGHTS = (4, 3, 2, 1)
+_CODES = 25  # of half a second of sound, which is pulled by the gateway
+#: A large prime number: tensors of two requests differ in each of their numbers.
+_STEP = 2_654_435_761
+
+
+def engine(component: str, settings: ExecutorSettings) -> NullRunner:
+    """Raises ``BadRequest`` for a component that there is none for."""
+    if component not in _WORK:
+        raise BadRequest(f"no summing engine for component {component!r}; there is one for {sorted(_WORK)}")
+    return NullRunner(_WORK[component])
+
+
+def declared_model(replicas: int) -> dict[str, Any]:
+    """Every component in ``replicas`` executors."""
+    model = dict(MODELS[bodies.IMAGE_MODEL])
+    model["options"] = {name: {**option, "replicas": replicas} for name, option in dict(model["options"]).items()}
+    return model
+
+
+class SummedRequests:
+    """Requests by their number, spoken or not, with tensors of different sizes; the same ones for one ``seed``."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._templates = {
+            (size, spoken): bodies.image_chat(bodies.picture(size), distinct=True, spoken=spoken)
+            for size in _SIZES
+            for spoken in (False, True)
+        }
+
+    def __call__(self, number: int) -> Case:
+        dice = Random(f"{self._seed}/{number}")
+        (size,), spoken = dice.choices(_SIZES, _WEIGHTS), dice.random() < 0.5
+        seed = bodies.FIRST + number
+        return Case(bodies.fill(self._templates[size, spoken], seed), {}, partial(_check, seed, size, spoken))
+
+
+def _check(seed: int, size: int, spoken: bool, body: Any) -> None:
+    message = body["choices"][0]["message"]
+    assert message["content"] == _text(seed, _tensor(size, seed)), message["content"]
+    if spoken:
+        samples = np.frombuffer(base64.b64decode(message["audio"]["data"]), np.int16)
+        assert len(samples) == _CODES * bodies.CODE_SAMPLES, len(samples)
+        assert set(samples.tolist()) == {bodies.level(_sum(_tensor(size, seed + 1)))}
+
+
+async def _see(job: Job) -> None:
+    media = await job.value("media")
+    await job.put("embedding", {"modality": "image"}, _tensor(bodies.tensor_bytes(media.array.tobytes()), job.seed))
+
+
+async def _think(job: Job) -> None:
+    await job.value("messages")
+    [item] = await job.value("items")
+    await job.put("prompt", {}, _tensor(item.array.nbytes, job.seed + 1))
+    await job.put("layout", {})
+    await job.send_text("text", {"text": _text(job.seed, item.array)})
+    job.close("rows")
+    job.close("text", {"finish_reason": "stop", "usage": {"prompt_tokens": 8, "completion_tokens": 1}})
+
+
+async def _talk(job: Job) -> None:
+    prompt = await job.value("prompt")
+    level = bodies.level(_sum(prompt.array))
+    await job.value("layout")
+    async for _ in job.stream("rows"):
+        pass
+    job.close("codes", {"codes": [level] * _CODES})
+
+
+async def _vocode(job: Job) -> None:
+    codes = [code async for item in job.stream("codes") for code in item.data["codes"]]
+    samples = np.repeat(np.array(codes, np.float32) / 32767, bodies.CODE_SAMPLES)
+    await job.send("audio", {"rate": bodies.RATE}, samples)
+    await asyncio.sleep(0)  # what was sent goes before the end of it
+    job.close("audio", {"samples": len(samples)})
+
+
+_WORK: dict[str, Callable[[Job], Awaitable[None]]] = {
+    "vision": _see,
+    "thinker": _think,
+    "talker": _talk,
+    "vocoder": _vocode,
+}
+
+
+def _tensor(nbytes: int, number: int) -> np.ndarray:
+    words = np.arange(number, number + nbytes // 4, dtype=np.uint32) * np.uint32(_STEP)
+    return words.view(np.int32).reshape(-1, 1024)
+
+
+def _sum(array: np.ndarray) -> int:
+    return zlib.crc32(array.tobytes())
+
+
+def _text(seed: int, array: np.ndarray) -> str:
+    return f"{seed} {array.nbytes} {_sum(array):08x}"
