@@ -230,7 +230,7 @@ class Held(MemoryJob):
 
 
 @pytest.mark.parametrize("pieces", [[1] * 10, [10], [3, 7]])
-def test_steps_that_are_written_as_they_come_say_what_steps_that_are_awaited_say(
+async def test_steps_that_are_written_as_they_come_say_what_steps_that_are_awaited_say(
     thinker: Thinker, pieces: list[int]
 ) -> None:
     params = TextGenerationParams(stop=("fox",))
@@ -246,7 +246,7 @@ def test_steps_that_are_written_as_they_come_say_what_steps_that_are_awaited_say
     async def take() -> list[TokenStep]:
         return next(left)
 
-    asyncio.run(send_answer(awaited, take, other, None))
+    await send_answer(awaited, take, other, None)
 
     assert written.text == awaited.text == "the quick brown "
     assert (reply.finish, other.finish, whole[-1]) == ("stop", "stop", True)
