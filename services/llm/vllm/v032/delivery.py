@@ -66,7 +66,7 @@ class _Delivery:
 
 
 def _engine_error(cause: Exception) -> Exception:
-    """What ``AsyncLLM.generate`` would raise for ``cause``."""
+    """The error that ``AsyncLLM.generate`` would raise for ``cause``."""
     if isinstance(cause, EngineDeadError):
         return cause
     error = EngineGenerateError()

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import threading
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,7 @@ from omnibus.executor.runner import Item
 from omnibus_models.contract import Encoded, Thinker
 from omnibus_models.families import load_family
 from services.llm.engine.model import ThinkerCore, ThinkSettings
-from services.llm.engine.params import TextGenerationParams
-from services.llm.engine.sequence import TokenStep
-from services.llm.runners.request import open_reply
-from services.llm.runners.thinker import TextWriter, ThinkRunner, send_answer
+from services.llm.runners.thinker import ThinkRunner
 from tests.unit.jobs import MemoryJob, Pipe, run
 from tests.unit.llm.conftest import greedy
 
@@ -227,30 +223,6 @@ class Held(MemoryJob):
     async def send(self, output: str, data: dict[str, Any], array: np.ndarray | None = None) -> None:
         await self.gate.wait()
         await super().send(output, data, array)
-
-
-@pytest.mark.parametrize("pieces", [[1] * 10, [10], [3, 7]])
-async def test_steps_that_are_written_as_they_come_say_what_steps_that_are_awaited_say(
-    thinker: Thinker, pieces: list[int]
-) -> None:
-    params = TextGenerationParams(stop=("fox",))
-    ids = thinker.encode_text("the quick brown fox jumps over the lazy dog")[:10]
-    steps = [TokenStep(id, None) for id in ids]
-    written, reply = job(text(1)), open_reply(thinker, params, False)
-    writer, rest, whole = TextWriter(written, reply), iter(steps), []
-    for piece in pieces:
-        whole.append(writer.add_steps([*islice(rest, piece)]))
-    awaited, other = job(text(1)), open_reply(thinker, params, False)
-    left = iter([steps])
-
-    async def take() -> list[TokenStep]:
-        return next(left)
-
-    await send_answer(awaited, take, other, None)
-
-    assert written.text == awaited.text == "the quick brown "
-    assert (reply.finish, other.finish, whole[-1]) == ("stop", "stop", True)
-    assert reply.tokens == other.tokens
 
 
 async def test_tokens_behind_a_stop_string_are_dropped_when_the_reader_is_slow(
