@@ -140,6 +140,9 @@ class MemoryJob(Job):
     async def send(self, output: str, data: dict[str, Any], array: np.ndarray | None = None) -> None:
         self.outputs[output].feed(Item(data, _own(array)))
 
+    def write_text(self, output: str, data: dict[str, Any]) -> None:
+        self.outputs[output].feed(Item(data))
+
     async def open_rows(self, output: str, count: int, width: int, dtype: str) -> "MemoryRows":
         self.allocated[output] = (count, width)
         return MemoryRows(self.outputs[output], np.empty((count, width), dtype))

@@ -5,6 +5,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,6 +19,25 @@ pytestmark = IN_PROCESS
 
 TOKENS = 48
 SAID = [{"role": "user", "content": "the small cat sleeps on a warm red mat " * 6}]
+
+
+@pytest.mark.parametrize(("computed", "by_rows"), [([0, 9], True), ([6, 9], True), ([7, 9], False), ([None, 9], False)])
+def test_steps_that_read_no_media_begin_with_token_ids(computed: list[int | None], by_rows: bool) -> None:
+    """The first request has a picture at the tokens 2 to 6, if it has one."""
+    from services.llm.vllm.v032.worker import by_token_ids  # imports vLLM, which not each environment has
+
+    picture = SimpleNamespace(mm_position=SimpleNamespace(offset=2, length=5))
+    states = [SimpleNamespace(mm_features=[], num_computed_tokens=count) for count in computed]
+    if computed[0] is not None:
+        states[0].mm_features = [picture]
+    runner = SimpleNamespace(
+        supports_mm_inputs=True,
+        requests=dict(enumerate(states)),
+        input_batch=SimpleNamespace(req_ids=range(len(states))),
+    )
+    prepared = by_token_ids(runner, lambda *_: runner.supports_mm_inputs)
+
+    assert (prepared(None, 2), runner.supports_mm_inputs) == (by_rows, True)
 
 
 async def test_the_engine_is_told_how_to_quantise(

@@ -14,7 +14,7 @@ from omnibus.errors import Fatal
 from omnibus_models import tiny, torchvision_cpu
 from omnibus_models.contract import TokenSamplingParams
 from omnibus_models.tiny import _chat_tokenizer, _qwen, _weights
-from services.llm.vllm.protocol import Generation, Launch
+from services.llm.vllm.protocol import Generation, Launch, Tokens
 from services.llm.vllm.v032.arguments import build_engine_arguments
 from services.llm.vllm.v032.engine import VllmEngineProcess
 from tests.vllm.conftest import IN_PROCESS
@@ -72,6 +72,37 @@ async def answer(core: VllmEngineProcess, generation: Generation) -> list[int]:
         return [token async for tokens in stream for token in tokens.ids]
 
 
+async def delivered(core: VllmEngineProcess, generation: Generation, tasks: set[object]) -> list[int]:
+    found: list[int] = []
+
+    def consume(tokens: Tokens) -> bool:
+        tasks.add(asyncio.current_task())
+        found.extend(tokens.ids)
+        return False
+
+    await core.deliver(generation, consume)
+    return found
+
+
+async def fail_or_stop(core: VllmEngineProcess, ids: Sequence[int]) -> None:
+    """One request whose tokens cannot be used, and one of which no more are wanted: neither goes on."""
+
+    def fail(_: Tokens) -> bool:
+        raise ValueError("of no use")
+
+    with pytest.raises(ValueError, match="of no use"):
+        await core.deliver(asked(ids), fail)
+    taken: list[Tokens] = []
+
+    def stop(tokens: Tokens) -> bool:
+        taken.append(tokens)
+        return True
+
+    await core.deliver(asked(ids), stop)
+    assert [len(tokens.ids) for tokens in taken] == [1]
+    assert core._llm.output_processor.get_num_unfinished_requests() == 0
+
+
 @torch.no_grad()
 def greedy(model: Any, ids: Sequence[int]) -> list[int]:
     given = torch.tensor([list(ids)])
@@ -102,10 +133,14 @@ async def test_qwen3_text(tmp_path: Path) -> None:
     try:
         await core.start()
         answers = await asyncio.gather(*(answer(core, asked(ids)) for ids in prompts))
+        tasks: set[object] = set()
+        handed = await asyncio.gather(*(delivered(core, asked(ids), tasks) for ids in prompts))
+        await fail_or_stop(core, prompts[0])
     finally:
         await core.stop()
 
-    assert answers == [greedy(model, ids) for ids in prompts]
+    assert answers == handed == [greedy(model, ids) for ids in prompts]
+    assert len(tasks) == 1  # that which reads from the engine core: none is woken for a token
 
 
 async def test_heads_that_the_kernels_do_not_take_are_named_before_the_start(tmp_path: Path) -> None:

@@ -204,10 +204,14 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             and not self.pipeline
             and not self.is_last
             and not self._closing
-            and self.parser.should_keep_alive()
             and self.parser.get_http_version() == "1.1"
             and route.accepts_head(self.parser.get_method(), self.url, self.headers)
         )
+
+    @property
+    def keeps_alive(self) -> bool:
+        """False if the request whose head came last is the last one of its client on this connection."""
+        return bool(self.parser.should_keep_alive())
 
     def _start_cycle(self) -> None:
         """Answer the request whose head is complete in a task of its own."""

@@ -41,6 +41,9 @@ class DirectConnection(Protocol):
     #: The direct response under way; other requests may wait behind it.
     answering: "DirectResponse | None"
 
+    @property
+    def keeps_alive(self) -> bool: ...
+
     def on_response_complete(self) -> None: ...
 
 
@@ -88,7 +91,7 @@ class DirectResponse(ABC):
 
     def __init__(self, route: DirectRoute, connection: DirectConnection) -> None:
         self.response_complete = self.disconnected = False
-        self.keep_alive = True
+        self.keep_alive = connection.keeps_alive
         self.connection = connection
         connection.cycle = connection.answering = self
         #: Content type of what has begun to leave, whose status cannot change any more.
@@ -145,7 +148,7 @@ class DirectResponse(ABC):
         if not self.begun:
             self.begun = EVENTS
             fields = [(b"content-type", EVENTS), (b"cache-control", b"no-cache"), *extra()]
-            data = self._encode_head(200, [*fields, (b"transfer-encoding", b"chunked")]) + data
+            data = self._encode_head(200, fields, b"transfer-encoding: chunked\r\n") + data
         self._write(data)
         if last:
             self.complete()
@@ -178,11 +181,12 @@ class DirectResponse(ABC):
         if not self.disconnected:
             self.connection.transport.write(data)
 
-    def _encode_head(self, status: int, headers: Headers) -> bytes:
+    def _encode_head(self, status: int, headers: Headers, framing: bytes = b"") -> bytes:
         lines = [b"%b: %b\r\n" % field for field in headers]
         if not self.keep_alive:
             lines.append(b"connection: close\r\n")
-        return b"".join((_STATUS_LINES[status], _default_lines(self.connection.server_state), *lines, b"\r\n"))
+        defaults = _default_lines(self.connection.server_state)
+        return b"".join((_STATUS_LINES[status], defaults, *lines, framing, b"\r\n"))
 
 
 def _default_lines(server_state: Any) -> bytes:

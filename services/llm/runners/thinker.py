@@ -55,14 +55,42 @@ class ThinkRunner(LanguagePart, component="thinker"):
             job.close("text", {"finish_reason": reply.finish, "usage": reply.usage(asked.counts)})
 
 
+class TextWriter:
+    """Writes the text of an answer that nobody speaks, in the turns of the event loop in which its steps come."""
+
+    def __init__(self, job: Job, reply: Reply) -> None:
+        self._job = job
+        self._reply = reply
+
+    def add_steps(self, steps: Sequence[TokenStep]) -> bool:
+        """Take the next steps and send what they say; returns True once the answer is whole."""
+        reply = self._reply
+        for number, step in enumerate(steps, 1):
+            if reply.finish is None:
+                _add_step(reply, step)
+            if not number % MAX_CHUNK_TOKENS:
+                self._write_pending()
+        self._write_pending()
+        return reply.finish is not None
+
+    def _write_pending(self) -> None:
+        chunk = self._reply.next_chunk()
+        if chunk is not None:
+            self._job.write_text("text", chunk)
+
+
+def _add_step(reply: Reply, step: TokenStep) -> None:
+    reply.add(step.token, step.finish)
+    if step.logprobs is not None:
+        reply.add_logprobs(step.token, step.finish, step.logprobs)
+
+
 async def send_answer(job: Job, take: Take, reply: Reply, speech: SpeechWriter | None) -> None:
     """Send text, and rows, as they come, until ``reply`` is finished."""
     while reply.finish is None:
         for number, step in enumerate(await take(), 1):
             if reply.finish is None:  # after a stop string the engine was one step ahead
-                reply.add(step.token, step.finish)
-                if step.logprobs is not None:
-                    reply.add_logprobs(step.token, step.finish, step.logprobs)
+                _add_step(reply, step)
                 if speech is not None:
                     speech.add(step.side)
             if not number % MAX_CHUNK_TOKENS:

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
 from itertools import count
@@ -14,14 +13,16 @@ from omnibus.executor.runner import Job
 from omnibus.executor.scheduler import due_time
 from omnibus_models.contract import Reader, TokenizedPrompt, TokenSamplingParams
 from omnibus_models.families import load_family as find
-from services.component import Compute, run_in_pool
+from services.component import Compute
 from services.llm.engine.params import TextGenerationParams, build_sampling, max_answer_tokens, unknown_adapter_error
 from services.llm.engine.sequence import TokenStep
 from services.llm.runners.answer_shape import answer_grammar, check_grammar
 from services.llm.runners.request import count_tokens, read_items, read_messages, read_text_params, resumed_tokens
 from services.llm.runners.thinker import Take
+from services.llm.vllm.answer_tokens import AnswerTokens, build_steps
+from services.llm.vllm.prompts import PromptTokenizer
 from services.llm.vllm.protocol import Generation, Launch, Tokens, VllmEngine
-from services.llm.vllm.request import TalkerRows, VllmRequest
+from services.llm.vllm.request import TalkerRows, VllmRequest, is_text
 from services.llm.vllm.supervisor import EngineSupervisor
 
 
@@ -70,8 +71,8 @@ class VllmCore:
         self._keeper = EngineSupervisor(launch.component, self._make_engine)
         #: Calls functions in the thread in which embeddings are copied.
         self.hands = Compute(launch.component, max(1, launch.threads))
-        # Tokenising must not wait for embeddings, and a tokeniser is not made for two threads at once.
-        self._words = ThreadPoolExecutor(1, f"{launch.component}-words")
+        # Tokenising must not wait for embeddings.
+        self._words = PromptTokenizer(f"{launch.component}-words")
         self._users = 0
         #: Whether its last user has closed it: it cannot be loaded again.
         self.closed = False
@@ -131,7 +132,7 @@ class VllmCore:
         self.closed = True
         await self._keeper.close()
         await self.hands.close()
-        await asyncio.to_thread(self._words.shutdown, cancel_futures=True)
+        await self._words.close()
 
     def stats(self) -> dict[str, Any]:
         state = {"serving": self.serving, "restarts": self._keeper.restarts, "slots": self._launch.slots}
@@ -152,7 +153,10 @@ class VllmCore:
         spoken = voice is not None or (params.prefill_only and bool(job.inputs.get("voice")))
         prompt = await self._tokenize_prompt(job, params)
         items = await read_items(job)
-        order = await self.hands(VllmRequest, self.reader, prompt, items, voice)
+        if is_text(prompt, items, voice):
+            order = VllmRequest(self.reader, prompt, items, voice)
+        else:
+            order = await self.hands(VllmRequest, self.reader, prompt, items, voice)
         length = len(order.ids)
         try:
             limit = self.answer_limit(length, params)
@@ -162,7 +166,7 @@ class VllmCore:
             raise
         grammar = answer_grammar(self.reader, params) or ""
         if grammar:
-            await run_in_pool(self._words, check_grammar, grammar)
+            await self._words.run(check_grammar, grammar)
         # What goes by the tokens of an answer is computed from its first one on, and not behind some of them.
         known = () if grammar or params.changes_logits else resumed_tokens(job, "text")[: limit - 1]
         if known:
@@ -180,8 +184,8 @@ class VllmCore:
         return max_answer_tokens(self._launch.context, length, params.max_tokens)
 
     async def _tokenize_prompt(self, job: Job, params: TextGenerationParams) -> TokenizedPrompt:
-        messages, context = await read_messages(job), self._launch.context
-        return await run_in_pool(self._words, self.reader.prompt, messages, context, params.prompt_options)
+        messages = await read_messages(job)
+        return await self._words.tokenize(self.reader, messages, self._launch.context, params.prompt_options)
 
     def _read_voice(self, job: Job) -> str | None:
         if not job.has_consumer("prompt"):
@@ -240,21 +244,21 @@ class VllmCore:
 
         The first ones come behind the ``known``. What the engine had of the prompt is added to its ``counts``.
         """
-        before = list(known)
+        answer = AnswerTokens(known, counts)
 
         async def next_steps() -> Sequence[TokenStep]:
             tokens: Tokens = await anext(stream)
-            if tokens.cached and counts is not None:  # with tokens of its own that an answer goes on behind
-                counts["cached_tokens"] = min(tokens.cached, counts["prompt_tokens"])
-            ids = [*before, *tokens.ids]
-            before.clear()
-            sides = [None] * len(ids) if voice is None else await self.hands(voice.next_sides, ids)
-            steps = [TokenStep(token, None, side) for token, side in zip(ids, sides, strict=True)]
-            if tokens.logprobs:
-                steps = [step._replace(logprobs=each) for step, each in zip(steps, tokens.logprobs, strict=True)]
-            return [*steps[:-1], steps[-1]._replace(finish=tokens.finish)]
+            ids = answer.next_ids(tokens)
+            return build_steps(tokens, ids, None if voice is None else await self.hands(voice.next_sides, ids))
 
         return next_steps
+
+    def token_consumer(
+        self, consume: Callable[[Sequence[TokenStep]], bool], known: Sequence[int], counts: dict[str, int]
+    ) -> Callable[[Tokens], bool]:
+        """The ``token_reader`` of an answer that nobody speaks, for ``VllmEngine.deliver``."""
+        answer = AnswerTokens(known, counts)
+        return lambda tokens: consume(build_steps(tokens, answer.next_ids(tokens), None))
 
     # From a prefill to a decode in this process, without moving anything
 

@@ -1,6 +1,6 @@
 """Interface that a version of vLLM has to provide. Small and without any of its types."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -167,6 +167,13 @@ class VllmEngine(Protocol):
         The rows of all positions but the last are written before its token comes, and the cache that is
         given before the first token. Raises ``BadRequest``, as ``AdapterSlots.use`` for an adapter that comes with it,
         ``StageFailed``, and ``StageUnavailable`` once the engine is dead.
+        """
+
+    async def deliver(self, asked: Generation, consume: Callable[[Tokens], bool]) -> None:
+        """Call ``consume`` with the tokens of ``generate``, in the turns of the event loop in which they come: no task
+        is woken for each. Returns once there are no more, or ``consume`` has returned True.
+
+        A cancellation aborts the request within a step. Raises as ``generate`` does, and what ``consume`` raises.
         """
 
     async def wait_for_exit(self) -> None:

@@ -23,24 +23,36 @@ _FLOATS = (np.float16, np.float32)
 _ROW = np.dtype(np.float32)
 
 
+def is_text(prompt: TokenizedPrompt, items: Sequence[Item], voice: str | None) -> bool:
+    """True for a request of text alone, which nobody speaks: the engine counts its positions, and there is nothing to
+    copy."""
+    return not (items or prompt.modalities) and voice is None
+
+
 class VllmRequest:
-    """One request; everything here runs in a thread, and nothing invalid comes out of it.
+    """One request; everything here but for one of text runs in a thread, and nothing invalid comes out of it.
 
     Raises ``BadRequest`` for items that are not those of the prompt, and ``ContextTooLong``.
     """
 
     def __init__(self, reader: Reader, prompt: TokenizedPrompt, items: Sequence[Item], voice: str | None) -> None:
+        self.voice: TalkerInputs | None = None
+        self.parcel: SharedBuffer | None = None
+        self.media: list[Medium] = []
+        self.positions: Positions | None = None
+        self.ids: Sequence[int] = prompt.ids
+        if not is_text(prompt, items, voice):
+            self._read_inputs(reader, prompt, items, voice)
+
+    def _read_inputs(self, reader: Reader, prompt: TokenizedPrompt, items: Sequence[Item], voice: str | None) -> None:
         media = [Encoded(_read_embedding(item), item.data) for item in items]
         layout = reader.layout(prompt, media)
-        self.ids: Sequence[int] = layout.ids
-        self.positions: Positions | None = None
+        self.ids = layout.ids
         # First what may be refused: memory that an error refers to is freed by the garbage collector alone.
-        self.voice: TalkerInputs | None = (
-            None if voice is None else TalkerInputs(reader, reader.assemble_prefill(prompt, media), voice)
-        )
-        self.parcel = SharedBuffer() if media else None
-        self.media: list[Medium] = []
-        if self.parcel is not None:
+        if voice is not None:
+            self.voice = TalkerInputs(reader, reader.assemble_prefill(prompt, media), voice)
+        if media:
+            self.parcel = SharedBuffer()
             # An item with text between its rows is as many items for an engine.
             for run in layout.media_runs(media):
                 rows, meta = media[run.item].embeds[run.rows].to(reader.dtype), items[run.item].data

@@ -9,7 +9,7 @@ from omnibus.executor.settings import ExecutorSettings
 from omnibus.executor.stopwatch import OccupancyTimer
 from services.llm.runners.request import close_counted, open_reply
 from services.llm.runners.talker_inputs import SpeechWriter
-from services.llm.runners.thinker import send_answer
+from services.llm.runners.thinker import TextWriter, send_answer
 from services.llm.vllm.model import PreparedVllmRequest, VllmCore
 
 
@@ -75,11 +75,16 @@ class VllmRunner(VllmPart):
             if asked.params.prefill_only:
                 await self._prefill(job, asked)
                 return
-            speech = None if order.voice is None else SpeechWriter(job, asked.limit - 1, order.voice.layout)
-            async with aclosing(engine.generate(core.build_generation(asked, job.seed))) as tokens:
-                with self._inside():
-                    take = core.token_reader(tokens, order.voice, asked.known, asked.counts)
-                    await send_answer(job, take, reply, speech)
+            generation = core.build_generation(asked, job.seed)
+            with self._inside():
+                if order.voice is None:
+                    writer = TextWriter(job, reply)
+                    await engine.deliver(generation, core.token_consumer(writer.add_steps, asked.known, asked.counts))
+                else:
+                    speech = SpeechWriter(job, asked.limit - 1, order.voice.layout)
+                    async with aclosing(engine.generate(generation)) as tokens:
+                        take = core.token_reader(tokens, order.voice, asked.known, asked.counts)
+                        await send_answer(job, take, reply, speech)
         job.close("text", {"finish_reason": reply.finish, "usage": reply.usage(asked.counts)})
 
     async def _prefill(self, job: Job, asked: PreparedVllmRequest) -> None:

@@ -6,6 +6,7 @@ Pieces of text that follow each other within a moment, too close for anybody to 
 import asyncio
 import logging
 from math import inf
+from time import monotonic
 from typing import Protocol
 
 from omnibus.bus import Bus
@@ -16,9 +17,9 @@ log = logging.getLogger(__name__)
 
 #: Seconds that a message nobody waits for may be held back to share a frame.
 LAZY_FLUSH_SECONDS = 0.005
-#: Seconds after anything has left in which pieces of text are held back to become one. Engines that take longer for a
-#: step have each piece leave at once.
-PIECE_FLUSH_SECONDS = 0.002
+#: Seconds after pieces of text have left in which others are held back to become one with what follows them. Of engines
+#: that take longer for a step each piece leaves at once.
+PIECE_FLUSH_SECONDS = 0.008
 
 
 class HeldPiece(Protocol):
@@ -29,7 +30,7 @@ class HeldPiece(Protocol):
 
 
 class Outbox:
-    """One per process. ``send`` never waits; order per subject is kept.
+    """One per process. ``send`` never waits; order per subject is kept, but for pieces of text that are held back.
 
     With ``unheard`` set, a frame that nobody listens for comes back as refused on ``<unheard>.<receiver>``.
     """
@@ -42,9 +43,10 @@ class Outbox:
         self._waiting: dict[str, list[bytes]] = {}
         self._soon = False
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_due = 0.0
         self._held: list[HeldPiece] = []
-        self._flushed_at = -inf  # the event loop's time
+        self._grows = False  # pieces have grown in this turn
+        self._release: asyncio.TimerHandle | None = None
+        self._grown_at = self._released_at = -inf  # of ``monotonic``
 
     def send(self, subject: str, message: bytes, lazy: bool = False) -> None:
         """Queue ``message``; ``lazy`` ones leave with the next urgent one or after ``LAZY`` seconds.
@@ -60,45 +62,55 @@ class Outbox:
         loop = asyncio.get_running_loop()
         if not lazy:
             self._soon = True
-            loop.call_soon(self.flush)
+            loop.call_soon(self._publish_waiting)
         elif self._timer is None:
-            self._start_timer(loop, loop.time() + LAZY_FLUSH_SECONDS)
+            self._timer = loop.call_later(LAZY_FLUSH_SECONDS, self._publish_waiting)
 
     def hold(self, piece: HeldPiece) -> None:
-        """Have ``piece`` send itself by the end of this turn, or ``PIECE_FLUSH_SECONDS`` after anything has left."""
+        """Have ``piece`` send itself within ``PIECE_FLUSH_SECONDS``; see ``note_growth``."""
         self._held.append(piece)
-        if self._soon:
-            return
-        loop = asyncio.get_running_loop()
-        due = self._flushed_at + PIECE_FLUSH_SECONDS
-        if loop.time() >= due:
-            self._soon = True
-            loop.call_soon(self.flush)
-        elif self._timer is None or self._timer_due > due:
-            self._start_timer(loop, due)
+        self.note_growth()
 
-    def _start_timer(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
-        """Flush at ``due``, the event loop's time, and not before."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = loop.call_at(due, self.flush)
-        self._timer_due = due  # uvloop's handle does not know it where it is near
+    def note_growth(self) -> None:
+        """Held pieces have grown. By the end of this turn they leave, unless the next growth comes soon enough for
+        both to leave together: if it comes as soon as this one has come after the one before.
+        """
+        if not self._grows:
+            self._grows = True
+            asyncio.get_running_loop().call_soon(self._end_growth)
+
+    def _end_growth(self) -> None:
+        """All pieces of this turn are there: let them leave, or wait for the next ones."""
+        now = monotonic()
+        due, expected = self._released_at + PIECE_FLUSH_SECONDS, now + (now - self._grown_at)
+        self._grows, self._grown_at = False, now
+        if not self._held:
+            return
+        if expected >= due:
+            self.flush()
+        elif self._release is None:
+            self._release = asyncio.get_running_loop().call_later(due - now, self.flush)
 
     def flush(self) -> None:
-        """Publish everything that waits."""
-        if self._held:
-            self._soon = True  # no other flush need follow
-            held, self._held = self._held, []
-            for piece in held:
-                try:
-                    piece.flush_held()
-                except OmnibusError as error:  # the deadlines of who waits for it cover what is lost here
-                    log.error("a piece was not sent: %s", error)
+        """Publish everything that waits, and what is held back."""
+        if self._release is not None:
+            self._release.cancel()
+            self._release = None
+        self._released_at = monotonic()
+        held, self._held = self._held, []
+        self._soon = True  # no other flush need follow
+        for piece in held:
+            try:
+                piece.flush_held()
+            except OmnibusError as error:  # the deadlines of who waits for it cover what is lost here
+                log.error("a piece was not sent: %s", error)
+        self._publish_waiting()
+
+    def _publish_waiting(self) -> None:
         self._soon = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._flushed_at = asyncio.get_running_loop().time()
         waiting, self._waiting = self._waiting, {}
         for subject, messages in waiting.items():
             reply = f"{self._unheard}.{subject.rpartition('.')[2]}" if self._unheard else ""

@@ -273,6 +273,9 @@ class LiveJob:
         await self._emit_output(output, data, array, last=False)
 
     async def send_text(self, output: str, data: dict[str, Any]) -> None:
+        self.write_text(output, data)
+
+    def write_text(self, output: str, data: dict[str, Any]) -> None:
         target = self._outputs.get(output)
         if target is not None and not target.closed:
             target.send_text(data)

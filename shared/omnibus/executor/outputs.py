@@ -144,6 +144,7 @@ class NodeOutput:
             if len(joined) == len(data) and len(joined.get("text", "")) <= MAX_JOINED_CHARS:
                 self._held = joined
                 self._cuts.append(len(text))
+                self._source.outbox.note_growth()
                 return
         self.flush_held()
         self._held, self._cuts = data, [len(text)]

@@ -96,6 +96,9 @@ class Job(Protocol):
         """
         await self.send(output, data)
 
+    def write_text(self, output: str, data: dict[str, Any]) -> None:
+        """Send a piece as ``send_text`` does, from where nothing can be awaited."""
+
     async def open_rows(self, output: str, count: int, width: int, dtype: str) -> RowWriter:
         """Open a streamed tensor ``output`` of at most ``count`` rows, allocated at once."""
 

@@ -128,12 +128,36 @@ class Growing:
 
     def add(self, number: int) -> None:
         self._numbers.append(number)
-        self._wire.outbox.hold(self)
+        if len(self._numbers) == 1:
+            self._wire.outbox.hold(self)
+        else:
+            self._wire.outbox.note_growth()
 
     def flush_held(self) -> None:
         numbers, self._numbers = self._numbers, []
         if numbers:
             self._wire.outbox.send("to.a", chunk(numbers[-1]))
+
+
+class Clock:
+    """The outbox's clock; the timers of the event loop have another one."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(coalescer, "monotonic", made)
+    return made
+
+
+async def turns() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
 
 
 async def test_a_held_piece_leaves_by_the_end_of_the_turn_while_nothing_else_does(wire: Wire):
@@ -145,15 +169,36 @@ async def test_a_held_piece_leaves_by_the_end_of_the_turn_while_nothing_else_doe
     assert wire.frames == [("to.a", [1])]
 
 
-async def test_what_follows_in_a_moment_is_held_back_and_leaves_by_itself(wire: Wire, monkeypatch: pytest.MonkeyPatch):
+async def test_pieces_that_come_slowly_leave_one_by_one(wire: Wire, clock: Clock):
+    pieces = [Growing(wire), Growing(wire)]
+    for number in range(4):
+        for each, piece in enumerate(pieces):
+            piece.add(10 * each + number)
+        await turns()
+        clock.now += 0.6 * coalescer.PIECE_FLUSH_SECONDS
+
+    assert wire.frames == [("to.a", [number, 10 + number]) for number in range(4)]
+
+
+async def test_pieces_that_come_fast_leave_with_the_last_one_that_is_soon_enough(
+    wire: Wire, clock: Clock, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(coalescer, "PIECE_FLUSH_SECONDS", 3600.0)  # no timer has a part in it
+    piece = Growing(wire)
+    for number in range(9):
+        piece.add(number)
+        await turns()
+        clock.now += 1000.0
+
+    assert wire.frames == [("to.a", [0]), ("to.a", [3]), ("to.a", [6])]
+
+
+async def test_a_piece_leaves_by_itself_when_nothing_follows(wire: Wire, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(coalescer, "PIECE_FLUSH_SECONDS", 0.3)
     piece = Growing(wire)
-    piece.add(0)
-    await wire.more()
-    piece.add(1)
-    for _ in range(3):
-        await asyncio.sleep(0)
-    piece.add(2)
+    for number in range(3):
+        piece.add(number)
+        await turns()
     assert wire.frames == [("to.a", [0])]
 
     await wire.more()
@@ -161,7 +206,7 @@ async def test_what_follows_in_a_moment_is_held_back_and_leaves_by_itself(wire: 
     assert wire.frames == [("to.a", [0]), ("to.a", [2])]
 
 
-async def test_a_message_that_cannot_wait_takes_held_pieces_along(wire: Wire, monkeypatch: pytest.MonkeyPatch):
+async def test_a_message_that_cannot_wait_leaves_without_held_pieces(wire: Wire, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(coalescer, "PIECE_FLUSH_SECONDS", 3600.0)
     piece = Growing(wire)
     piece.add(0)
@@ -170,6 +215,11 @@ async def test_a_message_that_cannot_wait_takes_held_pieces_along(wire: Wire, mo
     wire.outbox.send("to.b", chunk(9))
     await wire.more()
 
+    assert wire.frames == [("to.a", [0]), ("to.b", [9])]
+
+    wire.outbox.flush()
+    await turns()
+
     assert wire.frames == [("to.a", [0]), ("to.b", [9]), ("to.a", [1])]
 
 
@@ -177,7 +227,8 @@ def test_pieces_are_held_on_uvloop_too_whose_timers_may_be_none():
     async def hold_for_less_than_a_millisecond() -> list[tuple[str, list[int]]]:
         wire = Wire()
         await wire.bus.subscribe("to.>", wire.take)
-        wire.outbox._flushed_at = asyncio.get_running_loop().time() + 0.0002 - coalescer.PIECE_FLUSH_SECONDS
+        wire.outbox._grown_at = coalescer.monotonic()
+        wire.outbox._released_at = coalescer.monotonic() + 0.0002 - coalescer.PIECE_FLUSH_SECONDS
         pieces = [Growing(wire), Growing(wire)]
         for number, piece in enumerate(pieces):
             piece.add(number)

@@ -7,6 +7,7 @@ directly leaves no circle of references: each would wait for the garbage collect
 gateway's time.
 """
 
+import asyncio
 import gc
 import sys
 from collections import Counter
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from omnibus.executor.runner import Job
 from tests.unit.gateway import house as houses
 from tests.unit.gateway.house import OMNI, TEXT, VL, House, house, image, text
 
@@ -84,6 +86,18 @@ def stream(home: House) -> Awaitable[None]:
     return ask(home, TEXT, " ".join(["word"] * 62), stream=True)
 
 
+async def hasty(job: Job) -> None:
+    """A thinker whose tokens come faster than anybody could notice, one in each turn."""
+    for number in range(64):
+        await job.send_text("text", {"text": f" {number}", "ids": [number]})
+        await asyncio.sleep(0)
+    job.close("text", {"finish_reason": "stop", "usage": {"prompt_tokens": 1, "completion_tokens": 64}})
+
+
+def rush(home: House) -> Awaitable[None]:
+    return ask(home, TEXT, "one two three", stream=True)
+
+
 def look(home: House) -> Awaitable[None]:
     return ask(home, VL, [text("what is"), image()], path="E>L")
 
@@ -106,6 +120,7 @@ async def serve_text_and_images(home: House) -> None:
         (stream, Cost(1500, 5.5), True),
         (tell, Cost(490, 5.5), False),
         (stream, Cost(1540, 5.5), False),
+        (rush, Cost(1150, 9), True),
         (look, Cost(980, 8.4), False),
         (speak, Cost(2350, 20), True),
     ],
@@ -114,6 +129,7 @@ async def serve_text_and_images(home: House) -> None:
         "64 streamed tokens",
         "text in a task",
         "64 streamed tokens in a task",
+        "64 tokens that come fast",
         "a picture over two executors",
         "speech over three executors",
     ],
@@ -130,6 +146,9 @@ async def test_a_request_costs_no_more_than_it_did(
     async with house(tmp_path) as home:
         if case is speak:
             await home.all_of(OMNI)
+        elif case is rush:
+            home.serve(TEXT)
+            await home.executor(TEXT, "L", "thinker", thinker=hasty)
         else:
             await serve_text_and_images(home)
         for _ in range(3):

@@ -5,9 +5,9 @@ import functools
 import gc
 import math
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from typing import Any
 
 from omnibus_models import torchvision_cpu
@@ -67,10 +67,7 @@ class VllmEngineProcess:
         return self._keeps_rows
 
     async def generate(self, asked: Generation) -> AsyncGenerator[Tokens, None]:
-        from vllm.exceptions import VLLMValidationError
-        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
-
-        try:
+        with self._translate_errors():
             async with self._adapters.use(asked.adapter, asked.adapter_source) as adapter:
                 stream = self._llm.generate(
                     *_engine_request(asked, self._keeps_rows), priority=asked.priority, lora_request=adapter
@@ -80,6 +77,28 @@ class VllmEngineProcess:
                         tokens = _read_tokens(output)
                         if tokens is not None:
                             yield tokens
+
+    async def deliver(self, asked: Generation, consume: Callable[[Tokens], bool]) -> None:
+        from services.llm.vllm.v032.delivery import deliver_outputs
+
+        def consume_output(output: Any) -> bool:
+            tokens = _read_tokens(output)
+            return tokens is not None and consume(tokens)
+
+        with self._translate_errors():
+            async with self._adapters.use(asked.adapter, asked.adapter_source) as adapter:
+                prompt, params, id = _engine_request(asked, self._keeps_rows)
+                options = {"priority": asked.priority, "lora_request": adapter}
+                await deliver_outputs(self._llm, consume_output, id, prompt, params, **options)
+
+    @contextmanager
+    def _translate_errors(self) -> Iterator[None]:
+        """Raise this project's errors in place of vLLM's."""
+        from vllm.exceptions import VLLMValidationError
+        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+        try:
+            yield
         except EngineDeadError:
             raise self._unavailable_error() from None
         except VLLMValidationError as error:

@@ -34,6 +34,10 @@ class Worker:
             kept = _open_block_rows(runner)
             runner._model_forward = HiddenRowWriter(runner, runner._model_forward, kept)
         runner._update_states = _resuming_update(runner, runner._update_states)
+        if (
+            runner.supports_mm_inputs and runner.model_config.enforce_eager
+        ):  # graphs are recorded for one kind of inputs
+            runner._preprocess = by_token_ids(runner, runner._preprocess)
         models = [model, *_draft_models(runner)]
         parameters = sum(parameter.numel() for each in models for parameter in each.parameters())
         return {"parameters": parameters, "keeps_rows": int(kept is not None)}
@@ -131,6 +135,30 @@ def _draw_random(runner: Any, generator: torch.Generator) -> None:
         torch.randint(0, 2**31, (1,), generator=generator)
     else:
         torch.empty(runner.input_batch.vocab_size, device=runner.device).exponential_(generator=generator)
+
+
+def by_token_ids(runner: Any, preprocess: Callable[..., Any]) -> Callable[..., Any]:
+    """Let steps that read no media begin with token ids, as those of a model that takes none do.
+
+    For a model that may be given media vLLM looks the rows of all tokens up beside the model, and copies them.
+    """
+
+    def preprocess_step(scheduled: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
+        if any(_reads_media(runner.requests[name]) for name in runner.input_batch.req_ids):
+            return preprocess(scheduled, *args, **kwargs)
+        runner.supports_mm_inputs = False
+        try:
+            return preprocess(scheduled, *args, **kwargs)
+        finally:
+            runner.supports_mm_inputs = True
+
+    return preprocess_step
+
+
+def _reads_media(state: Any) -> bool:
+    """True until the rows of all media of a request were computed."""
+    places = [feature.mm_position for feature in state.mm_features]
+    return any(place.offset + place.length > state.num_computed_tokens for place in places)
 
 
 def _request_positions(count: Callable[..., tuple[torch.Tensor, int]]) -> Callable[..., tuple[torch.Tensor, int]]:

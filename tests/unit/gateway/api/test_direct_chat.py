@@ -67,6 +67,8 @@ PLAIN = {
         HELLO | {"messages": [{"role": "system", "content": "be"}, {"role": "user", "content": "hi"}]}
     ),
     "speech": request(question(OMNI, "hello", seed=5) | AUDIO),
+    "the last one of a connection": request(HELLO, "Connection: close"),
+    "a stream that is the last one": request(HELLO | {"stream": True}, "Connection: close"),
     "headers of clients": request(HELLO, "User-Agent: x", "Authorization: Bearer none", "X-Stainless-Lang: python"),
 }
 GENERAL = {
@@ -78,7 +80,6 @@ GENERAL = {
     "no JSON": request(b"{"),
     "an unknown field": request(HELLO | {"temprature": 1}),
     "a field that is not plain": request(HELLO | {"reasoning_effort": "none"}),
-    "the end of the connection": request(HELLO, "Connection: close"),
     "an old version": request(HELLO, version="1.0"),
     "compressed speech in a stream": request(
         question(OMNI, "hi", stream=True) | AUDIO | {"audio": {"voice": "alloy", "format": "mp3"}}
@@ -97,6 +98,7 @@ async def test_plain_chats_are_answered_directly_as_in_general(
     assert len(direct) == 1
     assert without_ids(answers[0]) == without_ids(answers[1])
     assert answers[1].startswith(b"HTTP/1.1 200 OK\r\ndate: ")
+    assert (b"\r\nconnection: close\r\n" in answers[1]) == (b"Connection: close" in sent)
     await home.emptied()
 
 
@@ -105,6 +107,20 @@ async def test_all_others_go_the_general_way(home: House, door: Doorway, direct:
     assert b"HTTP/1.1 " in await exchange(door, sent)
 
     assert direct == []
+    await home.emptied()
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+async def test_the_connection_of_a_last_request_is_closed_behind_its_answer(
+    home: House, door: Doorway, direct: list[str], streamed: bool
+):
+    wire = await door.wire()
+    await wire.send(request(HELLO | {"stream": streamed}, "Connection: close"))
+
+    whole = await asyncio.wait_for(wire._reader.read(), 20)  # to the end of what comes
+
+    assert direct == [TEXT]
+    assert whole.endswith(b"[DONE]\n\n\r\n0\r\n\r\n" if streamed else b"}")
     await home.emptied()
 
 

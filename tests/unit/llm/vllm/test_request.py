@@ -11,7 +11,7 @@ from omnibus.executor.runner import Item
 from omnibus_models import tiny
 from omnibus_models.contract import Encoded, Reader
 from omnibus_models.families import load_family
-from services.llm.vllm.request import PIECE_ROWS, VllmRequest
+from services.llm.vllm.request import PIECE_ROWS, VllmRequest, is_text
 from services.llm.vllm.shared_memory import map_memory
 from tests.unit.llm.runners.test_thinker import embedding
 
@@ -43,6 +43,18 @@ def test_embeddings_lie_in_its_parcel_in_the_engines_dtype(omni: Path) -> None:
         assert medium.offset % 64 == 0
         assert len({made.ids[medium.start + row] for row in range(medium.shape[0])}) == 1
     made.close()
+
+
+def test_text_alone_has_no_positions_and_nothing_to_copy(reader: Reader) -> None:
+    prompt = reader.prompt([{"role": "user", "content": "the quick brown fox"}])
+
+    made = VllmRequest(reader, prompt, [], None)
+
+    assert list(made.ids) == list(reader.layout(prompt, []).ids)
+    assert (made.positions, made.parcel, made.voice, made.media) == (None, None, None, [])
+    assert is_text(prompt, [], None)
+    assert not is_text(prompt, [], "Ethan")
+    assert not is_text(reader.prompt(PICTURES), [], None)
 
 
 def test_keys_are_equal_where_rows_and_meta_data_are(reader: Reader) -> None:

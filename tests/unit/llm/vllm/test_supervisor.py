@@ -1,7 +1,7 @@
 """An engine that dies is replaced; until then there is none."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -29,6 +29,9 @@ class Mortal:
 
     async def generate(self, asked: Generation) -> AsyncGenerator[Tokens, None]:
         yield Tokens([1], "stop")
+
+    async def deliver(self, asked: Generation, consume: Callable[[Tokens], bool]) -> None:
+        consume(Tokens([1], "stop"))
 
     async def wait_for_exit(self) -> None:
         await self.death.wait()

@@ -1,0 +1,37 @@
+"""From the tokens of an engine to the steps of an answer."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from services.llm.engine.sequence import TokenStep
+from services.llm.vllm.protocol import Tokens
+
+
+class AnswerTokens:
+    """The ids of an answer: those of its engine, the first ones behind the ``known``.
+
+    ``counts``: see ``VllmCore.token_reader``.
+    """
+
+    def __init__(self, known: Sequence[int], counts: dict[str, int] | None) -> None:
+        self._known = known
+        self._counts = counts
+
+    def next_ids(self, tokens: Tokens) -> Sequence[int]:
+        if tokens.cached and self._counts is not None:  # with tokens of its own that an answer goes on behind
+            self._counts["cached_tokens"] = min(tokens.cached, self._counts["prompt_tokens"])
+        known, self._known = self._known, ()
+        return [*known, *tokens.ids] if known else tokens.ids
+
+
+def build_steps(tokens: Tokens, ids: Sequence[int], sides: Sequence[np.ndarray] | None) -> list[TokenStep]:
+    """The steps of ``ids``, the last of which are ``tokens``, with ``sides`` of each for a talker."""
+    steps = [TokenStep(id, None) for id in ids]
+    if sides is not None:
+        steps = [step._replace(side=side) for step, side in zip(steps, sides, strict=True)]
+    if tokens.logprobs:
+        steps = [step._replace(logprobs=each) for step, each in zip(steps, tokens.logprobs, strict=True)]
+    if tokens.finish is not None:
+        steps[-1] = steps[-1]._replace(finish=tokens.finish)
+    return steps

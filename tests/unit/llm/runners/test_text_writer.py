@@ -1,0 +1,36 @@
+"""Text that is written as steps come is the text of steps that are awaited."""
+
+from itertools import islice
+
+import pytest
+
+from omnibus_models.contract import Thinker
+from services.llm.engine.params import TextGenerationParams
+from services.llm.engine.sequence import TokenStep
+from services.llm.runners.request import open_reply
+from services.llm.runners.thinker import TextWriter, send_answer
+from tests.unit.llm.runners.test_thinker import job, text
+
+
+@pytest.mark.parametrize("pieces", [[1] * 10, [10], [3, 7]])
+async def test_steps_that_are_written_as_they_come_say_what_steps_that_are_awaited_say(
+    thinker: Thinker, pieces: list[int]
+) -> None:
+    params = TextGenerationParams(stop=("fox",))
+    ids = thinker.encode_text("the quick brown fox jumps over the lazy dog")[:10]
+    steps = [TokenStep(id, None) for id in ids]
+    written, reply = job(text(1)), open_reply(thinker, params, False)
+    writer, rest, whole = TextWriter(written, reply), iter(steps), []
+    for piece in pieces:
+        whole.append(writer.add_steps([*islice(rest, piece)]))
+    awaited, other = job(text(1)), open_reply(thinker, params, False)
+    left = iter([steps])
+
+    async def take() -> list[TokenStep]:
+        return next(left)
+
+    await send_answer(awaited, take, other, None)
+
+    assert written.text == awaited.text == "the quick brown "
+    assert (reply.finish, other.finish, whole[-1]) == ("stop", "stop", True)
+    assert reply.tokens == other.tokens
