@@ -171,15 +171,16 @@ async def test_planners_side_by_side_agree_on_what_apps_bring(town: Town):
 
 
 async def test_a_store_that_lost_everything_gets_the_models_of_apps_again(town: Town):
-    await town.store.put_app(app("poem", SPELL), 0)
     async with town.planner():
-        await town.known(1)
+        await town.current(1)
+        await town.store.put_app(app("poem", SPELL), 0)
+        await town.known(2)  # what follows apps has read them
 
         await town.raw.flushall()
         await town.raw.publish("omnibus:plan", "0")
         await town.raw.publish("omnibus:apps", "0")
 
-        plan = await town.current(2)
+        plan = await town.current(3)
         assert users(plan) == {"m": (), "spell": ("poem",)}
 
 
