@@ -172,7 +172,8 @@ async def test_whoever_follows_swaps_can_be_stopped_at_any_moment(store: Store):
 # Many at once
 
 
-async def test_more_commands_than_connections_wait_for_one(store: Store, raw: redis.Redis):
+async def test_more_commands_than_connections_wait_for_one(valkey_url: str, raw: redis.Redis):
+    store = Store(StoreSettings(url=valkey_url, prefix="test", timeout=PATIENCE))  # all connect at once
     await store.swap_plan(plan(3))
     before = len(await raw.client_list())
 
@@ -180,6 +181,7 @@ async def test_more_commands_than_connections_wait_for_one(store: Store, raw: re
 
     assert read == [3] * 500
     assert len(await raw.client_list()) <= before + MAX_COMMANDS
+    await store.close()
 
 
 async def test_commands_that_wait_in_vain_are_refused_in_time():

@@ -376,13 +376,17 @@ def replace_text(path: Path, text: str) -> None:
     fresh.replace(path)
 
 
-async def not_ready(system: System) -> dict[str, dict[str, str]]:
-    """What ``/readyz`` says is missing as soon as it does not say 200."""
+async def missing_stages(system: System, model: str, why: str = "no executor") -> dict[str, str]:
+    """The stages of ``model`` that ``/readyz`` says are missing, once its thinker is and for this reason; "": for any.
+
+    An executor that was killed may be silent at first, to a gateway that does not know of its end.
+    """
     async with asyncio.timeout(30), system.http() as http:
-        while (answer := await http.get("/readyz")).status_code == 200:
-            pass
-    missing: dict[str, dict[str, str]] = answer.json()["missing"]
-    return missing
+        while True:
+            answer = await http.get("/readyz")
+            missing: dict[str, str] = {} if answer.status_code == 200 else answer.json()["missing"].get(model, {})
+            if (reason := missing.get("thinker")) and why in (reason, ""):
+                return missing
 
 
 def listens(port: int) -> bool:

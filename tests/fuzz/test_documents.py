@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omnibus import api_key, app_record, graph, plan, profile
-from omnibus.app import array_codec, protocol
+from omnibus.app import array_codec, framing, protocol
 from omnibus.bus import media_messages, messages
 from omnibus.errors import BadRequest, ProblemDetails, ProtocolError
 from omnibus.families import catalog
@@ -169,7 +169,7 @@ def test_a_document_of_the_store_is_read_or_refused(parser: str):
 _PIECE = array_codec.PackedItem({"text": "a"}, array_codec.Array("float32", (2, 1), bytes(8)))
 _NODE = graph.GraphNode("spell", "spell", {"text": "ab"}, graph.call_digest("spell", {"text": "ab"}))
 FRAMES = [
-    protocol.encode_message(message)
+    framing.encode_message(message)
     for message in (
         protocol.LoadApp(app_record.AppSource("upload", "poet", sha256="ab"), "async def serve(request): ...", 1 << 30),
         protocol.Serve(1, "gw-1", b'{"a": 1}', protocol.JSON, 7, 12.5),
@@ -185,9 +185,9 @@ FRAMES = [
 
 def link(data: bytes) -> None:
     """The bytes of both directions, as both ends take them."""
-    for body in protocol.Frames().feed(data):
-        typed(protocol.to_worker, body)
-        message = typed(protocol.from_worker, body)
+    for body in framing.Frames().feed(data):
+        typed(framing.to_worker, body)
+        message = typed(framing.from_worker, body)
         if isinstance(message, protocol.ServeAnswer):
             typed(output_buffer.output_names, message.body)
             typed(output_buffer.check_json_line, message.body)

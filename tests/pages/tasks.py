@@ -77,7 +77,7 @@ def raised_errors(task: type) -> list[str]:
 def _library_classes(base: type) -> list[Any]:
     """Classes of the library that derive from ``base``, module by module as they are written."""
     found = [each for name in library.__all__ if isinstance(each := getattr(library, name), type)]
-    order = ["media", "language", "speech", "diffusion", "chat", "images"]
+    order = ["media", "language", "speech", "diffusion", "chat", "images", "videos"]
     return sorted(
         (each for each in found if issubclass(each, base)),
         key=lambda each: (order.index(each.__module__.rpartition(".")[2]), inspect.getsourcelines(each)[1]),

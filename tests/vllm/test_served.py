@@ -10,7 +10,7 @@ import pytest
 
 from tests import models_oracle as oracle
 from tests.e2e.questions import VL_QUESTIONS
-from tests.e2e.system import VL, System, declaration, not_ready, running
+from tests.e2e.system import VL, System, declaration, missing_stages, running
 from tests.e2e.vl.test_client_gone import LONG, tokens_after_leaving
 from tests.e2e.watch import Watch
 from tests.vllm.conftest import engine_core
@@ -77,12 +77,12 @@ async def test_when_the_engine_dies_the_executor_lives_and_serves_again(system: 
         asking = asyncio.create_task(http.post("/v1/chat/completions", json=SLOW))
         await watch.first("omnibus.reply.")
         engine_core(system.processes()).send_signal(signal.SIGKILL)
-        down = asyncio.create_task(not_ready(system))
+        down = asyncio.create_task(missing_stages(system, VL, why=""))
         answer = await asking
 
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["stage"]) == (503, "stage_unavailable", "thinker")
-    assert "thinker" in (await down)[VL]
+    assert "thinker" in await down
     await system.becomes_ready()
     async with system.client() as client:
         again = await client.chat.completions.create(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 import omnibus
-from omnibus.app import protocol
+from omnibus.app import framing, protocol
 from omnibus.app.module_loader import UPLOAD
 from omnibus.app.protocol import Description
 from omnibus.app.transport import WorkerLink
@@ -70,7 +70,7 @@ class WorkerProcess:
             theirs.close()
         mine.setblocking(False)
         made._link = await WorkerLink.open(mine, made._handle_message, made._on_link_lost)
-        made._link.send(protocol.encode_message(protocol.LoadApp(source, text, memory, show_errors)))
+        made._link.send(framing.encode_message(protocol.LoadApp(source, text, memory, show_errors)))
         return made
 
     @property
@@ -108,7 +108,7 @@ class WorkerProcess:
     def send(self, message: protocol.WorkerMessage) -> None:
         """Raises ``TooLarge``; a message to a process that is gone is dropped."""
         if self._link is not None:
-            self._link.send(protocol.encode_message(message))
+            self._link.send(framing.encode_message(message))
 
     async def drain(self) -> None:
         """Wait until the worker has taken most of what was sent."""
@@ -165,7 +165,7 @@ class WorkerProcess:
     # Its messages
 
     def _handle_message(self, body: bytes) -> None:
-        message = protocol.from_worker(body)
+        message = framing.from_worker(body)
         match message:
             case protocol.AppReady(description):
                 if self._ready.done():

@@ -11,7 +11,7 @@ from omnibus.bus import Bus, Stored
 from omnibus.bus.subjects import INVOCATIONS
 from omnibus.errors import OmnibusError
 from omnibus.graph import Invocation
-from omnibus.recording import records, waterfall
+from omnibus.recording import records, waterfall_builder
 from omnibus.recording.records import EndRecord
 from omnibus.recording.steps import Step, build_steps
 from omnibus.recording.waterfall import Summary, SummaryPage, Waterfall
@@ -50,7 +50,7 @@ class History:
 
     async def get_waterfall(self, id: str) -> Waterfall:
         """Raises ``NotFound``."""
-        return waterfall.build_waterfall(*await records.find_record(self._bus, id))
+        return waterfall_builder.build_waterfall(*await records.find_record(self._bus, id))
 
     async def get_steps(self, id: str) -> tuple[Step, ...]:
         """Raises ``NotFound``."""
@@ -96,7 +96,7 @@ class History:
             return None
         if over is None and query.before:  # its end may lie behind where this page began
             over = (await records.find_record(self._bus, invocation.id)).ended
-        return waterfall.build_summary(invocation, over) if _matches_query(invocation, over, query) else None
+        return waterfall_builder.build_summary(invocation, over) if _matches_query(invocation, over, query) else None
 
 
 def _is_older(stored: Stored, since: float) -> bool:
@@ -115,7 +115,7 @@ def _matches_scope(invocation: Invocation, query: Query) -> bool:
 
 
 def _matches_query(invocation: Invocation, ended: EndRecord | None, query: Query) -> bool:
-    brief = waterfall.build_summary(invocation, ended)
+    brief = waterfall_builder.build_summary(invocation, ended)
     if query.status not in ("", brief.status):
         return False
     took = brief.seconds if brief.seconds is not None else time.time() - brief.created

@@ -1,7 +1,8 @@
 """One request's way in while executors are being added: it waits for room, and is counted from when it came."""
 
 from services.gateway.pricing.quantities import Estimates
-from services.gateway.request.load_report import CountedInvocation, LoadReporter
+from services.gateway.request.load_counters import CountedInvocation
+from services.gateway.request.load_report import LoadReporter
 from services.gateway.request.waiting_room import WaitingRoom
 from services.gateway.routing.assignment import Assignment
 

@@ -31,7 +31,7 @@ from services.gateway.request.accumulator import AnswerAccumulator
 from services.gateway.request.app_call import AppCallLog
 from services.gateway.request.arena_inputs import MAX_READERS, TensorPlacer, place_input
 from services.gateway.request.ends import fail_open_streams, request_over_error
-from services.gateway.request.load_report import CountedInvocation
+from services.gateway.request.load_counters import CountedInvocation
 from services.gateway.request.names import app_letters
 from services.gateway.request.prompt_salt import salt_prompt
 from services.gateway.request.request_admission import RequestAdmission

@@ -13,7 +13,7 @@ from omnibus.task import Segment
 from services.gateway.dispatch.inflight import InflightInvocation
 from services.gateway.pricing.quantities import Estimates
 from services.gateway.request.entrance import Entrance
-from services.gateway.request.load_report import CountedInvocation
+from services.gateway.request.load_counters import CountedInvocation
 from services.gateway.request.resources import RequestResources
 from services.gateway.routing.draining import check_queue_time
 from services.gateway.routing.router import ExecutorRoute

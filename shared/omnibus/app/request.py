@@ -9,7 +9,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from omnibus.app import protocol, responses
+from omnibus.app import framing, protocol, responses
 from omnibus.app.array_codec import pack_items, unpack_items
 from omnibus.app.introspect import LoadedApp
 from omnibus.app.transport import WorkerLink
@@ -74,7 +74,7 @@ class ServeRequest:
 
     def _encode_submission(self, segment: Segment, step: int) -> bytes:
         try:
-            return protocol.encode_message(protocol.Submit(self.id, step, segment))
+            return framing.encode_message(protocol.Submit(self.id, step, segment))
         except TooLarge as error:
             what = f"a graph of {len(segment.nodes)} calls is too large: loop less, or split the request"
             raise TooLarge(f"{what} ({error.message})") from error
@@ -108,7 +108,7 @@ class ServeRequest:
 
     async def run(self) -> None:
         """Serve it; one ``RequestEnd`` or ``RequestFailed`` is the last that the gateway hears of it."""
-        self._link.send(protocol.encode_message(await self._final_message()))
+        self._link.send(framing.encode_message(await self._final_message()))
         self._over = True
         for step in self._segments:
             self.resolve_submission(step, _request_over_error())
@@ -192,12 +192,12 @@ class ServeRequest:
         async with aclosing(_iterate_closing(responses.iterate_items(name, value))) as items:
             async for item in items:
                 await self._send_with_backpressure(protocol.Give(self.id, name, pack_items([item])))
-        self._link.send(protocol.encode_message(protocol.Give(self.id, name, (), ended=True)))
+        self._link.send(framing.encode_message(protocol.Give(self.id, name, (), ended=True)))
 
     async def _send_with_backpressure(self, message: protocol.WorkerMessage) -> None:
         """Send a part once there is room for it: a slow reader slows the app, and nobody else."""
         frame = _encode_frame(message)
-        nbytes = protocol.counted_bytes(frame)
+        nbytes = framing.counted_bytes(frame)
         while self._ahead and self._ahead + nbytes > protocol.WINDOW_BYTES:
             self._room.clear()
             await self._room.wait()
@@ -225,7 +225,7 @@ class PipeSource:
         while not self._ready and not self._ended:
             if not self._requested:
                 self._requested = True
-                self._link.send(protocol.encode_message(protocol.Read(self._request, *self.place)))
+                self._link.send(framing.encode_message(protocol.Read(self._request, *self.place)))
             self._arrival = asyncio.get_running_loop().create_future()
             await self._arrival
         if not self._ready and self._failure is not None:
@@ -257,7 +257,7 @@ def _request_over_error() -> DeadlineExceeded:
 
 def _encode_media(message: protocol.PlaceMedia) -> bytes:
     try:
-        return protocol.encode_message(message)
+        return framing.encode_message(message)
     except TooLarge:
         raise TooLarge(
             f"a file of {len(message.data)} bytes is too large to be placed: {protocol.MAX_MEDIA_BYTES} are allowed",
@@ -267,7 +267,7 @@ def _encode_media(message: protocol.PlaceMedia) -> bytes:
 
 def _encode_frame(message: protocol.WorkerMessage) -> bytes:
     try:
-        return protocol.encode_message(message)
+        return framing.encode_message(message)
     except TooLarge as error:
         raise AppFailed(f"`serve` gave too much at once: {error.message}") from error
 

@@ -5,7 +5,7 @@ import socket
 from collections.abc import Callable
 from typing import cast
 
-from omnibus.app.protocol import Frames
+from omnibus.app.framing import Frames
 from omnibus.errors import OmnibusError
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 import omnibus
-from omnibus.app import protocol
+from omnibus.app import framing, protocol
 from omnibus.app.module_loader import DIRECTORY, IMPORT, UPLOAD
 from omnibus.app_record import AppSource
 from omnibus.cli import app_target
@@ -125,7 +125,7 @@ def _load_in_worker(source: AppSource, text: str) -> protocol.Description:
         with subprocess.Popen(argv, pass_fds=[theirs.fileno()], env=_worker_environment(), **_NO_STDIO) as worker:
             theirs.close()
             try:
-                ours.sendall(protocol.encode_message(protocol.LoadApp(source, text)))
+                ours.sendall(framing.encode_message(protocol.LoadApp(source, text)))
                 return _read_worker_answer(ours)
             except TimeoutError:
                 raise DeadlineExceeded(f"{source.module} did not load within {LOAD_TIMEOUT_SECONDS:g} s") from None
@@ -143,7 +143,7 @@ def _worker_environment() -> dict[str, str]:
 
 
 def _read_worker_answer(ours: socket.socket) -> protocol.Description:
-    frames, body = protocol.Frames(), b""
+    frames, body = framing.Frames(), b""
     while not body:
         try:
             data = ours.recv(1 << 16)
@@ -152,7 +152,7 @@ def _read_worker_answer(ours: socket.socket) -> protocol.Description:
         if not data:
             raise BadRequest("the app ended its process while it was loaded")
         body = next(iter(frames.feed(data)), b"")
-    message = protocol.from_worker(body)
+    message = framing.from_worker(body)
     if isinstance(message, protocol.Broken):
         raise from_problem(message.problem)
     if not isinstance(message, protocol.AppReady):

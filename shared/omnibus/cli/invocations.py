@@ -18,8 +18,8 @@ from omnibus.cli.sessions import SESSION_PREFIX, show_session
 from omnibus.cli.waterfall import graph_lines, usage_lines, waterfall_lines
 from omnibus.graph import Invocation, encode_invocation
 from omnibus.recording import records
-from omnibus.recording import waterfall as waterfalls
 from omnibus.recording.records import EndRecord
+from omnibus.recording.waterfall_builder import build_waterfall
 from omnibus.settings import BusSettings, read_settings
 from omnibus.up import runs
 
@@ -85,7 +85,7 @@ async def show_invocation(options: argparse.Namespace) -> int:
     finally:
         await bus.drain()
     if options.json:
-        whole = {"invocation": found.invocation, "end": found.ended, "waterfall": waterfalls.build_waterfall(*found)}
+        whole = {"invocation": found.invocation, "end": found.ended, "waterfall": build_waterfall(*found)}
         print_json(whole)
         return 0
     print("\n".join(invocation_lines(*found)))
@@ -100,7 +100,7 @@ def invocation_lines(invocation: Invocation, ended: EndRecord | None) -> list[st
     if ended is None:
         return [*lines, *graph_lines(invocation), "it has not ended yet"]
     moved = f", after {ended.attempts} attempts" if ended.attempts > 1 else ""
-    lines += [*graph_lines(invocation, ended.route), *waterfall_lines(waterfalls.build_waterfall(invocation, ended))]
+    lines += [*graph_lines(invocation, ended.route), *waterfall_lines(build_waterfall(invocation, ended))]
     lines.append(f"status  {ended.status}{moved}")
     if ended.usage is not None:
         lines += usage_lines(ended.usage)

@@ -8,7 +8,8 @@ import msgspec
 from omnibus.graph import DIGEST, HANDLE, Invocation, find_refs
 from omnibus.recording.forks import can_begin_at
 from omnibus.recording.records import EndRecord, KeptOutput
-from omnibus.recording.waterfall import Waterfall, build_waterfall
+from omnibus.recording.waterfall import Waterfall
+from omnibus.recording.waterfall_builder import build_waterfall
 
 #: Characters of a value that are shown.
 MAX_SHOWN_CHARS = 2000

@@ -15,6 +15,7 @@ from omnibus_models import media
 from omnibus_models.contract import Encoded, LoadedComponent, Prepared
 from omnibus_models.families import _language
 from omnibus_models.families._language import control_tokens
+from omnibus_models.families._language_decoder import LanguageDecoder
 from omnibus_models.packed_attention import use_packed_attention
 
 __all__ = [
@@ -31,7 +32,7 @@ __all__ = [
 AXES = 3  # M-RoPE: time, height, width
 
 
-class QwenDecoder(_language.LanguageDecoder):
+class QwenDecoder(LanguageDecoder):
     """A Qwen decoder stack, see ``contract.Decoder``."""
 
     axes = AXES

@@ -136,6 +136,7 @@ WRONG = """
         if what == "never":
             await asyncio.sleep(1000)
         if what == "blocks":
+            print("blocks from now on", flush=True)
             time.sleep(1000)
         if what == "no JSON":
             return object()

@@ -5,6 +5,7 @@ import json
 import signal
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 
@@ -15,6 +16,8 @@ from tests.e2e.system import System
 
 pytestmark = pytest.mark.e2e
 
+#: The steps take less than a second: on a busy machine they may be over before the denoiser is killed.
+ATTEMPTS = 4
 TYPED = {"node_unreachable", "unavailable", "stage_unavailable", "stale_handle", "stage_failed"}
 
 
@@ -75,25 +78,32 @@ async def retained(system: System) -> int:
     return found
 
 
-@pytest.mark.parametrize("gateway", [0, 1])
-async def test_a_lost_denoiser_begins_again_from_what_lies_on_other_nodes(
-    nodes: System, everybody: dict[str, int], gateway: int
-):
-    body = {"model": PAINTER, "prompt": "a cat on a mat", "size": "64x64", "steps": 200, "seed": 1}
-    truth = await post(nodes, "/v1/images/generations", body, "TDV")
-    headers = {"x-omnibus-path": "T>D>V"}
-
+async def draw_without_denoiser(nodes: System, gateway: int, body: dict[str, Any]) -> httpx.Response:
+    """The answer to a request for an image, whose denoiser is killed once the embedding of its prompt is retained."""
+    everybody = await nodes.whole()
     async with nodes.http(gateway) as http:
-        asking = asyncio.create_task(http.post("/v1/images/generations", json=body, headers=headers))
+        asking = asyncio.create_task(
+            http.post("/v1/images/generations", json=body, headers={"x-omnibus-path": "T>D>V"})
+        )
         async with asyncio.timeout(30):
-            while not await retained(nodes):
+            while not (asking.done() or await retained(nodes)):
                 await asyncio.sleep(0.02)
         psutil.Process(everybody[f"{PAINTER}-D-0"]).send_signal(signal.SIGKILL)
-        answer = await asyncio.wait_for(asking, 120.0)
-    assert answer.status_code == 200, answer.text
-    _, record = await nodes.record(answer.headers["x-request-id"])
+        return await asyncio.wait_for(asking, 120.0)
 
-    assert answer.json()["data"][0]["b64_json"] == truth["data"][0]["b64_json"]
+
+@pytest.mark.parametrize("gateway", [0, 1])
+async def test_a_lost_denoiser_begins_again_from_what_lies_on_other_nodes(nodes: System, gateway: int):
+    body = {"model": PAINTER, "prompt": "a cat on a mat", "size": "64x64", "steps": 200, "seed": 1}
+    truth = await post(nodes, "/v1/images/generations", body, "TDV")
+    for _ in range(ATTEMPTS):
+        answer = await draw_without_denoiser(nodes, gateway, body)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["data"][0]["b64_json"] == truth["data"][0]["b64_json"]
+        _, record = await nodes.record(answer.headers["x-request-id"])
+        if record["attempts"] > 1:
+            break
+
     assert record["attempts"] == 2
     assert record["moves"][0]["again"] == [1, 2]  # not the prompt's encoder
     await nodes.whole()

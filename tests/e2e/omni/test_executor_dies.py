@@ -23,6 +23,8 @@ pytestmark = pytest.mark.e2e
 QUESTION = ask(image(2), audio(1.1, 1), "describe")
 TOKENS, CODES = 120, 90
 LONG: dict[str, Any] = {"max_tokens": TOKENS, "audio": {"voice": "Chelsie", "format": "pcm16", "max_tokens": CODES}}
+#: An answer takes less than a second: on a busy machine all of it may be there before its executor is killed.
+ATTEMPTS = 4
 
 
 def executor(option: str) -> str:
@@ -60,11 +62,20 @@ async def answered(answer: httpx.Response, when: str, kill: Any) -> Spoken:
 
 
 @pytest.mark.parametrize(("victim", "when"), [("V", "sound"), ("Ta", "text"), ("Th", "text"), ("M", "sound")])
-async def test_an_answer_that_has_begun_goes_on_elsewhere(
-    omni: System, everybody: dict[str, int], truth: Spoken, victim: str, when: str
-):
-    body, headers = wanted(QUESTION, stream=True, **LONG), {"x-omnibus-path": "M" if victim == "M" else APART}
+async def test_an_answer_that_has_begun_goes_on_elsewhere(omni: System, truth: Spoken, victim: str, when: str):
+    for _ in range(ATTEMPTS):
+        record = await disturb(omni, truth, victim, when)
+        if record["attempts"] > 1:
+            break
 
+    assert record["attempts"] == 2
+    assert (record["path"] == "M") is (victim != "M")
+
+
+async def disturb(omni: System, truth: Spoken, victim: str, when: str) -> dict[str, Any]:
+    """The record of an answer whose executor ``victim`` is killed at the first piece of ``when``, and which is right."""
+    body, headers = wanted(QUESTION, stream=True, **LONG), {"x-omnibus-path": "M" if victim == "M" else APART}
+    everybody = await omni.whole()
     async with (
         Watch.on(omni) as watch,
         omni.http() as http,
@@ -73,11 +84,8 @@ async def test_an_answer_that_has_begun_goes_on_elsewhere(
         id = answer.headers["x-request-id"]
         found = await answered(answer, when, lambda: os.kill(everybody[executor(victim)], signal.SIGKILL))
         await watch.end(id)
-    _, record = await omni.record(id)
-
-    assert record["attempts"] == 2
-    assert (record["path"] == "M") is (victim != "M")
     same(found, truth)
+    return (await omni.record(id))[1]
 
 
 @pytest.mark.parametrize("victim", ["EV", "EA"])

@@ -1,13 +1,15 @@
 """A gateway ends in the middle of long answers: by a signal each gets a typed error, and streams go on elsewhere."""
 
 import asyncio
+import contextlib
 import json
 import os
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from tests.e2e.small.conversations import Conversation
@@ -19,6 +21,8 @@ pytestmark = pytest.mark.e2e
 STREAMS = 12
 #: Times that a gateway is killed under stored responses; each time ``STREAMS`` of them go on.
 KILLS = int(os.environ.get("OMNIBUS_TEST_KILLS", "2"))
+#: Of an answer that is never over: tokens of 20 ms.
+ENDLESS = {"max_tokens": 100_000, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +40,8 @@ def talkers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
         yield system
 
 
-def streamed_question(number: int) -> dict[str, Any]:
-    return question(number, stream=True, **(SPOKEN if number % 3 == 0 else {}))
+def streamed_question(number: int, **more: Any) -> dict[str, Any]:
+    return question(number, stream=True, **(SPOKEN if number % 3 == 0 else {}), **more)
 
 
 async def all_begun(answers: list[Answer], events: int) -> None:
@@ -51,22 +55,18 @@ async def test_every_answer_ends_typed_when_its_gateway_is_told_to_end(talkers: 
     gateway = talkers.gateway(0)
     async with talkers.http(0) as http:
         answers = [Answer() for _ in range(STREAMS)]
-        streamed = [asyncio.create_task(read(http, each, streamed_question(n))) for n, each in enumerate(answers)]
-        whole = [asyncio.create_task(http.post(PATH, json=question(n))) for n in range(STREAMS)]
+        questions = [streamed_question(number, **ENDLESS) for number in range(STREAMS)]
+        streamed = [asyncio.create_task(read(http, *each)) for each in zip(answers, questions, strict=True)]
+        whole = [asyncio.create_task(http.post(PATH, json=question(n, **ENDLESS))) for n in range(STREAMS)]
         await all_begun(answers, 3)
 
         gateway.terminate()
 
         await asyncio.wait_for(asyncio.gather(*streamed), 60)
-        cut = [answer for answer in answers if not answer.whole]  # on a busy machine some are over before
-        assert cut
-        for answer in cut:
+        for answer in answers:
             assert answer.error is not None, answer
             assert answer.error["code"] == "gateway_stopping"
-        responses = await asyncio.wait_for(asyncio.gather(*whole), 60)
-        refused = [response for response in responses if response.status_code != 200]
-        assert refused
-        for response in refused:
+        for response in await asyncio.wait_for(asyncio.gather(*whole), 60):
             assert response.headers["content-type"] == "application/json"
             assert (response.status_code, response.headers["retry-after"]) == (503, "1")
             assert response.json()["error"]["code"] == "gateway_stopping"
@@ -82,7 +82,7 @@ async def test_a_request_that_was_on_its_way_is_refused_and_its_connection_is_no
     request = b"POST %b HTTP/1.1\r\nhost: here\r\ncontent-length: %d\r\n\r\n%b" % (PATH.encode(), len(body), body)
 
     gateway.terminate()
-    await asyncio.sleep(0.3)
+    await is_stopping(talkers)
     for _, writer in connections:
         writer.write(request)
 
@@ -94,21 +94,41 @@ async def test_a_request_that_was_on_its_way_is_refused_and_its_connection_is_no
             writer.close()
 
 
+async def is_stopping(system: System) -> None:
+    """Wait until the first gateway refuses requests, or takes no connection any more."""
+    async with asyncio.timeout(60), system.http(0) as http:
+        with contextlib.suppress(httpx.TransportError):
+            while not (await http.get("/readyz")).json().get("stopping"):
+                await asyncio.sleep(0.01)
+
+
+async def cut_answers(
+    system: System, numbers: range, events: int, end: Callable[[psutil.Process], None]
+) -> list[Answer]:
+    """Answers of the first gateway that ``end`` has ended behind so many events, as far as they came.
+
+    On a busy machine they may be over before that: then it is done once more, until some are cut.
+    """
+    while True:
+        await system.becomes_ready()
+        answers = [Answer() for _ in numbers]
+        async with system.http(0) as http:
+            questions = [streamed_question(number) for number in numbers]
+            reading = [asyncio.create_task(read(http, *each)) for each in zip(answers, questions, strict=True)]
+            await all_begun(answers, events)
+            end(system.gateway(0))
+            await asyncio.wait_for(asyncio.gather(*reading), 60)
+        if not all(answer.whole for answer in answers):
+            return answers
+
+
 async def test_streams_of_a_gateway_that_is_killed_go_on_at_another_one(talkers: System):
     await talkers.becomes_ready()
     async with talkers.http(1) as other:
         undisturbed = await asyncio.gather(*(read(other, Answer(), streamed_question(n)) for n in range(STREAMS)))
         assert all(answer.whole for answer in undisturbed)
-        answers = [Answer() for _ in range(STREAMS)]
-        async with talkers.http(0) as http:
-            reading = [asyncio.create_task(read(http, each, streamed_question(n))) for n, each in enumerate(answers)]
-            await all_begun(answers, 5)
-
-            talkers.gateway(0).kill()
-
-            await asyncio.wait_for(asyncio.gather(*reading), 60)
-        cut = [answer for answer in answers if not answer.whole]  # on a busy machine some are over before
-        assert cut
+        answers = await cut_answers(talkers, range(STREAMS), 5, psutil.Process.kill)
+        cut = [answer for answer in answers if not answer.whole]
         await asyncio.wait_for(asyncio.gather(*(read(other, each) for each in cut)), 60)
 
     for answer, known in zip(answers, undisturbed, strict=True):
@@ -119,16 +139,9 @@ async def test_streams_of_a_gateway_that_is_killed_go_on_at_another_one(talkers:
 
 async def test_streams_that_are_told_to_stop_go_on_too(talkers: System):
     await talkers.becomes_ready()
-    answer = Answer()
-    async with talkers.http(0) as http, talkers.http(1) as other:
+    async with talkers.http(1) as other:
         undisturbed = await read(other, Answer(), streamed_question(3))
-        reading = asyncio.create_task(read(http, answer, streamed_question(3)))
-        await all_begun([answer], 1)
-
-        talkers.gateway(0).terminate()
-
-        await asyncio.wait_for(reading, 60)
-        assert not answer.whole
+        [answer] = await cut_answers(talkers, range(3, 4), 1, psutil.Process.terminate)
         await asyncio.wait_for(read(other, answer), 60)
 
     assert answer.content == undisturbed.content
@@ -256,8 +269,8 @@ async def test_sessions_by_voice_go_on_with_no_sample_lost_or_repeated(talkers: 
     many = STREAMS if kills > KILLS else STREAMS // 3
     undisturbed = [Conversation(talkers.urls, number) for number in range(many)]
     await asyncio.gather(*(each.hold(1) for each in undisturbed))
-    gaps: list[float] = []
-    for _ in range(kills):
+    gaps: list[list[float]] = []
+    while len(gaps) < kills:  # on a busy machine all sessions may be over before: then that kill does not count
         await talkers.becomes_ready()
         sessions = [Conversation(talkers.urls, number) for number in range(many)]
         held = [asyncio.create_task(each.hold(0)) for each in sessions]
@@ -270,6 +283,8 @@ async def test_sessions_by_voice_go_on_with_no_sample_lost_or_repeated(talkers: 
         await asyncio.gather(*held)
         for session, known in zip(sessions, undisturbed, strict=True):
             assert (session.text, session.sound, session.wrong) == (known.text, known.sound, [])
-        assert any(session.resumed for session in sessions)  # on a busy machine some are over before
-        gaps += [gap.seconds for each in sessions for gap in each.gaps]
-    print(f"{kills} kills: {len(gaps)} sessions resumed, {statistics.median(gaps):.3f} s in between")
+        if found := [gap.seconds for each in sessions for gap in each.gaps]:
+            assert any(session.resumed for session in sessions)
+            gaps.append(found)
+    each = [seconds for found in gaps for seconds in found]
+    print(f"{kills} kills: {len(each)} sessions resumed, {statistics.median(each):.3f} s in between")

@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx
 import pytest
 
 from omnibus.bus import subjects
@@ -18,7 +20,7 @@ from tests.own_time import own_time
 pytestmark = pytest.mark.e2e
 
 FOREVER = 3900  # tokens; more than the deadline allows on any machine of today
-RUNNING = 80  # tokens; they take longer than a refusal, and less than the deadline on a busy machine
+RUNNING = 1.0  # seconds of an answer: longer than a refusal takes, and less than the deadline
 SLOW = {"max_tokens": FOREVER, "ignore_eos": True}
 
 
@@ -101,18 +103,28 @@ async def test_a_body_over_the_limit_is_413(small: System):
     assert fine.status_code == 200
 
 
+async def tokens_of(seconds: float, http: httpx.AsyncClient) -> int:
+    """Tokens that as many answers as there may be take ``seconds`` for, on this machine as it is now."""
+    count, began = 20, time.monotonic()
+    asked = body(max_tokens=count, ignore_eos=True)
+    await asyncio.gather(*(http.post("/v1/chat/completions", json=asked) for _ in range(CREDITS)))
+    return min(400, max(8, int(count * seconds / (time.monotonic() - began))))
+
+
 async def test_more_than_the_executor_takes_is_429_and_what_runs_is_not_disturbed(small: System):
     async with Watch.on(small) as watch, small.http() as http:
+        tokens = await tokens_of(RUNNING, http)
+        before = {reply.inv for reply in watch.replies()}
         running = [
-            asyncio.create_task(http.post("/v1/chat/completions", json=body(max_tokens=RUNNING, ignore_eos=True)))
+            asyncio.create_task(http.post("/v1/chat/completions", json=body(max_tokens=tokens, ignore_eos=True)))
             for _ in range(CREDITS)
         ]
-        await watch.until(lambda: len({reply.inv for reply in watch.replies()}) == CREDITS)
+        await watch.until(lambda: len({reply.inv for reply in watch.replies()} - before) == CREDITS)
         more = await asyncio.gather(*(http.post("/v1/chat/completions", json=body()) for _ in range(4)))
         answers = await asyncio.gather(*running)
 
     assert [answer.status_code for answer in answers] == [200] * CREDITS, [answer.text for answer in answers]
-    assert [answer.json()["usage"]["completion_tokens"] for answer in answers] == [RUNNING] * CREDITS
+    assert [answer.json()["usage"]["completion_tokens"] for answer in answers] == [tokens] * CREDITS
     refused = [answer for answer in more if answer.status_code != 200]
     assert Counter(answer.status_code for answer in refused) == {429: len(refused)}
     assert refused

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.e2e.small.conftest import DEADLINE
-from tests.e2e.system import VL, System, command_line, not_ready
+from tests.e2e.system import VL, System, command_line, missing_stages
 from tests.e2e.watch import Watch, events
 from tests.own_time import own_time
 
@@ -41,7 +41,7 @@ async def test_a_whole_answer_becomes_503_that_names_the_stage(small: System, ex
         await watch.first("omnibus.reply.")
         killed = clock.seconds
         os.kill(executor, signal.SIGKILL)
-        down = asyncio.create_task(not_ready(small))  # it may be up again soon
+        down = asyncio.create_task(missing_stages(small, VL))  # it may be up again soon
         answer = await asking
         took = clock.seconds - killed
         end = await watch.end(answer.headers["x-request-id"])
@@ -50,7 +50,7 @@ async def test_a_whole_answer_becomes_503_that_names_the_stage(small: System, ex
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["stage"]) == (503, "stage_unavailable", "thinker")
     assert took < NOTICED
-    assert (await down)[VL]["thinker"] == "no executor"
+    assert (await down)["thinker"] == "no executor"
     assert end.status == record["status"] == "failed"
     assert record["problem"]["stage"] == "thinker"
     await small.ledger_is_empty()

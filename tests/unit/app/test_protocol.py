@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnibus.app import protocol
+from omnibus.app import framing, protocol
 from omnibus.app.array_codec import Array, PackedItem, pack_items, unpack_items
 from omnibus.app.transport import WorkerLink
 from omnibus.app_record import AppSource
@@ -48,32 +48,32 @@ FROM_WORKER = [
 
 
 def bodies(data: bytes) -> list[bytes]:
-    return list(protocol.Frames().feed(data))
+    return list(framing.Frames().feed(data))
 
 
 @pytest.mark.parametrize("message", TO_WORKER, ids=lambda message: type(message).__name__)
 def test_a_worker_reads_what_a_gateway_wrote(message):
-    (body,) = bodies(protocol.encode_message(message))
+    (body,) = bodies(framing.encode_message(message))
 
-    assert protocol.to_worker(body) == message
+    assert framing.to_worker(body) == message
 
 
 @pytest.mark.parametrize("message", FROM_WORKER, ids=lambda message: type(message).__name__)
 def test_a_gateway_reads_what_a_worker_wrote(message):
-    (body,) = bodies(protocol.encode_message(message))
+    (body,) = bodies(framing.encode_message(message))
 
-    assert protocol.from_worker(body) == message
+    assert framing.from_worker(body) == message
 
 
 @given(st.lists(st.integers(0, 400), max_size=8))
 def test_frames_survive_any_cut_of_the_stream(cuts):
-    data = b"".join(protocol.encode_message(message) for message in FROM_WORKER)
+    data = b"".join(framing.encode_message(message) for message in FROM_WORKER)
     edges = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
-    frames = protocol.Frames()
+    frames = framing.Frames()
 
     found = [body for start, end in pairwise(edges) for body in frames.feed(data[start:end])]
 
-    assert [protocol.from_worker(body) for body in found] == FROM_WORKER
+    assert [framing.from_worker(body) for body in found] == FROM_WORKER
 
 
 @pytest.mark.parametrize(
@@ -92,14 +92,14 @@ def test_frames_survive_any_cut_of_the_stream(cuts):
 )
 def test_what_is_no_message_is_refused(body):
     with pytest.raises(ProtocolError, match="not a message"):
-        protocol.from_worker(body)
+        framing.from_worker(body)
 
 
 def test_a_frame_over_the_limit_is_not_sent_and_not_awaited():
     head = (protocol.MAX_FRAME_BYTES + 1).to_bytes(4, "little")
 
     with pytest.raises(TooLarge):
-        protocol.encode_message(protocol.AnswerPart(1, bytes(protocol.MAX_FRAME_BYTES)))
+        framing.encode_message(protocol.AnswerPart(1, bytes(protocol.MAX_FRAME_BYTES)))
     with pytest.raises(ProtocolError, match="allowed"):
         bodies(head + b"x")
 
@@ -154,13 +154,13 @@ def test_an_array_that_may_not_travel_is_refused_before_it_leaves(array):
 def test_a_gateway_begins_with_what_to_load():
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        ours.sendall(protocol.encode_message(TO_WORKER[0]) + protocol.encode_message(protocol.Cancel(1)))
+        ours.sendall(framing.encode_message(TO_WORKER[0]) + framing.encode_message(protocol.Cancel(1)))
         ours.shutdown(socket.SHUT_WR)
 
-        assert protocol.read_load_message(theirs) == TO_WORKER[0]
-        with pytest.raises(ProtocolError, match="begins with Load, not Cancel"):
-            protocol.read_load_message(theirs)
-        assert protocol.read_load_message(theirs) is None
+        assert framing.read_load_message(theirs) == TO_WORKER[0]
+        with pytest.raises(ProtocolError, match="begins with LoadApp, not Cancel"):
+            framing.read_load_message(theirs)
+        assert framing.read_load_message(theirs) is None
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_a_gateway_begins_with_what_to_load():
     ids=lambda value: type(value).__name__,
 )
 def test_a_worker_may_send_much_of_what_is_bytes(message, most):
-    assert protocol.from_worker(bodies(protocol.encode_message(message))[0]) == message
+    assert framing.from_worker(bodies(framing.encode_message(message))[0]) == message
     assert message.most == most
 
 
@@ -193,9 +193,9 @@ def test_a_worker_may_not_make_its_gateway_build_much(message):
     body = msgspec.msgpack.encode(message)
 
     with pytest.raises(TooLarge, match="are allowed"):
-        protocol.encode_message(message)
+        framing.encode_message(message)
     with pytest.raises(ProtocolError, match="which its kind may not have"):
-        protocol.from_worker(body)
+        framing.from_worker(body)
 
 
 # Links

@@ -8,12 +8,12 @@ import pytest
 
 from omnibus.cli.waterfall import BAR_COLUMNS, MARKS, graph_lines, usage_lines, waterfall_lines
 from omnibus.pricing import StageRate, stage_usage, sum_stages
-from omnibus.recording import waterfall as waterfalls
+from omnibus.recording.waterfall_builder import build_waterfall
 from tests.unit.cli.documents import ended, hop, invocation
 
 
 def drawn(**changes: Any) -> list[str]:
-    return list(waterfall_lines(waterfalls.build_waterfall(invocation(), ended(**changes))))
+    return list(waterfall_lines(build_waterfall(invocation(), ended(**changes))))
 
 
 def test_the_graph_names_components_executors_and_what_they_wait_for():
@@ -101,7 +101,7 @@ def test_an_answer_without_output_has_no_first_moment():
 
 
 def test_what_runs_has_no_times_yet():
-    assert list(waterfall_lines(waterfalls.build_waterfall(invocation(), None))) == []
+    assert list(waterfall_lines(build_waterfall(invocation(), None))) == []
 
 
 def test_a_move_is_told_with_its_reason():

@@ -70,8 +70,14 @@ class Doorway:
         """Have the server close."""
         self.server.should_exit = True
 
-    async def wire(self) -> Wire:
-        made = Wire(*await asyncio.open_connection("127.0.0.1", self.port))
+    async def wire(self, receive_bytes: int = 0) -> Wire:
+        """A connection; ``receive_bytes`` is how much its end holds that is not read yet, 0: as the kernel has it."""
+        end = socket.socket()
+        if receive_bytes:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        end.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(end, ("127.0.0.1", self.port))
+        made = Wire(*await asyncio.open_connection(sock=end))
         self._wires.append(made)
         return made
 
@@ -89,9 +95,14 @@ class Doorway:
 
 
 @asynccontextmanager
-async def doorway(home: House, direct: bool = True) -> AsyncIterator[Doorway]:
-    """``home`` behind a real server, with the limits of its settings; ``direct``: plain chats are answered directly."""
+async def doorway(home: House, direct: bool = True, send_bytes: int = 0) -> AsyncIterator[Doorway]:
+    """``home`` behind a real server, with the limits of its settings; ``direct``: plain chats are answered directly.
+
+    ``send_bytes`` is how much a connection's socket holds that is not sent yet; 0: as the kernel has it.
+    """
     listener = socket.create_server(("127.0.0.1", 0))
+    if send_bytes:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_bytes)
     limits = ConnectionLimits.from_settings(home.settings)
     serving = create_server(home.app, limits=limits, direct=home.direct if direct else None)
     task = asyncio.ensure_future(serving.serve(sockets=[listener]))

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnibus.recording import waterfall
 from omnibus.recording.waterfall import GATEWAY, PHASES, Edge, Input, Move, Phase, Pull, Waterfall
+from omnibus.recording.waterfall_builder import build_waterfall
 from tests.unit.cli.documents import ended, hop, invocation
 
 
 def found(**changes: Any) -> Waterfall:
-    return waterfall.build_waterfall(invocation(), ended(**changes))
+    return build_waterfall(invocation(), ended(**changes))
 
 
 def test_a_request_is_told_in_brief():
@@ -29,7 +29,7 @@ def test_a_request_is_told_in_brief():
 
 
 def test_what_has_not_ended_is_running_and_its_nodes_are_open():
-    whole = waterfall.build_waterfall(invocation(), None)
+    whole = build_waterfall(invocation(), None)
 
     assert (whole.summary.status, whole.summary.seconds, whole.summary.first) == ("running", None, None)
     assert [(row.state, row.taken, row.phases) for row in whole.nodes] == [("open", None, ())] * 3
@@ -111,7 +111,7 @@ def test_nothing_of_what_users_wrote_or_got_is_in_it():
     secret = msgspec.structs.replace(
         nodes[2], inputs={"messages": [{"content": "secret"}], "prompt": "secret", "deep": {"a": ["secret"]}}, uses=()
     )
-    whole = waterfall.build_waterfall(
+    whole = build_waterfall(
         msgspec.structs.replace(invocation(), nodes=(*nodes[:2], secret)), ended(answer={"text": "secret"})
     )
 
@@ -123,7 +123,7 @@ def test_nothing_of_what_users_wrote_or_got_is_in_it():
 def test_a_record_of_digests_says_so():
     [first, *rest] = invocation().nodes
     digested = msgspec.structs.replace(first, inputs={"prompt": {"$digest": "ab", "nbytes": 9}})
-    whole = waterfall.build_waterfall(msgspec.structs.replace(invocation(), nodes=(digested, *rest)), ended())
+    whole = build_waterfall(msgspec.structs.replace(invocation(), nodes=(digested, *rest)), ended())
 
     assert (whole.record, found().record) == ("digest", "full")
     assert whole.nodes[0].inputs == (Input("prompt", "json", 9, "ab"),)

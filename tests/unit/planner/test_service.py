@@ -50,8 +50,7 @@ async def test_planners_that_start_together_agree_on_one_epoch(town: Town):
 
 async def test_a_store_that_lost_everything_gets_the_plan_again_with_a_newer_epoch(town: Town):
     async with town.planner():
-        await town.current(1)
-        await asyncio.sleep(0.05)  # the keeper follows the store
+        await town.known(1)
 
         await town.raw.flushall()
         await town.raw.publish("omnibus:plan", "0")  # what it would see by itself within seconds
@@ -62,8 +61,7 @@ async def test_a_store_that_lost_everything_gets_the_plan_again_with_a_newer_epo
 
 async def test_a_plan_is_written_as_soon_as_the_store_can_be_written_again(town: Town):
     async with town.planner():
-        await town.current(1)
-        await asyncio.sleep(0.05)
+        await town.known(1)
 
         await town.raw.config_set("maxmemory", "1")  # reads go on, writes are refused
         await town.raw.delete("omnibus:plan:epoch")
@@ -173,16 +171,16 @@ async def test_planners_side_by_side_agree_on_what_apps_bring(town: Town):
 
 
 async def test_a_store_that_lost_everything_gets_the_models_of_apps_again(town: Town):
-    await town.store.put_app(app("poem", SPELL), 0)
     async with town.planner():
         await town.current(1)
-        await asyncio.sleep(0.05)  # the keepers follow the store
+        await town.store.put_app(app("poem", SPELL), 0)
+        await town.known(2)  # what follows apps has read them
 
         await town.raw.flushall()
         await town.raw.publish("omnibus:plan", "0")
         await town.raw.publish("omnibus:apps", "0")
 
-        plan = await town.current(2)
+        plan = await town.current(3)
         assert users(plan) == {"m": (), "spell": ("poem",)}
 
 
@@ -224,11 +222,10 @@ async def test_a_plan_that_becomes_unreadable_is_written_again_when_apps_change(
 
 async def test_a_change_of_apps_is_written_as_soon_as_the_store_can_be_written_again(town: Town):
     async with town.planner():
-        await town.current(1)
-        await asyncio.sleep(0.05)
+        await town.known(1)
 
         await town.store.put_app(app("poem", SPELL), 0)
-        await town.current(2)
+        await town.known(2)
         await town.raw.config_set("maxmemory", "1")  # reads go on, writes are refused
         await town.raw.hdel("omnibus:apps", "poem")
         await town.raw.publish("omnibus:apps", "poem")

@@ -27,6 +27,7 @@ class Town:
         self.announced = announced
         self.crowd = Crowd(store, bus)
         self.models = models
+        self.planners: list[PlannerService] = []
 
     def declare(self, *paths: list[str], share: int = 70, **changes: Any) -> None:
         """Write the declarations: the usual deployment, or these paths, and other ``changes``."""
@@ -43,8 +44,10 @@ class Town:
         service = PlannerService()
         try:
             await service.startup()
+            self.planners.append(service)
             yield service
         finally:
+            self.planners = [each for each in self.planners if each is not service]
             await service.shutdown()
 
     async def current(self, epoch: int) -> Plan:
@@ -56,6 +59,13 @@ class Town:
         await until(there)
         plan = await self.store.plan()
         assert plan is not None
+        return plan
+
+    async def known(self, epoch: int) -> Plan:
+        """The plan once ``epoch`` is current and every planner knows it: one that the store loses now is written again."""
+        plan = await self.current(epoch)
+        changes = [each._changes for each in self.planners]
+        await until(lambda: all(each.plan is not None and each.plan.epoch == epoch for each in changes))
         return plan
 
     async def staged(self, but: int = 0) -> Plan:

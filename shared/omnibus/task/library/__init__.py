@@ -28,9 +28,6 @@ from omnibus.task.library.images import (
     ImageEdit,
     ImageGeneration,
     ImageOutput,
-    VideoGeneration,
-    VideoInput,
-    VideoOutput,
 )
 from omnibus.task.library.language import (
     Decode,
@@ -77,6 +74,7 @@ from omnibus.task.library.speech import (
     VocodeInput,
     VocodeOutput,
 )
+from omnibus.task.library.videos import VideoGeneration, VideoInput, VideoOutput
 
 __all__ = [
     "MLLM",

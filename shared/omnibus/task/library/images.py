@@ -1,14 +1,11 @@
-"""Pictures and videos, made from text and from other pictures."""
+"""Images, made from text and from other images."""
 
 from pydantic import BaseModel, ConfigDict, Field, SkipValidation
 
-from omnibus.errors import BadRequest
 from omnibus.task.base import CompositeTask
 from omnibus.task.library.diffusion import (
-    DecodeAudio,
     DecodeImage,
     DecodeInputs,
-    DecodeVideo,
     Denoise,
     DenoiseInput,
     Preview,
@@ -19,8 +16,7 @@ from omnibus.task.library.diffusion import (
     TextEncodeInput,
     TextEncodeOutput,
 )
-from omnibus.task.library.media import Encode, EncodeFrame, EncodeInput, FrameInput, PlacedMedia
-from omnibus.task.library.speech import Audio
+from omnibus.task.library.media import Encode, EncodeInput, PlacedMedia
 from omnibus.task.types import Stream, Tensor, Tensors, Value
 
 #: Pixels of a picture whose size is left to others, and the largest load that is told: estimates, whatever a client
@@ -204,117 +200,3 @@ def _image_seed(request: DrawInput, place: int) -> int | None:
 
 #: What makes pictures, whatever a model's components are: the one of these that uses most of them.
 PAINTERS: tuple[type[CompositeTask], ...] = (ImageEdit, ImageGeneration)
-
-
-class VideoInput(BaseModel):
-    """A video to be made of a prompt, and of an image that it begins with, where there is one."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    #: What is to be seen, in words.
-    prompt: str
-    #: What is not; it counts where ``guidance`` is above 1 or left to the model.
-    negative_prompt: str = ""
-    #: Pixels.
-    width: int = Field(default=768, ge=1)
-    height: int = Field(default=512, ge=1)
-    #: Length in seconds.
-    seconds: float = Field(default=4.0, ge=0, le=3600)
-    #: Frames per second.
-    fps: float = Field(default=24.0, gt=0, le=1000)
-    #: Denoising steps.
-    steps: int = Field(default=30, ge=1)
-    #: Factor of the distance from the negative prompt; None is the model's usual one.
-    guidance: float | None = None
-    #: Of the noise. None is the invocation's own.
-    seed: int | None = Field(default=None, ge=0, lt=2**62)
-    #: The image that it begins with, as ``EncodeInput.media``.
-    image: PlacedMedia | None = None
-    #: Make its sound, where the model makes it.
-    sound: bool = False
-    #: Report each step.
-    progress: bool = True
-
-    @property
-    def frames(self) -> int:
-        """8 k + 1, as video VAEs have it: one frame, then groups of 8."""
-        return int(self.seconds * self.fps) // 8 * 8 + 1
-
-    @property
-    def uses_negative_prompt(self) -> bool:
-        """True if the negative prompt counts."""
-        return self.guidance is None or self.guidance > 1
-
-    @property
-    def work(self) -> int:
-        """Tokens of the latents of all steps: 32 x 32 pixels of 8 frames are one."""
-        return max(1, min(_MAX_LOAD, self.width * self.height * self.frames // 8192 * self.steps))
-
-
-class VideoOutput(BaseModel):
-    """Streams of a video."""
-
-    #: Stream of tensors [frames, height, width, 3] uint8, in order.
-    frames: SkipValidation[Stream[Tensor]]
-    #: Stream of ``Audio``, where the request asks for sound.
-    audio: SkipValidation[Stream[Audio] | None] = None
-    #: Stream of ``Progress``, where the request asks for it.
-    progress: SkipValidation[Stream[Progress] | None] = None
-
-
-class VideoGeneration(CompositeTask[VideoInput, VideoOutput]):
-    """Text to video, with its sound where a decoder for it is given.
-
-    An ``image`` is the first frame where there is a ``frame_encoder``, and refused where there is none.
-    """
-
-    #: Reads the prompts.
-    text_encoder: TextEncode
-    #: Makes latents, of images and of sound.
-    denoiser: Denoise
-    #: Makes frames of latents.
-    decoder: DecodeVideo
-    #: Makes samples of latents, for models with sound.
-    sound: DecodeAudio | None = None
-    #: Makes latents of an image, for models that begin a video with one.
-    frame_encoder: EncodeFrame | None = None
-
-    def invoke(self, request: VideoInput) -> VideoOutput:
-        guide = self.text_encoder.invoke(
-            TextEncodeInput(
-                prompt=request.prompt, negative_prompt=request.negative_prompt if request.uses_negative_prompt else None
-            ),
-            work=len(request.prompt) // 4,
-        )
-        made = self.denoiser.invoke(
-            DenoiseInput(
-                embeds=guide.embeds,
-                mask=guide.mask,
-                width=request.width,
-                height=request.height,
-                frames=request.frames,
-                fps=request.fps,
-                steps=request.steps,
-                guidance=request.guidance,
-                seed=request.seed,
-                image=self._encode_first_frame(request),
-            ),
-            work=request.work,
-        )
-        audio = None
-        if request.sound and self.sound is not None:
-            audio = self.sound.invoke(DecodeInputs(latents=made.sound)).audio
-        return VideoOutput(
-            frames=self.decoder.invoke(DecodeInputs(latents=made.latents), work=request.frames).frames,
-            audio=audio,
-            progress=made.progress if request.progress else None,
-        )
-
-    def _encode_first_frame(self, request: VideoInput) -> Tensor | None:
-        """Latents of the image that the video begins with. Raises ``BadRequest`` where no component encodes it."""
-        if request.image is None:
-            return None
-        if self.frame_encoder is None:
-            raise BadRequest("this model begins no video with an image: leave it out", param="image")
-        given = FrameInput(media=request.image, width=request.width, height=request.height)
-        return self.frame_encoder.invoke(given, work=request.width * request.height // 1024).latents

@@ -266,29 +266,70 @@ async def test_a_stopping_gateway_ends_what_outlives_its_drain(home: House, dire
     assert direct == [TEXT]
 
 
-async def test_a_slow_reader_holds_back_its_own_stream_alone(home: House, direct: list[str]):
-    words = 4000
+async def test_a_slow_reader_holds_back_its_own_stream_alone(
+    home: House, direct: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    words, word = 100, "long " * 2000  # more than the sockets of this connection hold
+    rest, come = asyncio.Event(), asyncio.Event()
 
     async def talkative(job: Job) -> None:
-        for _ in range(words):
-            await job.send("text", {"text": "long " * 40})
+        if (await job.value("messages"))[-1]["content"] == "much":
+            for _ in range(words):
+                await job.send("text", {"text": word})
+            await rest.wait()
+        await job.send("text", {"text": "rest"})
         job.close("text", {"finish_reason": "stop", "usage": {"prompt_tokens": 1, "completion_tokens": words}})
+        come.set()
 
+    held_back: list[bool] = []
+    go_on = DirectChat.on_writable
+
+    def noting(self: DirectChat) -> None:
+        held_back.append(True)
+        go_on(self)
+
+    monkeypatch.setattr(DirectChat, "on_writable", noting)
     home.serve(TEXT)
     await home.executor(TEXT, "L", "thinker", thinker=talkative)
-    async with doorway(home) as door:
-        wire = await door.wire()
+    async with doorway(home, send_bytes=1 << 16) as door:
+        wire = await door.wire(receive_bytes=1 << 16)
         wire.writer.transport.pause_reading()  # type: ignore[attr-defined]
-        await wire.send(request(question(TEXT, "hello", stream=True)))
+        await wire.send(request(question(TEXT, "much", stream=True)))
         await until(lambda: bool(direct))
         other = await door.wire()
-        await other.send(request(question(TEXT, "hello", stream=True)))
+        await other.send(request(question(TEXT, "little", stream=True)))
         assert b"[DONE]" in await asyncio.wait_for(read_stream(other), 60)
+        come.clear()
+        rest.set()
+        await asyncio.wait_for(come.wait(), 20)
+        assert held_back == []
         wire.writer.transport.resume_reading()  # type: ignore[attr-defined]
         whole = await asyncio.wait_for(read_stream(wire), 60)
 
-    assert whole.count(b"long ") == 40 * words
+    assert held_back
+    assert (whole.count(b"long "), whole.count(b'"rest"')) == (2000 * words, 1)
     assert whole.rstrip().endswith(b"[DONE]\n\n\r\n0".rstrip())
+    await home.emptied()
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_a_defect_of_the_gateway_is_an_error_that_says_nothing_of_the_inside(
+    home: House, door: Doorway, direct: list[str], monkeypatch: pytest.MonkeyPatch, stream: bool
+):
+    def broken(self: DirectChat) -> bool:
+        raise ZeroDivisionError("a secret of the inside")
+
+    monkeypatch.setattr(DirectChat, "_is_complete", broken)
+    wire = await door.wire()
+    await wire.send(request(HELLO | {"stream": stream}))
+
+    head = await wire.head()
+    body = await asyncio.wait_for(wire._reader.readuntil(b"}}"), 20)
+
+    assert head.split()[1] in (b"500", b"200" if stream else b"500")
+    assert b'"code":"internal_error"' in body.replace(b" ", b"")
+    assert b"secret" not in body
+    assert direct == [TEXT]
     await home.emptied()
 
 

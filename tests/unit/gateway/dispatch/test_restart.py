@@ -41,6 +41,22 @@ def spoken(response: httpx.Response) -> tuple[str, str]:
     return message["content"] or "", message["audio"]["data"]
 
 
+async def given(ward: Ward, component: str) -> None:
+    """Wait until the stages before ``component`` are over for the gateway and the others have begun; the client has the
+    first samples of a vocoder."""
+    [running] = ward.home.dispatcher._running.values()
+    names = [each.component for each in running.invocation.nodes]
+    node = names.index(component)
+    sounds = [stream for key, stream in running.streams.items() if key == (node, "audio")]
+    await until(
+        lambda: (
+            set(range(node)) <= running.hops.keys()
+            and all(ward.began[each] for each in names)
+            and all(stream.samples for stream in sounds)
+        )
+    )
+
+
 async def undisturbed(ward: Ward) -> tuple[str, str]:
     again = await ward.home.ask(model=OMNI, content="one two three", seed=5, **SPEECH)
     return spoken(again)
@@ -60,7 +76,7 @@ async def test_what_comes_before_a_lost_stage_runs_once(
     ward.gate(component)
     asking = await speaking(ward, twice=option, seed=5)
     executor = await ward.running(component)
-    await asyncio.sleep(0.3)  # what it was given is recorded
+    await given(ward, component)
 
     await ward.kill(executor)
     answer = spoken(await asking)
@@ -122,7 +138,7 @@ async def test_a_stage_may_be_lost_twice(ward: Ward):
     asking = await speaking(ward, twice="V", seed=5)
     await ward.home.executor(OMNI, "V", "vocoder", id="V-2", vocoder=ward.counting("vocoder"))
     first = await ward.running("vocoder")
-    await asyncio.sleep(0.3)
+    await given(ward, "vocoder")
     await ward.kill(first)
     second = await ward.running("vocoder", 2)
 
@@ -141,7 +157,7 @@ async def test_without_what_is_retained_everything_runs_again(ward: Ward, change
     ward.gate("vocoder")
     asking = await speaking(ward, twice="V", seed=5)
     executor = await ward.running("vocoder")
-    await asyncio.sleep(0.3)
+    await given(ward, "vocoder")
 
     await ward.kill(executor)
     response = await asking
@@ -195,7 +211,7 @@ async def test_the_record_says_what_began_again_and_behind_what(ward: Ward):
     ward.gate("vocoder")
     asking = await speaking(ward, twice="V", seed=5)
     executor = await ward.running("vocoder")
-    await asyncio.sleep(0.3)
+    await given(ward, "vocoder")
 
     await ward.kill(executor)
     response = await asking

@@ -1,10 +1,14 @@
 """Responses over two gateways with one store and one bus: continued, made in the background, cancelled."""
 
 import asyncio
+import time
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from omnibus.executor.runner import Job
+from services.gateway.responses import service
 from tests.unit.gateway.house import TEXT, House
 from tests.unit.gateway.responses_house import (
     PATH,
@@ -80,6 +84,46 @@ async def test_a_response_in_the_background_is_cancelled_anywhere(pair: Pair, wh
     assert events[-1]["response"]["status"] == "cancelled"
     slow.go.set()
     await pair.first.emptied()
+
+
+async def abandoned(pair: Pair) -> str:
+    """The id of a response in the background that nobody makes any more, nor will take up by itself."""
+    slow = Slow("one ", "two")
+    await pair.serve(TEXT, thinker=slow)
+    id = str(whole(await create(pair.first, background=True))["id"])
+    await until(lambda: bool(slow.known))
+    for home in (pair.second, pair.first):
+        await home.responses.leave_background()
+    return id
+
+
+async def is_ended_as_cancelled(pair: Pair, id: str, shown: dict[str, Any]) -> None:
+    assert shown["status"] == "cancelled"
+    assert whole(await pair.first.http.get(f"{PATH}/{id}")) == shown
+    events = events_of((await pair.first.http.get(f"{PATH}/{id}", params={"stream": "true"})).text)
+    assert events[-1]["response"]["status"] == "cancelled"
+    await pair.first.emptied()
+
+
+async def test_one_that_nobody_makes_is_cancelled_by_any_gateway(pair: Pair):
+    id = await abandoned(pair)
+
+    shown = whole(await pair.second.http.post(f"{PATH}/{id}/cancel"))
+
+    await is_ended_as_cancelled(pair, id, shown)
+
+
+async def test_one_that_nobody_makes_when_its_deadline_has_passed_is_ended_by_its_reader(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+):
+    id = await abandoned(pair)
+    assert whole(await pair.second.http.get(f"{PATH}/{id}"))["status"] == "in_progress"
+    later = SimpleNamespace(time=lambda: time.time() + 3600, monotonic=time.monotonic)
+    monkeypatch.setattr(service, "time", later)
+
+    shown = whole(await pair.second.http.get(f"{PATH}/{id}"))
+
+    await is_ended_as_cancelled(pair, id, shown)
 
 
 async def test_one_that_is_not_in_the_background_is_not_cancelled(home: House):

@@ -114,7 +114,7 @@ async def test_a_lost_store_gets_the_plan_that_was_followed(town: Town, planned:
     async with town.planner():
         theirs = without_encoder(planned, 5)
         await town.store.swap_plan(theirs)
-        await asyncio.sleep(0.5)
+        await town.known(5)
 
         await town.raw.flushall()
         await town.raw.publish("omnibus:plan", "0")

@@ -1,0 +1,72 @@
+"""Base of the language models of all families: a decoder stack without state."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from omnibus import errors
+from omnibus_models.adapters import Adapters
+from omnibus_models.contract import LoadedComponent
+
+
+class LanguageDecoder(LoadedComponent):
+    """A decoder stack: backbone plus head, see ``contract.Decoder``.
+
+    Every layer attends to all before it; a family with ``windows`` sees to those that do not.
+    """
+
+    axes = 1
+    windows = False
+    adapters: Adapters | None = None
+
+    def __init__(self, module: Any, backbone: Any, head: Any, eos: Iterable[int]) -> None:
+        super().__init__(module)
+        config = backbone.config
+        if not self.windows:
+            _require_full_attention(config)
+        table = module.get_input_embeddings().weight
+        self.backbone, self._head = backbone, head
+        self.eos = frozenset(eos)
+        self.layers: int = config.num_hidden_layers
+        self.context: int = config.max_position_embeddings
+        self.vocabulary: int = config.vocab_size
+        self.width: int = table.shape[1]
+        self.device: torch.device = table.device
+        self.dtype: torch.dtype = table.dtype
+
+    @torch.no_grad()
+    def embed(self, ids: Tensor) -> Tensor:
+        """Token embeddings: [...] int64 to [..., H]."""
+        module: Any = self.module
+        embedded: Tensor = module.get_input_embeddings()(ids)
+        return embedded
+
+    @torch.no_grad()
+    def forward(self, inputs: Tensor, positions: Tensor, cache: Any, mask: Any) -> Tensor:
+        """[B, T, H] at ``positions`` [axes, B, T] to hidden [B, T, H'], after the final norm."""
+        # The library takes a mask of four axes as a finished one and passes it to the layers as it is.
+        out = self.backbone(
+            inputs_embeds=inputs,
+            position_ids=positions if self.axes > 1 else positions[0],
+            attention_mask=mask,
+            past_key_values=cache,
+            use_cache=cache is not None,
+        )
+        hidden: Tensor = out.last_hidden_state
+        return hidden
+
+    @torch.no_grad()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[B, H'] to float32 [B, V]."""
+        scores: Tensor = self._head(hidden).float()
+        return scores
+
+
+def _require_full_attention(config: Any) -> None:
+    # Some families name the attention of each layer, others a window for all of them.
+    windowed = ["sliding_attention"] if getattr(config, "sliding_window", None) else ["full_attention"]
+    kinds = sorted(set(getattr(config, "layer_types", None) or windowed))
+    if kinds != ["full_attention"]:
+        raise errors.Fatal(f"layers with {', '.join(kinds)} cannot be served; only full attention is supported")
