@@ -98,8 +98,8 @@ _CONDITIONS = (
     "four GPUs, S text with the schedule that follows goals on four, E images on one",
     "Azure-like requests: 48 % with images (1 to 16, mean 2.6), gaps with a coefficient of variation of 1.5",
     "Goals: of each request type the 99th percentiles of first tokens, and of times between tokens, within a multiple "
-    "of what a request, with one image or none, takes alone on the monolith; each rate is tried with 1,500 requests, or "
-    "for four minutes",
+    "of what a request, with one image or none, takes alone on the monolith; each rate is tried with 1,500 requests, "
+    "or for four minutes",
 )
 
 
