@@ -46,7 +46,8 @@ class Operator:
         replace_text(self._file, json.dumps({"models": {VL: declared}}))
 
     def kill_planner(self) -> None:
-        next(one for one in self.system.processes() if "services.planner" in command_line(one)).kill()
+        command = next(one for one in self.system.commands() if "services.planner" in command_line(one))
+        psutil.Process(find_forked_pid(command.pid)).kill()
 
     async def planned(self, *options: str, context: int = 0, thinkers: int = 2) -> Plan:
         """The plan once the model is like this, and nothing is under way."""
