@@ -24,7 +24,7 @@ from tests.e2e.system import System
 from tests.unit.planner.simulate.omni import HEARD, SEEN, SPOKEN
 
 #: Requests of a trace, and the part of their time that is not observed.
-REQUESTS, WARM_UP_FRACTION = 100, 0.15
+TRACE_REQUESTS, WARM_UP_FRACTION = 100, 0.15
 ANSWER_TOKENS, ANSWER_VARIATION, MAX_TOKENS = 48, 0.3, 96
 #: Requests that are answered before a full system is measured, as a factor of those in it, and those that it is measured by.
 FILL_FACTOR, MEASURED_REQUESTS = 1.3, 240
@@ -62,10 +62,10 @@ class Numbers:
 # Traces
 
 
-def make_trace(mix: str, rate: float, seed: int) -> list[TraceRow]:
+def make_trace(mix: str, rate: float, seed: int, requests: int = TRACE_REQUESTS) -> list[TraceRow]:
     """Requests at random times, with answers of random lengths."""
     draw, at, rows = random.Random(seed), 0.0, []
-    for number in range(REQUESTS):
+    for number in range(requests):
         at += draw.expovariate(rate)
         rows.append(TraceRow(round(at, 4), kind_of(MIXES[mix], number), _answer_tokens(draw.gauss())))
     return rows

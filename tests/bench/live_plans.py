@@ -1,4 +1,4 @@
-"""Plans against live systems of ``sim`` executors: ``python -m tests.bench.live_plans [--gpus 4] [--mix declared] [--pairs 20]``.
+"""Plans against live systems of ``sim`` executors: ``python -m tests.bench.live_plans [--gpus 4] [--mix declared] [--pairs 20] [--requests 1000]``.
 
 The any-to-any model of ``tests/bench/plans.py``, whose engines take so many times as long that each system serves a few
 requests a second: what gateway, bus and client take of a processor is then little beside what engines take, also on a busy
@@ -32,6 +32,7 @@ from omnibus.plan import Plan
 from services.planner.whatif.__main__ import answer_question
 from services.planner.whatif.question import WhatIfQuestion
 from tests.bench.live_load import (
+    TRACE_REQUESTS,
     ComponentWork,
     Numbers,
     make_trace,
@@ -84,10 +85,13 @@ SETTINGS = {
 
 
 class LivePlan:
-    """A running system with the plan of a mix on so many GPUs, ``slowness`` times as slow as it would be anyway."""
+    """A running system with the plan of a mix on so many GPUs, ``slowness`` times as slow as it would be anyway; its
+    traces have so many ``requests``."""
 
-    def __init__(self, directory: Path, gpus: int, mix: str, slowness: float = 1.0) -> None:
-        self.directory, self.gpus, self.mix = directory, gpus, mix
+    def __init__(
+        self, directory: Path, gpus: int, mix: str, slowness: float = 1.0, requests: int = TRACE_REQUESTS
+    ) -> None:
+        self.directory, self.gpus, self.mix, self.requests = directory, gpus, mix, requests
         self.stretch = slowness * max(1.0, gpus * PACES[mix].served / PACES[mix].wanted)
         self.numbers = Numbers()
 
@@ -165,16 +169,18 @@ def report(**row: Any) -> dict[str, Any]:
 
 async def measure_pair(live: LivePlan, http: httpx.AsyncClient, plan: Plan, mix: str, load: float) -> dict[str, Any]:
     """One pair of trace and plan."""
-    rows = make_trace(mix, load * promised_rate(plan), seed=live.gpus)
+    rows = make_trace(mix, load * promised_rate(plan), live.gpus, live.requests)
     trace = live.directory / f"trace-{mix}-{load}.csv"
     write_trace(rows, trace)
     said = await predict(live, plan, trace)
     sent = await replay(http, rows, live.numbers)
     predicted, measured = said["percentiles"]["done"]["0.99"], observed_percentile(sent, 0.99)
     return report(
-        what="pair", gpus=live.gpus, plan=live.mix, mix=mix, part=load, predicted_s=predicted, measured_s=measured,
+        what="pair", gpus=live.gpus, plan=live.mix, mix=mix, part=load, requests=len(rows), predicted_s=predicted,
+        measured_s=measured,
         error=measured / predicted - 1.0,
-        p90_error=observed_percentile(sent, 0.9) / said["percentiles"]["done"]["0.9"] - 1.0, refused=sum(each.status != 200 for each in sent),
+        p90_error=observed_percentile(sent, 0.9) / said["percentiles"]["done"]["0.9"] - 1.0,
+        refused=sum(each.status != 200 for each in sent),
     )  # fmt: skip
 
 
@@ -246,6 +252,8 @@ def main() -> None:
     options.add_argument("--gpus", type=int, action="append", help=f"only so many GPUs {GPUS}")
     options.add_argument("--mix", choices=MIXES, action="append", help="only this mix")
     options.add_argument("--pairs", type=int, default=20, help="pairs of trace and plan (20)")
+    options.add_argument("--requests", type=int, default=TRACE_REQUESTS, help="of a trace (100): the 99th percentile "
+                         "of a hundred is the longest of them, one of a thousand the tenth")  # fmt: skip
     options.add_argument("--slowness", type=float, default=1.0, help="times as slow as they are anyway (1)")
     options.add_argument("--no-static", action="store_true", help="leave out other mixes on the declared plan")
     asked = options.parse_args()
@@ -254,7 +262,7 @@ def main() -> None:
         others = [] if asked.no_static or mix != DECLARED else [each for each in mixes if each != DECLARED]
         with ExitStack() as stack:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="omnibus-live-")))
-            live = LivePlan(directory, gpus, mix, asked.slowness)
+            live = LivePlan(directory, gpus, mix, asked.slowness, asked.requests)
             system = live.start(stack)
             rows += asyncio.run(measure_system(live, system, loads, others))
     print(json.dumps({name: round(value, 4) for name, value in figures(rows).items()}))

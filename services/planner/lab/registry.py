@@ -1,6 +1,6 @@
 """All experiments by name, in the order of the page."""
 
-from services.planner.lab import modserve, omni, routing, strategies, triinfer
+from services.planner.lab import modserve, modserve_day, modserve_load, omni, routing, strategies, triinfer
 from services.planner.lab.experiment import Experiment
 
 #: Papers by a short name.
@@ -23,6 +23,9 @@ _ALL = (
     Experiment("ablation", "What schedule and shape are worth", "triinfer", "Fig. 10", triinfer.compare_ablation),
     Experiment("rank", "Rank of Algorithm 2", "triinfer", "Table 3", triinfer.rank_heuristic),
     Experiment("systems", "Decoupled, scheduled, routed", "modserve", "Fig. 14", modserve.compare_systems),
+    Experiment("loads", "The most load in time", "modserve", "Fig. 15", modserve_load.compare_loads),
+    Experiment("day", "A day with a burst of images", "modserve", "Fig. 16", modserve_day.compare_day),
+    Experiment("goals", "How tight the goals are", "modserve", "Fig. 17", modserve_load.compare_goals),
     Experiment("instances", "Image and text instances", "modserve", "Fig. 18", modserve.compare_instances),
     Experiment("split", "Encoders apart from prefill", "modserve", "Fig. 19", modserve.compare_split),
 )

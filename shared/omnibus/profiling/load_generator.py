@@ -50,11 +50,13 @@ class LoadRequest(NamedTuple):
 
 
 class LoadResult(NamedTuple):
-    """Requests that ended in a step: orders and their answers, ``rate`` of them per second."""
+    """Requests that ended in a step: orders and their answers, ``rate`` of them per second. ``others`` ended
+    before it was warm, or after it."""
 
     at_once: int
     rate: float
     answers: list[tuple[LoadRequest, TimedAnswer]]
+    others: Sequence[tuple[LoadRequest, TimedAnswer]] = ()
 
     def to_point(self) -> Point:
         answers = [answer for _, answer in self.answers]
@@ -144,6 +146,7 @@ class ClosedLoop:
             self._at_once,
             self._mix_rate([(at, order) for at, order, _ in window]),
             [(order, answer) for _, order, answer in window[1:]],
+            [(order, answer) for _, order, answer in (*ended[: first + 1], *ended[end + 1 :])],
         )
 
     def _mix_rate(self, ended: Sequence[tuple[float, LoadRequest]]) -> float:

@@ -25,6 +25,8 @@ from omnibus.profiling.workload import Workload, WorkloadRequest
 MIN_GROWTH, MAX_FLAT_STEPS = 0.05, 2
 #: Requests one at a time, of each type; and of steps that seconds follow from, for each at a time.
 SEQUENTIAL_REQUEST_COUNT, ANSWERS_PER_REQUEST = 3, 4
+#: Seconds after its answer that the end of a request may come.
+_END_SECONDS = 1.0
 
 Tell = Callable[[str], None]
 
@@ -174,11 +176,11 @@ class _OptionProfiler:
             orders = [LoadRequest(request, role.pin) for request in self._workload.requests_of(role.kind)]
             step = LoadStep(self._how.seconds / 2, SEQUENTIAL_REQUEST_COUNT)
             seen = (await self._loaded.run_step(orders, 1, step)).seen
+            every = [*seen.answers, *seen.others]  # all whose edges were recorded
+            await recorder.wait_until_done(len(every), _END_SECONDS)
         finally:
             await recorder.close()
-        quantities.update(
-            {kind: each for kind, each in mean_quantities(seen.answers).items() if kind not in quantities}
-        )
+        quantities.update({kind: each for kind, each in mean_quantities(every).items() if kind not in quantities})
         known = {(edge.source, edge.target) for edge in edges if edge.type == role.kind}
         rows = recorder.mean_rows()
         edges += [

@@ -132,6 +132,7 @@ class EdgeRecorder:
         self._about = (model, kind)
         self._invocations: dict[str, Invocation] = {}
         self._done: set[str] = set()
+        self._ended = asyncio.Event()
         self._bytes: dict[tuple[str, str, str], float] = defaultdict(float)
         self._bunches: dict[tuple[str, str, str], list[int]] = defaultdict(list)
         self._hops: dict[tuple[str, int], Hop] = {}
@@ -150,6 +151,15 @@ class EdgeRecorder:
     async def close(self) -> None:
         for stop in self._stops:
             await stop()
+
+    async def wait_until_done(self, requests: int, seconds: float) -> bool:
+        """Return whether so many requests have ended well, within ``seconds``: an end may come after its answer."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while len(self._done) < requests:
+                    self._ended.clear()
+                    await self._ended.wait()
+        return len(self._done) >= requests
 
     def mean_bytes(self) -> dict[tuple[str, str], float]:
         """Per request, by producing and consuming component."""
@@ -189,6 +199,7 @@ class EdgeRecorder:
             end = messages.decode_end(delivery.data)
             if end.status == "done" and end.inv in self._invocations:
                 self._done.add(end.inv)
+                self._ended.set()
 
     def _on_edge(self, delivery: Delivery) -> None:
         if not delivery.data:

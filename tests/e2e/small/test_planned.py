@@ -24,6 +24,7 @@ from tests.e2e.watch import Watch
 pytestmark = pytest.mark.e2e
 
 WITHIN = 90.0  # seconds for a change to be made
+ATTEMPTS = 3  # to stop an executor before it is ready
 
 
 class Operator:
@@ -45,7 +46,8 @@ class Operator:
         replace_text(self._file, json.dumps({"models": {VL: declared}}))
 
     def kill_planner(self) -> None:
-        next(one for one in self.system.processes() if "services.planner" in command_line(one)).kill()
+        command = next(one for one in self.system.commands() if "services.planner" in command_line(one))
+        psutil.Process(find_forked_pid(command.pid)).kill()
 
     async def planned(self, *options: str, context: int = 0, thinkers: int = 2) -> Plan:
         """The plan once the model is like this, and nothing is under way."""
@@ -68,12 +70,6 @@ class Operator:
         while line not in self.system.log:
             assert time.monotonic() < ends, f"nobody said {line!r}:\n{self.system.log[-4000:]}"
             await asyncio.sleep(0.05)
-
-    async def staged(self) -> Plan:
-        async with asyncio.timeout(WITHIN):
-            while (plan := await self.store.staged_plan()) is None:
-                await asyncio.sleep(0.01)
-        return plan
 
 
 @pytest.fixture
@@ -217,22 +213,40 @@ def born(system: System, id: str) -> psutil.Process | None:
     return None
 
 
+@contextlib.asynccontextmanager
+async def killed_midway(operator: Operator, options: dict[str, Any], id: str) -> AsyncIterator[Plan]:
+    """The plan that waits for the executor ``id``, which is stopped meanwhile, once the planner has been killed.
+
+    On a busy machine the executor may be ready, and its plan in force, before it is stopped: then all goes back first.
+    """
+    for _ in range(ATTEMPTS):
+        operator.declare(options=options)
+        async with stopped(operator.system, id) as process:
+            operator.kill_planner()
+            plan = await operator.store.staged_plan()
+            if plan is not None:
+                yield plan
+                assert process.is_running()
+                return
+        await operator.planned(*operator.usual["options"], thinkers=3)
+        operator.declare()
+        await operator.planned(*operator.usual["options"])
+        await ended(process.pid)
+    raise AssertionError(f"{id} was ready {ATTEMPTS} times before it was stopped")
+
+
 async def test_a_planner_that_is_killed_in_the_middle_of_a_change_goes_on_with_it(pair: System, operator: Operator):
     third = executor("L", 2)
     options = {**operator.usual["options"], "L": {**operator.usual["options"]["L"], "replicas": 3}}
 
     async with busy(pair, [0, 1], path="E>L") as answers:
-        operator.declare(options=options)
-        async with stopped(pair, third) as process:
-            before = await operator.staged()
-            operator.kill_planner()
+        async with killed_midway(operator, options, third) as before:
             await operator.said(f"plan epoch {before.epoch} (declarations changed) is staged already")
-            resumed = await operator.staged()
+            resumed = await operator.store.staged_plan()
         plan = await operator.planned(*operator.usual["options"], thinkers=3)
         await pair.whole(only=[third])
 
     assert resumed == before
     assert plan.models == before.models
     assert plan.epoch == before.epoch
-    assert process.is_running()
     assert len(answers) == 1

@@ -54,3 +54,21 @@ async def test_rows_and_codes_are_counted_with_the_largest_message_of_requests_t
     }
     await recorder.close()
     await bus.drain()
+
+
+async def test_an_end_that_comes_after_its_answer_is_waited_for():
+    bus = MemoryBus(BusSettings())
+    recorder = EdgeRecorder("m", KIND)
+    await recorder.listen(bus)
+    for id in ("i-1", "i-2"):
+        bus.publish(f"{subjects.ROOT}.task.think.Th-0", graph.encode_invocation(spoken(id)))
+    waiting = asyncio.create_task(recorder.wait_until_done(2, 60.0))
+    for id in ("i-1", "i-2"):
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        bus.publish(f"{subjects.ROOT}.end.{id}", encode(InvocationEnd(id, "done")))
+
+    assert await waiting
+    assert not await recorder.wait_until_done(3, 0.01)
+    await recorder.close()
+    await bus.drain()

@@ -1,0 +1,112 @@
+"""A planner that is killed after any of its writes leaves nothing behind that keeps the next one from the plan."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from itertools import cycle
+from typing import Any
+
+import pytest
+
+from omnibus.cluster.desired import replica_counts
+from omnibus.errors import StoreUnavailable
+from services.planner.rollout import readiness, rollout
+from services.planner.service import PlannerService
+from tests.unit.planner.rollout.test_full import declare, past, replicas, there
+from tests.unit.planner.town import Town
+from tests.unit.sidecar.node import until
+
+#: More writes than a change in steps has: one that goes on for ever fails.
+MOST_WRITES = 40
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planners whose silence is noticed, and whose executors have settled, in a moment."""
+    monkeypatch.setattr(rollout, "LEASE_SECONDS", 0.2)
+    monkeypatch.setattr(rollout, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(readiness, "SETTLE_SECONDS", 0.05)
+
+
+class Mortal:
+    """A planner of which the store takes so many writes, and then nothing more: neither an answer nor a last word."""
+
+    def __init__(self, service: PlannerService, writes: int) -> None:
+        self.dead = asyncio.Event()
+        self._left = writes
+        self._over = False
+        store: Any = service._store
+        self._run, self._put = store._run_function, store.put_problem
+        store._run_function, store.put_problem = self._run_function, self._put_problem
+
+    async def _run_function(self, name: str, *arguments: Any) -> Any:
+        return await self._write(lambda: self._run(name, *arguments))
+
+    async def _put_problem(self, *arguments: Any) -> None:
+        await self._write(lambda: self._put(*arguments))
+
+    async def _write(self, write: Callable[[], Any]) -> Any:
+        if self._over:
+            raise StoreUnavailable("it is dead")
+        found = await write() if not self.dead.is_set() else None
+        self._left -= 1
+        if self._left <= 0:
+            self.dead.set()
+            await asyncio.Event().wait()
+        return found
+
+    def bury(self) -> None:
+        """Its process is gone: what is left of it here may end."""
+        self._over = True
+
+
+@asynccontextmanager
+async def mortal(writes: int) -> AsyncIterator[Mortal]:
+    service = PlannerService()
+    life = Mortal(service, writes)
+    running = asyncio.create_task(service.startup())
+    try:
+        yield life
+    finally:
+        life.bury()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await service.shutdown()
+
+
+async def reached(town: Town, wants: dict[str, int]) -> bool:
+    """Whether the plan is like this, nothing is under way, and those executors run that it asks for."""
+    plan, stand = await town.store.plan(), await town.store.plan_state()
+    if plan is None or replicas(plan) != wants or stand.staged:
+        return False
+    kinds = list(town.crowd.there.values())
+    return {kind: kinds.count(kind) for kind in kinds} == replica_counts(plan.models)
+
+
+async def test_the_next_planner_goes_on_after_whichever_write_one_is_killed(town: Town):
+    """GPUs are full, so that each change is made in steps: staged, swapped, staged again, swapped."""
+    shapes = cycle(({"E": 2, "L": 2}, {"EL": 4}))
+    declare(town, EL=4)
+    async with town.planner():
+        await town.until(there(EL=4))
+
+    for writes in range(1, MOST_WRITES):
+        wants = next(shapes)
+        declare(town, **wants)
+        async with mortal(writes) as life:
+            await until(partial(ended, town, life, wants))
+            if not life.dead.is_set():
+                break
+            async with town.planner():
+                await until(partial(reached, town, wants))
+                assert await town.store.plan_problems() == {}
+    else:
+        pytest.fail(f"a change had {MOST_WRITES} writes")
+
+    assert writes > 4
+    await past(town)
+
+
+async def ended(town: Town, life: Mortal, wants: dict[str, int]) -> bool:
+    return life.dead.is_set() or await reached(town, wants)
