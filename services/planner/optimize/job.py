@@ -146,10 +146,6 @@ class PlanningJob:
                 await asyncio.to_thread(checker.apply_learned, factors)
             return changed
 
-    def accept_plan(self, planned: PlanningResult) -> None:
-        """``planned`` is wanted from now on; models that could not be planned stay as they are."""
-        self.planned = self._complete_result(planned, {}, {})
-
     # Profiles
 
     def _profile_file(self, model: Model) -> str:
