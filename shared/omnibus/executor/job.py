@@ -93,11 +93,9 @@ class LiveJob:
 
     def _choose_record(self, found: OutputConnection) -> Record | None:
         """Return what takes the chunks of a retained output: checkpoints and codes do not wait for others."""
-        return self._record if found.consumed and found.output not in _URGENT_OUTPUTS else self._send_retained
-
-    def _send_retained(self, invocation: Invocation, chunk: bytes) -> None:
-        """Send ``chunk`` at once: there are few, and what comes after the last one that arrived is made again."""
-        self._source.outbox.send(invocation.reply, chunk, lazy=True)
+        # Not a method of the job: outputs that hold their job would be left to the garbage collector.
+        urgent = not found.consumed or found.output in _URGENT_OUTPUTS
+        return self._source.send_retained if urgent else self._record
 
     # What the runner reads
 

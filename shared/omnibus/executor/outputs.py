@@ -43,6 +43,10 @@ class OutputSource:
         self.outbox = outbox
         self.first = 0.0  # when it gave anything first, Unix seconds
 
+    def send_retained(self, invocation: Invocation, chunk: bytes) -> None:
+        """Send ``chunk`` at once: there are few, and what comes after the last one that arrived is made again."""
+        self.outbox.send(invocation.reply, chunk, lazy=True)
+
 
 class OutputReaders(NamedTuple):
     """Readers of an output outside of this process.
