@@ -42,8 +42,8 @@ from services.planner.simulate.outcome import percentile
 from services.planner.simulate.run import WARM_UP_FRACTION
 from services.planner.simulate.saturate import RoleRate, saturated_rate
 from tests.e2e.questions import ask, image
-from tests.nodes.namespaces import BUS, DATA, Node, Switch
-from tests.nodes.system import NamespaceSystem, network_of
+from tests.nodes.namespaces import Node, Switch
+from tests.nodes.system import NamespaceSystem, network_of, node_settings
 
 SLOWNESS = float(os.environ.get("OMNIBUS_TEST_SLOWNESS", "4"))
 LINK_GBIT = 10.0
@@ -143,14 +143,9 @@ def running() -> Iterator[tuple[NamespaceSystem, Node, Path]]:
         switch = stack.enter_context(Switch())
         node = stack.enter_context(switch.add_node("n1"))
         node.limit_rate(f"{LINK_GBIT * 1000 / SLOWNESS:.0f}mbit")
-        places = [
-            {BUS: place.address(BUS), DATA: place.address(DATA), "enter": getattr(place, "visitor_prefix", ())}
-            for place in (switch, node)
-        ]
         declared = write_declarations(directory)
         settings = {
-            "TEST_NODES": json.dumps(places),
-            "OMNIBUS_UP_FORK_SERVER": "false",
+            **node_settings(switch, [node]),
             "OMNIBUS_EXECUTOR_ENGINE": "services.engines:sim",
             "OMNIBUS_SIDECAR_ARENA_MIB": str(_ARENA_MIB),
             "OMNIBUS_GATEWAY_RECORD": "digest",

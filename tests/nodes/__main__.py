@@ -11,7 +11,6 @@ nothing is left on any node afterwards. The same seed draws the same requests an
 import argparse
 import asyncio
 import contextlib
-import json
 import random
 import sys
 import tempfile
@@ -22,10 +21,10 @@ from pathlib import Path
 import psutil
 
 from tests.bench import bodies
-from tests.nodes.namespaces import BUS, DATA, Node, Switch, missing_reason
+from tests.nodes.namespaces import Node, Switch, missing_reason
 from tests.nodes.soak import ANSWERED, FaultDrawer, Load, load_again
 from tests.nodes.summing import SummedRequests, declared_model
-from tests.nodes.system import NamespaceSystem, network_of
+from tests.nodes.system import NamespaceSystem, network_of, node_settings
 
 _REPLICAS = 2
 _DEADLINE_SECONDS, _HANG_SECONDS = 20.0, 30.0
@@ -45,13 +44,8 @@ def running(nodes: int) -> Iterator[tuple[NamespaceSystem, list[Node]]]:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="omnibus-nodes-")))
         switch = stack.enter_context(Switch())
         others = [stack.enter_context(switch.add_node(f"n{index}")) for index in range(1, nodes)]
-        places = [
-            {BUS: place.address(BUS), DATA: place.address(DATA), "enter": getattr(place, "visitor_prefix", ())}
-            for place in (switch, *others)
-        ]
         settings = {
-            "TEST_NODES": json.dumps(places),
-            "OMNIBUS_UP_FORK_SERVER": "false",
+            **node_settings(switch, others),
             "OMNIBUS_EXECUTOR_ENGINE": "tests.nodes.summing:engine",
             "OMNIBUS_GATEWAY_DEADLINE": f"{_DEADLINE_SECONDS:g}",
             "OMNIBUS_GATEWAY_QUARANTINE": "0",

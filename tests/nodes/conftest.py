@@ -1,7 +1,6 @@
 """Tests of several nodes, each with a network and shared memory of its own."""
 
 import contextlib
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +9,8 @@ import pytest
 
 from tests.e2e.conftest import omni_checkpoint  # noqa: F401
 from tests.e2e.system import OMNI, System, declaration
-from tests.nodes.namespaces import BUS, DATA, Node, Switch, missing_reason
-from tests.nodes.system import NODES, NamespaceSystem, network_of
+from tests.nodes.namespaces import Node, Switch, missing_reason
+from tests.nodes.system import NODES, NamespaceSystem, network_of, node_settings
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -43,13 +42,8 @@ def system(
     switch: Switch,
     others: list[Node],
 ) -> Iterator[System]:
-    places = [
-        {BUS: place.address(BUS), DATA: place.address(DATA), "enter": getattr(place, "visitor_prefix", ())}
-        for place in (switch, *others)
-    ]
     settings = {
-        "TEST_NODES": json.dumps(places),
-        "OMNIBUS_UP_FORK_SERVER": "false",
+        **node_settings(switch, others),
         "OMNIBUS_GATEWAY_QUARANTINE": "0",
         "OMNIBUS_EXECUTOR_INLINE": "256",  # this model is so small that otherwise little is pulled
     }

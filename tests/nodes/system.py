@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import ctypes
+import json
 import os
 import sys
 from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -13,11 +14,21 @@ from omnibus.bus.heartbeats import NODE_HEARTBEAT_SECONDS
 from omnibus.bus.messages import NodeStatus
 from omnibus.bus.nats import NatsBus
 from tests.e2e.system import LEASES_WITHIN, System
+from tests.nodes.namespaces import BUS, DATA, Node, Switch
 
 NODES = 3
 #: Every component in an executor of its own, and all in one.
 APART, TOGETHER = "EV>EA>Th>Ta>V", "M"
 _CLONE_NEWNET = 0x40000000
+
+
+def node_settings(switch: Switch, others: Sequence[Node]) -> dict[str, str]:
+    """Environment of a system whose first node is the hub, and whose others are ``others``."""
+    places = [
+        {BUS: place.address(BUS), DATA: place.address(DATA), "enter": getattr(place, "visitor_prefix", ())}
+        for place in (switch, *others)
+    ]
+    return {"TEST_NODES": json.dumps(places), "OMNIBUS_UP_FORK_SERVER": "false"}
 
 
 class NamespaceSystem(System):
