@@ -16,6 +16,7 @@ from omnibus.tensors.ledger import BlockLease, BlockOwner, Ledger
 from omnibus.tensors.protocol import PullRequest, SidecarFrame, Verb, decode_pull, encode_text
 from services.sidecar.backing import Backing
 from services.sidecar.settings import SidecarConfig
+from services.sidecar.spares import SpareBlocks
 from services.sidecar.timer_queue import TimerQueue
 
 #: Most leases that one LEDGER answer lists.
@@ -84,6 +85,16 @@ class Desk:
         self.backing = Backing(arena, self.allocator, loop, self._on_backing_changed)
         self.ledger = Ledger(self.allocator, arena, boot, HEADER_BYTES, self._start_grace)
         self.ledger.clear_on_free = settings.clear_on_free
+        self._agenda: TimerQueue[BlockLease | Waiter] = TimerQueue(loop, self._on_due)
+        self.spares = SpareBlocks(
+            self.ledger,
+            self.allocator.size,
+            loop,
+            lambda nbytes: self.backing.extend_for(nbytes + HEADER_BYTES),
+            self._start_grace,
+            self._agenda.set_due,
+            self._on_backing_changed,
+        )
         self.refused = 0
         self._pulls: Pulls | None = None
         self._sends: Sends | None = None
@@ -91,14 +102,15 @@ class Desk:
         self._texts: dict[tuple[Caller, int], bytes] = {}
         self._open = True
         self._loop = loop
-        self._agenda: TimerQueue[BlockLease | Waiter] = TimerQueue(loop, self._on_due)
         self._queue: deque[Waiter] = deque()
         self._verbs: dict[int, Callable[[Caller, SidecarFrame], None]] = {
             Verb.ALLOCATE: self._handle_allocate,
             Verb.SEAL: lambda caller, frame: self.ledger.seal(caller.owner, frame.block, frame.generation),
             Verb.HOLD: lambda caller, frame: self.ledger.hold(caller.owner, frame.block, frame.generation),
             Verb.RELEASE: self._handle_release,
-            Verb.DISCARD: lambda caller, frame: self.ledger.discard(caller.owner, frame.block, frame.generation),
+            Verb.DISCARD: self._handle_discard,
+            Verb.REQUEST_SPARES: self._handle_request_spares,
+            Verb.USE_SPARE: self._handle_use_spare,
             Verb.EXTEND: self._handle_extend,
             Verb.RETAIN: lambda caller, frame: self.ledger.retain(frame.block, frame.generation),
             Verb.DROP: lambda caller, frame: self.ledger.drop(frame.block, frame.generation),
@@ -141,6 +153,7 @@ class Desk:
         if self._pulls is not None:
             self._pulls.remove_client(caller.owner)
         self.ledger.remove_owner(caller.owner)
+        self.spares.remove_client(caller.owner)
         self.admit_waiters()
 
     def close(self) -> None:
@@ -150,20 +163,24 @@ class Desk:
         self._queue.clear()
 
     def counters(self) -> dict[str, Any]:
-        """Running counters. ``freed_total`` is by reason; ``forced_total`` above zero means that a client
-        kept a cancelled block open for longer than the grace.
+        """Running counters. Bytes are used, spare or free. ``freed_total`` is by reason; ``forced_total`` above zero
+        means that a client kept a cancelled block open, or a recalled spare, for longer than the grace.
         """
-        space = self.allocator
+        space, spare = self.allocator, self.ledger.spare_bytes
         return {
             "arena_bytes": space.size,
-            "used_bytes": space.used,
+            "used_bytes": space.used - spare,
+            "spare_bytes": spare,
             "free_bytes": space.free_bytes,
             "peak_bytes": space.peak,
             "touched_bytes": space.touched,
             "backed_bytes": space.backed,
             "largest_hole_bytes": space.largest_hole,
             "holes": space.holes,
-            "blocks": space.blocks,
+            "blocks": space.blocks - len(self.ledger.spares),
+            "spare_blocks": len(self.ledger.spares),
+            "spares_used_total": self.spares.used,
+            "spares_recalled_total": self.spares.recalls,
             "condemned_blocks": self.ledger.condemned,
             "retained_bytes": self.ledger.idle_bytes,
             "waiting": len(self._queue),
@@ -189,24 +206,43 @@ class Desk:
         lease = self.ledger.grant(caller.owner, frame.text, frame.nbytes, frame.readers, deadline)
         while lease is None:
             self.backing.extend_for(frame.nbytes + HEADER_BYTES)
-            # Unused memory first; then what is only retained makes room, the oldest first.
-            if self.backing.busy or not self.ledger.reclaim_oldest():
+            # Unused memory first, then spares; then what is only retained makes room, the oldest first.
+            if self.backing.busy or self.spares.recall() or not self.ledger.reclaim_oldest():
                 return False
             lease = self.ledger.grant(caller.owner, frame.text, frame.nbytes, frame.readers, deadline)
         self._agenda.set_due(lease, due)
-        key = 0 if self._sends is None else self._sends.key_of(lease)
-        caller.reply(SidecarFrame(Verb.GRANTED, frame.request, 0, lease.id, lease.generation, key, lease.offset))
+        block, generation, key = lease.id, lease.generation, self._key_of(lease)
+        caller.reply(SidecarFrame(Verb.GRANTED, frame.request, 0, block, generation, key, lease.offset))
         return True
+
+    def _key_of(self, lease: BlockLease) -> int:
+        return 0 if self._sends is None else self._sends.key_of(lease)
+
+    def _handle_request_spares(self, caller: Caller, frame: SidecarFrame) -> None:
+        self.spares.grant(caller, frame, self._key_of, full=bool(self._queue))
+
+    def _handle_use_spare(self, caller: Caller, frame: SidecarFrame) -> None:
+        deadline, due = self._cap_deadline(frame.deadline)
+        self.spares.use(caller, frame, deadline, due)
+
+    def _handle_discard(self, caller: Caller, frame: SidecarFrame) -> None:
+        self.ledger.discard(caller.owner, frame.block, frame.generation)
+        self.spares.check_recall()
 
     def _enqueue_waiter(self, caller: Caller, frame: SidecarFrame) -> None:
         waiter = Waiter(caller, frame, self._loop.time() + min(frame.wait, self.settings.max_wait))
-        # While pages are on their way, also one that would not wait for others does: memory is free.
-        if (frame.wait <= 0 and not self.backing.busy) or len(self._queue) >= self.settings.max_waiting:
+        # While memory is on its way, also one that would not wait for others does: it is free.
+        if (frame.wait <= 0 and not self._is_growing) or len(self._queue) >= self.settings.max_waiting:
             self._refuse_waiter(waiter)
             return
         self._queue.append(waiter)
         if frame.wait > 0:
             self._agenda.set_due(waiter, waiter.patience)
+
+    @property
+    def _is_growing(self) -> bool:
+        """Memory is on its way that nobody uses: pages, or spares that were recalled."""
+        return self.backing.busy or self.spares.recalling
 
     def _refuse_waiter(self, waiter: Waiter) -> None:
         self.refused += 1
@@ -254,6 +290,7 @@ class Desk:
         if self._pulls is not None:
             self._pulls.end_invocation(tag.decode(errors="replace"))
         self.ledger.end_invocation(owner, tag)
+        self.spares.note_end(owner, tag)
 
     def _handle_cancel(self, caller: Caller, frame: SidecarFrame) -> None:
         self._dismiss_waiters(lambda waiter: waiter.caller is caller and waiter.frame.request == frame.request)
@@ -292,21 +329,21 @@ class Desk:
             self._refuse_expired_waiters()
         elif item.condemned and self._stop_transfers(item):
             self._start_grace(item)  # its bytes are still on their way: they may not become somebody else's
-        elif item.condemned:
+        elif item.condemned or item.spare:
             self.ledger.force_free(item)
         else:
             self.ledger.expire(item)
         self.admit_waiters()
 
     def _on_backing_changed(self) -> None:
-        """There are more pages, or there are none."""
+        """There is more memory, or there is none."""
         self.admit_waiters()
         self._refuse_expired_waiters()
         self.admit_waiters()
 
     def _refuse_expired_waiters(self) -> None:
-        """Refuse who has waited long enough, but not while pages are on their way."""
-        if self.backing.busy:
+        """Refuse who has waited long enough, but not while memory is on its way."""
+        if self._is_growing:
             return
         now = self._loop.time()
         for waiter in [waiter for waiter in self._queue if waiter.patience <= now]:

@@ -49,7 +49,7 @@ class Sidecar:
             self._remove_arena()
             raise
         pulls = self.peers is not None
-        welcome = Welcome(settings.node, settings.arena, str(self._arena.path), settings.size, boot, pulls)
+        welcome = Welcome(settings.node, settings.arena, str(self._arena.path), settings.size, boot, pulls, spares=True)
         self._server = await loop.create_unix_server(
             lambda: ClientConnection(desk, welcome, self._clients.add, self._clients.discard, self._count_dropped),
             sock=listener,

@@ -16,7 +16,7 @@ from omnibus.executor.inputs import ChannelChunk
 from omnibus.executor.runner import Item
 from omnibus.graph import Invocation
 from omnibus.metrics import TRANSFER
-from omnibus.tensors.client import Block
+from omnibus.tensors.block import Block
 from omnibus.tensors.handle import Handle
 from omnibus.tensors.inline import pack_tensor
 

@@ -80,6 +80,18 @@ class Allocator:
         self.touched = max(self.touched, start + length)
         return int(start)
 
+    def shrink(self, offset: int, nbytes: int) -> None:
+        """Take back what the block at ``offset`` has beyond ``nbytes`` bytes. ``KeyError`` if none is there."""
+        length, end = _round_up(nbytes), offset + self._taken[offset]
+        rest = end - offset - length
+        if rest <= 0:
+            return
+        self._taken[offset] = length
+        self.used -= rest
+        if end in self._by_start:
+            end += self._drop_hole(end)
+        self._add_hole(offset + length, end - offset - length)
+
     def free(self, offset: int) -> None:
         """Take back the block at ``offset`` and join it with the holes beside it. ``KeyError`` if none is there."""
         length = self._taken.pop(offset)

@@ -5,8 +5,8 @@ which a full tmpfs has no room would kill the writer with SIGBUS.
 
 Own ``mmap`` over a tmpfs file: ``multiprocessing.shared_memory`` of Python 3.11 unlinks segments that
 another process still uses. Before each block's data lies a header of ``HEADER_BYTES``, eight words of
-64 bits: magic, generation, id, nbytes, unused. Only the sidecar writes headers. A reader compares them
-with its handle and so recognises freed memory without asking anybody.
+64 bits: magic, generation, id, nbytes, unused. Only the sidecar writes headers, but for the nbytes of a spare block,
+which its producer knows. A reader compares them with its handle and so recognises freed memory without asking anybody.
 """
 
 import errno
@@ -95,6 +95,10 @@ class Arena:
         words[at + 3] = nbytes
         words[at] = _MAGIC
         words[at + 1] = generation
+
+    def write_nbytes(self, offset: int, nbytes: int) -> None:
+        """Write into the header of the data at ``offset`` how many bytes of a spare block are used."""
+        self._words[(offset - HEADER_BYTES) // _WORD_BYTES + 3] = nbytes
 
     def clear_header(self, offset: int) -> None:
         """Clear the header of the data at ``offset``: from now on its handles are stale."""

@@ -11,7 +11,8 @@
     client.release(handle)              # ``array`` must not be used from here on
     client.end(id)                      # the invocation is over: let go of everything of it
 
-A transfer costs one round trip, the allocation; all else is one-way and shares its writes. All calls
+A transfer costs one round trip at most, the allocation, and none where the client has a spare block of that size
+(``omnibus.tensors.spares``); all else is one-way and shares its writes. All calls
 belong to the thread of the event loop; the arrays may be filled and read in any thread. A deadline is
 in ``time.time()`` seconds. When a block is free: ``omnibus.tensors.ledger``.
 """
@@ -21,7 +22,6 @@ import logging
 import random
 import time
 from collections.abc import Callable
-from math import isfinite, prod
 from typing import Any, Self
 
 import msgspec
@@ -29,40 +29,19 @@ import numpy as np
 
 from omnibus.errors import NodeUnreachable, OmnibusError, ProtocolError, Retryable
 from omnibus.tensors.arena import Arena
-from omnibus.tensors.handle import ITEMSIZE, Handle
+from omnibus.tensors.block import Block, GrantedBlock, check_request, make_block
+from omnibus.tensors.handle import Handle
 from omnibus.tensors.link import ANSWER_TIMEOUT_SECONDS, SidecarLink
 from omnibus.tensors.memory import MappingObserver
 from omnibus.tensors.mirrors import MirrorReads, Rows, decline_text, pull_request, pull_tensor
 from omnibus.tensors.protocol import Retention, SidecarFrame, Verb, Welcome, encode_block, encode_frame, encode_tag
 from omnibus.tensors.refusals import away_error, refusal_error
+from omnibus.tensors.spares import SparePool
 
 log = logging.getLogger(__name__)
 
 #: Pause before the first and the longest pause before a later attempt to reconnect, in seconds.
 BACKOFF_SECONDS = (0.05, 2.0)
-
-
-class Block:
-    """Memory that its producer fills. ``array`` is writable until ``seal`` or ``discard``.
-
-    ``handle`` may travel before the block is sealed (a tensor that grows row by row).
-    """
-
-    __slots__ = ("_client", "array", "handle")
-
-    def __init__(self, client: "TensorClient", handle: Handle, array: np.ndarray) -> None:
-        self._client = client
-        self.handle = handle
-        self.array = array
-
-    def seal(self) -> Handle:
-        """All bytes are written: the tensor survives its producer from here on."""
-        self._client.seal(self.handle)
-        return self.handle
-
-    def discard(self) -> None:
-        """Give the memory back without sending it."""
-        self._client.discard(self.handle)
 
 
 class TensorClient:
@@ -78,6 +57,7 @@ class TensorClient:
         self._welcome: Welcome | None = None
         self._observer: MappingObserver | None = None
         self._forget_mappings: Callable[[], None] | None = None
+        self._spares: SparePool | None = None
         self._mirrors = MirrorReads()
         self._back = asyncio.Event()
         self._reconnecting: asyncio.Task[None] | None = None
@@ -121,6 +101,7 @@ class TensorClient:
             self._link.lost = None
             self._link.close()
             self._link = None
+            self._close_spares()
         if self._arena is not None:
             self._close_arena(self._arena)
             self._arena = None
@@ -152,18 +133,24 @@ class TensorClient:
         sidecar, ``ProtocolError`` for a dtype that may not travel or a request that makes no sense.
         """
         extents = (shape,) if isinstance(shape, int) else tuple(shape)
-        nbytes = _tensor_nbytes(extents, dtype)
-        if not (0 <= readers < 1 << 16 and isfinite(deadline) and isfinite(wait)):
-            raise ProtocolError(f"{readers} readers, deadline {deadline} or wait {wait} is out of range")
+        tag, nbytes = encode_tag(invocation), check_request(extents, dtype, readers, deadline, wait)
+        spare = self._take_spare(nbytes, extents, dtype, deadline)
+        if spare is None:
+            return await self._request_block(nbytes, extents, dtype, tag, deadline, readers, wait)
+        self._use_spare(spare.handle, tag, readers, deadline, is_sealed=False)
+        return spare
+
+    async def _request_block(
+        self, nbytes: int, shape: tuple[int, ...], dtype: str, tag: bytes, deadline: float, readers: int, wait: float
+    ) -> Block:
         link, arena = self._require_link()
         wait = max(min(wait, deadline - time.time()), 0.0)
-        request = SidecarFrame(Verb.ALLOCATE, 0, readers, 0, 0, nbytes, 0, deadline, wait, encode_tag(invocation))
+        request = SidecarFrame(Verb.ALLOCATE, 0, readers, 0, 0, nbytes, 0, deadline, wait, tag)
         answer = await link.call(request, wait + ANSWER_TIMEOUT_SECONDS)
         if answer.verb != Verb.GRANTED:
             raise refusal_error(answer, nbytes, wait)
-        offset, generation, key = answer.offset, answer.generation, answer.nbytes
-        handle = Handle(answer.block, self.node, arena.name, offset, nbytes, dtype, extents, generation, key)
-        return Block(self, handle, arena.writable_array(handle))
+        granted = GrantedBlock(answer.block, answer.generation, answer.offset, answer.nbytes)
+        return make_block(self, arena, granted, nbytes, shape, dtype)
 
     async def put(
         self,
@@ -183,11 +170,32 @@ class TensorClient:
         name = array.dtype.name
         if dtype is not None and dtype != name and (dtype, name) != ("bfloat16", "uint16"):
             raise ProtocolError(f"an array of {name} is not {dtype}; convert it first")
-        block = await self.allocate(
-            array.shape, dtype or name, invocation=invocation, deadline=deadline, readers=readers, wait=wait
-        )
+        name, tag = dtype or name, encode_tag(invocation)
+        nbytes = check_request(array.shape, name, readers, deadline, wait)
+        block = self._take_spare(nbytes, array.shape, name, deadline)
+        if block is None:
+            block = await self._request_block(nbytes, array.shape, name, tag, deadline, readers, wait)
+            np.copyto(block.array, array, casting="equiv")
+            return block.seal()
+        # No pause from here to the frame: it seals as well, and no recall finds the spare half written.
         np.copyto(block.array, array, casting="equiv")
-        return block.seal()
+        self._use_spare(block.handle, tag, readers, deadline, is_sealed=True)
+        return block.handle
+
+    def _take_spare(self, nbytes: int, shape: tuple[int, ...], dtype: str, deadline: float) -> Block | None:
+        """A spare for a tensor of ``nbytes``, if there is one."""
+        _, arena = self._require_link()
+        spare = self._spares.take(nbytes) if self._spares is not None and deadline > time.time() else None
+        if spare is None:
+            return None
+        arena.write_nbytes(spare.offset, nbytes)
+        return make_block(self, arena, spare, nbytes, shape, dtype)
+
+    def _use_spare(self, handle: Handle, tag: bytes, readers: int, deadline: float, *, is_sealed: bool) -> None:
+        frame = SidecarFrame(
+            Verb.USE_SPARE, 0, readers, handle.id, handle.generation, handle.nbytes, int(is_sealed), deadline, text=tag
+        )
+        self._require_link()[0].send(encode_frame(frame))
 
     def view(self, handle: Handle) -> np.ndarray:
         """The tensor of ``handle``, read-only and without a copy; valid until ``release`` or ``end_invocation``.
@@ -206,7 +214,7 @@ class TensorClient:
         return array
 
     def is_local(self, handle: Handle) -> bool:
-        """Return whether ``view`` shows the tensor of ``handle``: others have to be pulled by ``open_tensor`` first."""
+        """Return whether ``view`` shows the tensor of ``handle``: others are pulled by ``open_tensor`` first."""
         return handle.node == self.node
 
     async def open_tensor(
@@ -234,13 +242,11 @@ class TensorClient:
         self._send_verb(Verb.SEAL, handle)
 
     def release(self, handle: Handle) -> None:
-        """This read is over; without a ``view`` before it, the read is declined."""
-        if handle.node == self.node:
-            self._send_verb(Verb.RELEASE, handle)
-            return
-        mirror = self._mirrors.pop(handle)
+        """This read is over, as the sidecar learns a moment later; without a ``view`` before it, it is declined."""
+        mirror = handle if handle.node == self.node else self._mirrors.pop(handle)
         if mirror is not None:
-            self._send_verb(Verb.RELEASE, mirror)
+            if self._link is not None:
+                self._link.send_lazily(encode_block(Verb.RELEASE, mirror.id, mirror.generation))
         elif self._link is not None and self._welcome is not None and self._welcome.pulls:
             self._link.send(decline_text(handle))
 
@@ -279,11 +285,11 @@ class TensorClient:
     def end_invocation(self, invocation: str) -> None:
         """The invocation is over and this process has stopped working on it. Ending twice is harmless.
 
-        Everything of it that nobody else has open is free at once.
+        Everything of it that nobody else has open is free a moment later.
         """
         self._mirrors.end_invocation(invocation)
         if self._link is not None:
-            self._link.send(encode_frame(SidecarFrame(Verb.END, text=encode_tag(invocation))))
+            self._link.send_lazily(encode_frame(SidecarFrame(Verb.END, text=encode_tag(invocation))))
 
     async def stats(self) -> dict[str, Any]:
         """The sidecar's counters."""
@@ -347,6 +353,9 @@ class TensorClient:
             raise self._away_error()
         link.lost = self._on_lost
         self._link = link
+        if welcome.spares:
+            self._spares = SparePool(link.send, asyncio.get_running_loop())
+            link.on_spare = self._spares.on_frame
         self._back.set()
 
     def _map_arena(self, welcome: Welcome) -> None:
@@ -361,6 +370,11 @@ class TensorClient:
         if self._observer is not None:
             self._forget_mappings = self._observer(arena.mappings())
 
+    def _close_spares(self) -> None:
+        if self._spares is not None:
+            self._spares.close()
+            self._spares = None
+
     def _close_arena(self, arena: Arena) -> None:
         if self._forget_mappings is not None:
             self._forget_mappings()
@@ -370,6 +384,7 @@ class TensorClient:
     def _on_lost(self, error: OmnibusError) -> None:
         log.warning("client %r lost its sidecar: %s", self.owner, error)
         self._link = None
+        self._close_spares()
         self._mirrors.clear()
         self._back.clear()
         self._reconnecting = asyncio.get_running_loop().create_task(self._reconnect_link())
@@ -383,12 +398,3 @@ class TensorClient:
                 await self._open_link()
             except (OmnibusError, OSError) as error:
                 log.info("client %r cannot reach its sidecar yet: %s", self.owner, error)
-
-
-def _tensor_nbytes(shape: tuple[int, ...], dtype: str) -> int:
-    size = ITEMSIZE.get(dtype)
-    if size is None:
-        raise ProtocolError(f"an array of {dtype!r} may not travel; convert it to one of {sorted(ITEMSIZE)}")
-    if any(extent < 0 for extent in shape):
-        raise ProtocolError(f"no tensor has the shape {shape}")
-    return prod(shape) * size

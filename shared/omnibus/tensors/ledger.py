@@ -8,6 +8,8 @@ The rule. A block is granted with one writer's lease and a number of expected re
 - The block is free when it is sealed, no expected read remains and nobody holds it.
 - ``retain`` lets it live on from there, for readers that may begin again, until its invocation ends or
   ``reclaim_oldest`` takes it: an allocation that finds no room drops what is retained only, the oldest first.
+- A spare is granted before there is a tensor for it: it belongs to no invocation, and ``use_spare`` makes it a block as
+  all others. Its readers may be faster than the word of its producer: what they release until then is counted.
 
 Early ends condemn a block: ``discard`` by its producer, ``end_invocation`` of its invocation, its deadline, or the
 death of a producer that had not sealed. Its header is wiped at once, so it has no new readers. Its
@@ -18,6 +20,7 @@ cancelled request must not meet the bytes of the next one. Those clients let go 
 
 from collections import Counter
 from collections.abc import Callable
+from itertools import islice
 from math import inf
 from typing import Protocol
 
@@ -61,7 +64,7 @@ class BlockLease:
 
     __slots__ = (
         "condemned", "deadline", "due", "generation", "holders", "id", "nbytes", "offset", "owner", "readers",
-        "retained", "tag", "writing",
+        "retained", "spare", "tag", "writing",
     )  # fmt: skip
 
     def __init__(self, id: int, generation: int, offset: int, nbytes: int, owner: BlockOwner, tag: bytes) -> None:
@@ -77,7 +80,12 @@ class BlockLease:
         self.holders: dict[BlockOwner, int] = {}
         self.writing = True
         self.retained = False
+        self.spare = False
         self.condemned = ""
+
+    def end_reads(self, count: int) -> None:
+        """``count`` expected reads are over. How many a spare will have is not known yet."""
+        self.readers -= count if self.spare else min(count, self.readers)
 
     def to_row(self) -> dict[str, object]:
         """The lease for people: small JSON."""
@@ -103,7 +111,8 @@ class Ledger:
     ``boot`` makes generations differ from those of every earlier sidecar. ``header`` bytes are put
     before each block's data. ``linger`` is told of each condemned block that somebody still has open.
     ``freed`` counts freed blocks by reason; ``stale`` counts messages about blocks that were gone;
-    ``condemned`` is how many blocks are over but still open somewhere.
+    ``condemned`` is how many blocks are over but still open somewhere. ``spares`` are granted ahead of need: they are
+    leases of nothing, which neither ``granted`` nor ``freed`` counts.
     """
 
     def __init__(
@@ -113,10 +122,13 @@ class Ledger:
         self.stale = 0
         self.condemned = 0
         self.granted = 0
+        self.spares: dict[int, BlockLease] = {}
+        self.spare_bytes = 0  # headers included
         self.clear_on_free = False
         self._allocator = allocator
         self._headers = headers
         self._boot = boot
+        self._last_id = 0
         self._header = header
         self._linger = linger
         self._leases: dict[int, BlockLease] = {}
@@ -125,26 +137,54 @@ class Ledger:
         self._tags: dict[bytes, dict[int, BlockLease]] = {}
 
     def __len__(self) -> int:
-        return len(self._leases)
+        return len(self._leases) - len(self.spares)
 
     def list_leases(self, limit: int) -> list[dict[str, object]]:
         """The oldest ``limit`` leases as JSON rows."""
-        return [lease.to_row() for lease, _ in zip(self._leases.values(), range(limit), strict=False)]
+        leases = (lease for lease in self._leases.values() if not lease.spare)
+        return [lease.to_row() for lease in islice(leases, limit)]
 
     def grant(self, owner: BlockOwner, tag: bytes, nbytes: int, readers: int, deadline: float) -> BlockLease | None:
         """A new block of ``nbytes`` data bytes, or ``None`` when no hole is large enough."""
-        extent = self._allocator.allocate(nbytes + self._header)
-        if extent is None:
-            return None
-        self.granted += 1
-        lease = BlockLease(self.granted, self._boot + self.granted, extent + self._header, nbytes, owner, tag)
-        lease.readers = readers
-        lease.deadline = deadline
-        self._leases[lease.id] = lease
-        self._tags.setdefault(tag, {})[lease.id] = lease
-        owner.writing[lease.id] = lease
-        self._headers.write_header(lease.offset, lease.id, lease.generation, nbytes)
+        lease = self._grant_block(owner, tag, nbytes)
+        if lease is not None:
+            self.granted += 1
+            lease.readers = readers
+            lease.deadline = deadline
+            self._tags.setdefault(tag, {})[lease.id] = lease
         return lease
+
+    def grant_spare(self, owner: BlockOwner, nbytes: int) -> BlockLease | None:
+        """A block of ``nbytes`` data bytes for a later tensor, or ``None`` when no hole is large enough."""
+        lease = self._grant_block(owner, b"", nbytes)
+        if lease is not None:
+            lease.spare = True
+            self.spares[lease.id] = lease
+            self.spare_bytes += nbytes + self._header
+        return lease
+
+    def use_spare(self, lease: BlockLease, tag: bytes, nbytes: int, readers: int, deadline: float) -> None:
+        """The producer has a tensor of ``nbytes`` bytes, no more than there are, for its spare."""
+        self._end_spare(lease)
+        self._allocator.shrink(lease.offset - self._header, nbytes + self._header)
+        self.granted += 1
+        lease.tag, lease.nbytes, lease.deadline = tag, nbytes, deadline
+        lease.readers = max(lease.readers + readers, 0)
+        self._tags.setdefault(tag, {})[lease.id] = lease
+        self._leases[lease.id] = self._leases.pop(lease.id)  # the youngest
+
+    def find_spare(self, owner: BlockOwner, block: int, generation: int) -> BlockLease | None:
+        """The lease of a spare of ``owner``; ``None`` when it was taken from it."""
+        lease = self._find_lease(block, generation)
+        return lease if lease is not None and lease.spare and lease.owner is owner else None
+
+    def return_spare(self, lease: BlockLease) -> None:
+        """The producer needs its spare no more, or is dead."""
+        self._stop_writing(lease.owner, lease)
+        if lease.holders:  # the word of its use is lost
+            self._condemn_lease(lease, "orphaned")
+        else:
+            self._free_lease(lease, "")
 
     def seal(self, owner: BlockOwner, block: int, generation: int) -> None:
         """The producer has written everything."""
@@ -166,7 +206,7 @@ class Ledger:
         lease = self._find_lease(block, generation)
         if lease is not None:
             self._let_go(owner, lease, 1)
-            lease.readers = max(lease.readers - 1, 0)
+            lease.end_reads(1)
             self._free_if_unused(lease)
 
     def find_readable(self, block: int, generation: int) -> BlockLease | None:
@@ -184,13 +224,16 @@ class Ledger:
         """``count`` expected reads are over; those who read hold nothing here."""
         lease = self._find_lease(block, generation)
         if lease is not None:
-            lease.readers = max(lease.readers - count, 0)
+            lease.end_reads(count)
             self._free_if_unused(lease)
 
     def discard(self, owner: BlockOwner, block: int, generation: int) -> None:
         """The producer takes the block back, sealed or not."""
         lease = self._find_lease(block, generation)
         if lease is not None and lease.owner is owner:
+            if lease.spare:
+                self.return_spare(lease)
+                return
             self._stop_writing(owner, lease)
             self._condemn_lease(lease, "discarded")
 
@@ -207,7 +250,7 @@ class Ledger:
         lease = self._find_lease(block, generation)
         if lease is not None:
             lease.retained = True
-            lease.readers = max(lease.readers - 1, 0)
+            lease.end_reads(1)
             self._free_if_unused(lease)
 
     def drop(self, block: int, generation: int) -> None:
@@ -245,13 +288,37 @@ class Ledger:
     def remove_owner(self, owner: BlockOwner) -> None:
         """``owner`` is dead: what it was writing is lost, what it was reading is released."""
         for lease in tuple(owner.writing.values()):
+            if lease.spare:
+                self.return_spare(lease)
+                continue
             self._stop_writing(owner, lease)
             self._condemn_lease(lease, "orphaned")
         for lease in tuple(owner.holding.values()):
             count = lease.holders[owner]
             self._let_go(owner, lease, count)
-            lease.readers = max(lease.readers - count, 0)
+            lease.end_reads(count)
             self._free_if_unused(lease)
+
+    def end_used(self, lease: BlockLease) -> None:
+        """The invocation of ``lease`` was over before its tensor was there."""
+        self._condemn_lease(lease, "ended")
+
+    def _grant_block(self, owner: BlockOwner, tag: bytes, nbytes: int) -> BlockLease | None:
+        extent = self._allocator.allocate(nbytes + self._header)
+        if extent is None:
+            return None
+        self._last_id += 1
+        lease = BlockLease(self._last_id, self._boot + self._last_id, extent + self._header, nbytes, owner, tag)
+        self._leases[lease.id] = lease
+        owner.writing[lease.id] = lease
+        self._headers.write_header(lease.offset, lease.id, lease.generation, nbytes)
+        return lease
+
+    def _end_spare(self, lease: BlockLease) -> None:
+        if lease.spare:
+            lease.spare = False
+            del self.spares[lease.id]
+            self.spare_bytes -= lease.nbytes + self._header
 
     def _find_lease(self, block: int, generation: int) -> BlockLease | None:
         lease = self._leases.get(block)
@@ -274,6 +341,7 @@ class Ledger:
     def _condemn_lease(self, lease: BlockLease, reason: str) -> None:
         first = not lease.condemned
         if first:
+            self._end_spare(lease)
             lease.condemned = reason
             self.condemned += 1
             self._headers.clear_header(lease.offset)
@@ -297,6 +365,7 @@ class Ledger:
 
     def _free_lease(self, lease: BlockLease, reason: str) -> None:
         del self._leases[lease.id]
+        self._end_spare(lease)
         self._remove_idle(lease)
         self._forget_tag(lease)
         self._headers.clear_header(lease.offset)
@@ -305,12 +374,12 @@ class Ledger:
         self._allocator.free(lease.offset - self._header)
         lease.due = NEVER_DUE
         self.condemned -= bool(lease.condemned)
-        self.freed[reason] += 1
+        if reason:
+            self.freed[reason] += 1
         if lease.owner.on_freed is not None:
             lease.owner.on_freed(lease)
 
     def _forget_tag(self, lease: BlockLease) -> None:
-        tagged = self._tags[lease.tag]
-        del tagged[lease.id]
-        if not tagged:
+        tagged = self._tags.get(lease.tag)
+        if tagged is not None and tagged.pop(lease.id, None) is not None and not tagged:
             del self._tags[lease.tag]

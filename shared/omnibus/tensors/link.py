@@ -24,6 +24,13 @@ from omnibus.tensors.refusals import away_error
 
 #: Seconds that the sidecar has for an answer, beyond the wait that the request itself allows.
 ANSWER_TIMEOUT_SECONDS = 5.0
+#: Seconds that frames which free memory wait for others at most: each write of a client wakes the sidecar.
+LAZY_SECONDS = 0.02
+_SPARE_VERBS = frozenset({Verb.SPARE, Verb.NO_SPARE, Verb.RECALL_SPARES})
+
+
+def _ignore(frame: SidecarFrame) -> None:
+    """Ignore ``frame``."""
 
 
 class SidecarLink(asyncio.Protocol):
@@ -34,6 +41,8 @@ class SidecarLink(asyncio.Protocol):
 
     def __init__(self, socket_path: str) -> None:
         self.lost: Callable[[OmnibusError], None] | None = None
+        #: Takes frames about spare blocks.
+        self.on_spare: Callable[[SidecarFrame], None] = _ignore
         self._node = ""  # the sidecar's, if there are others
         self._path = socket_path
         self._loop = asyncio.get_running_loop()
@@ -43,6 +52,8 @@ class SidecarLink(asyncio.Protocol):
         self._texts: dict[int, list[bytes]] = {}
         self._last = 0
         self._out: list[bytes] = []
+        self._is_flush_due = False  # at the end of this turn
+        self._lazy: asyncio.TimerHandle | None = None
         self._error: OmnibusError | None = None
         self._received = self._loop.time()
         self._silent = False
@@ -103,8 +114,15 @@ class SidecarLink(asyncio.Protocol):
 
     def send(self, frame: bytes) -> None:
         """Queue an encoded frame; nothing answers it. It is dropped, as all leases are, when the sidecar is gone."""
-        if not self._out:
+        if not self._is_flush_due:
+            self._is_flush_due = True
             self._loop.call_soon(self._flush_frames)
+        self._out.append(frame)
+
+    def send_lazily(self, frame: bytes) -> None:
+        """Queue an encoded frame as ``send`` does, for the next write, or ``LAZY_SECONDS`` where there is none."""
+        if not self._is_flush_due and self._lazy is None:
+            self._lazy = self._loop.call_later(LAZY_SECONDS, self._flush_frames)
         self._out.append(frame)
 
     async def call(self, frame: SidecarFrame, timeout: float, body: bytes = b"") -> SidecarFrame:
@@ -136,6 +154,9 @@ class SidecarLink(asyncio.Protocol):
             timer.cancel()
 
     def _on_answer(self, frame: SidecarFrame) -> None:
+        if frame.verb in _SPARE_VERBS:
+            self.on_spare(frame)
+            return
         if frame.verb == Verb.TEXT:
             whole = self._join_text(frame)
             if whole is None:
@@ -187,6 +208,10 @@ class SidecarLink(asyncio.Protocol):
 
     def _flush_frames(self) -> None:
         out, self._out = self._out, []
+        self._is_flush_due = False
+        if self._lazy is not None:
+            self._lazy.cancel()
+            self._lazy = None
         if out and self._transport is not None:
             self._transport.write(b"".join(out))
 

@@ -10,7 +10,14 @@ meaning in all versions, so that a refusal of a foreign version can be read by i
     64  text, 64 bytes: owner (HELLO), invocation (ALLOCATE, END), one piece of JSON (TEXT, PULL, DECLINE)
 
 Only HELLO, ALLOCATE, STATS, LEDGER and PULL are answered, each exactly once and in any order; the answer
-repeats ``request``. JSON travels in several frames, whose ``nbytes`` is what follows in later frames: answers as TEXT,
+repeats ``request``.
+
+Spare blocks are granted ahead of need (``omnibus.tensors.spares``), where Welcome has ``spares``. REQUEST_SPARES has a
+size class in ``request``, its bytes in ``nbytes`` and in ``readers`` how many; each is answered by SPARE, laid out as
+GRANTED, or by NO_SPARE. USE_SPARE names one with all that ALLOCATE says, and ``offset`` 1 when it is sealed as well.
+RECALL_SPARES, from the sidecar, has the client DISCARD those that it does not use.
+
+JSON travels in several frames, whose ``nbytes`` is what follows in later frames: answers as TEXT,
 ``PullRequest`` as PULL or DECLINE. PULLED has ``readers`` 1 when it began a read. A pull that fails is answered by TEXT
 with a ``ProblemDetails``.
 """
@@ -52,6 +59,8 @@ class Verb(IntEnum):
     DROP = 13
     PULL = 14
     DECLINE = 15
+    REQUEST_SPARES = 16
+    USE_SPARE = 17
 
     GRANTED = 32
     FULL = 33
@@ -61,6 +70,9 @@ class Verb(IntEnum):
     TEXT = 37
     REFUSED = 38
     PULLED = 39
+    SPARE = 40
+    NO_SPARE = 41
+    RECALL_SPARES = 42
 
 
 _VERBS = frozenset(int(verb) for verb in Verb)
@@ -91,6 +103,8 @@ class Welcome(msgspec.Struct, frozen=True):
     boot: int
     #: Whether this sidecar pulls tensors from other nodes.
     pulls: bool = False
+    #: Whether it grants spare blocks.
+    spares: bool = False
 
 
 class Retention(IntEnum):

@@ -107,6 +107,7 @@ async def test_the_end_of_an_invocation_frees_all_of_it_and_nothing_else(pair):
     other = await pair.producer.put(np.arange(9), invocation="j", deadline=soon())
     pair.consumer.view(handles[0])
     growing = await pair.producer.allocate(100, invocation="i", deadline=soon())
+    await pair.settle()
 
     pair.producer.end_invocation("i")
     assert (await pair.settle())["blocks"] == 2  # the consumer still reads one

@@ -1,0 +1,73 @@
+"""Memory for one tensor, as its producer has it."""
+
+from math import isfinite, prod
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from omnibus.errors import ProtocolError
+from omnibus.tensors.arena import Arena
+from omnibus.tensors.handle import ITEMSIZE, Handle
+
+
+class GrantedBlock(NamedTuple):
+    """A block that the sidecar granted; ``key`` as in ``Handle``."""
+
+    id: int
+    generation: int
+    offset: int
+    key: int
+
+
+class Producer(Protocol):
+    """The client that was granted a block."""
+
+    node: str
+
+    def seal(self, handle: Handle) -> None: ...
+
+    def discard(self, handle: Handle) -> None: ...
+
+
+class Block:
+    """Memory that its producer fills. ``array`` is writable until ``seal`` or ``discard``.
+
+    ``handle`` may travel before the block is sealed (a tensor that grows row by row).
+    """
+
+    __slots__ = ("_client", "array", "handle")
+
+    def __init__(self, client: Producer, handle: Handle, array: np.ndarray) -> None:
+        self._client = client
+        self.handle = handle
+        self.array = array
+
+    def seal(self) -> Handle:
+        """All bytes are written: the tensor survives its producer from here on."""
+        self._client.seal(self.handle)
+        return self.handle
+
+    def discard(self) -> None:
+        """Give the memory back without sending it."""
+        self._client.discard(self.handle)
+
+
+def make_block(
+    client: Producer, arena: Arena, granted: GrantedBlock, nbytes: int, shape: tuple[int, ...], dtype: str
+) -> Block:
+    """The first ``nbytes`` of what ``client`` was granted in ``arena``, as a tensor."""
+    block, generation, offset, key = granted
+    handle = Handle(block, client.node, arena.name, offset, nbytes, dtype, shape, generation, key)
+    return Block(client, handle, arena.writable_array(handle))
+
+
+def check_request(shape: tuple[int, ...], dtype: str, readers: int, deadline: float, wait: float) -> int:
+    """The bytes of such a tensor. Raises ``ProtocolError`` for one that may not travel, or numbers out of range."""
+    size = ITEMSIZE.get(dtype)
+    if size is None:
+        raise ProtocolError(f"an array of {dtype!r} may not travel; convert it to one of {sorted(ITEMSIZE)}")
+    if any(extent < 0 for extent in shape):
+        raise ProtocolError(f"no tensor has the shape {shape}")
+    if not (0 <= readers < 1 << 16 and isfinite(deadline) and isfinite(wait)):
+        raise ProtocolError(f"{readers} readers, deadline {deadline} or wait {wait} is out of range")
+    return prod(shape) * size

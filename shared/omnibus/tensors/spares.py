@@ -1,0 +1,139 @@
+"""Blocks that a producer holds before it has tensors for them, so that it writes without waiting for its sidecar.
+
+A client that needs a size for the second time within ``IDLE_SECONDS`` requests spare blocks of that size class. Its
+next tensor of the class goes into one of them, and one frame names and seals it. More are requested when half of them
+are used. What is not used for ``IDLE_SECONDS``, or is recalled by the sidecar, goes back.
+
+Size classes have four steps an octave, as those of jemalloc: a spare is at most a quarter larger than its tensor, and
+the sidecar takes back what is too much.
+"""
+
+from asyncio import AbstractEventLoop, TimerHandle
+from collections.abc import Callable
+from math import inf
+
+from omnibus.tensors.block import GrantedBlock
+from omnibus.tensors.protocol import SidecarFrame, Verb, encode_block, encode_frame
+
+#: Seconds after which spares go back of which none was used.
+IDLE_SECONDS = 5.0
+#: Seconds without a request for more after the sidecar had none.
+_REFUSED_SECONDS = 1.0
+#: Most spares of a class, by the bytes of its blocks; one of larger ones.
+_MOST = ((64 << 10, 8), (1 << 20, 4), (16 << 20, 2))
+_UNIT_BITS, _STEPS = 6, 4
+
+
+def size_class(nbytes: int) -> int:
+    """The number, from 1, of the smallest size class whose blocks hold ``nbytes``."""
+    units = max(nbytes + (1 << _UNIT_BITS) - 1 >> _UNIT_BITS, _STEPS)
+    octave = max((units - 1).bit_length() - 3, 0)
+    return octave * _STEPS - (-units >> octave) - _STEPS + 1
+
+
+def class_bytes(number: int) -> int:
+    """Bytes of the blocks of size class ``number``."""
+    octave, step = divmod(number - 1, _STEPS)
+    return _STEPS + step << octave + _UNIT_BITS
+
+
+class _SizeClass:
+    """The spares of one size: ``wanted`` many, ``requested`` ones are on their way."""
+
+    __slots__ = ("free", "number", "refused_until", "requested", "used", "wanted")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.free: list[GrantedBlock] = []
+        self.requested = 0
+        self.wanted = 0
+        self.used = -inf  # in the loop's seconds
+        self.refused_until = -inf
+
+    @property
+    def most(self) -> int:
+        nbytes = class_bytes(self.number)
+        return next((count for limit, count in _MOST if nbytes <= limit), 1)
+
+
+class SparePool:
+    """The spares of one connection; ``send`` takes encoded frames for the sidecar, and keeps their order."""
+
+    def __init__(self, send: Callable[[bytes], None], loop: AbstractEventLoop) -> None:
+        self._send = send
+        self._loop = loop
+        self._classes: dict[int, _SizeClass] = {}
+        self._timer: TimerHandle | None = None
+
+    def take(self, nbytes: int) -> GrantedBlock | None:
+        """A spare for a tensor of ``nbytes``, if there is one; more are requested where they are used up."""
+        now, number = self._loop.time(), size_class(nbytes)
+        size = self._classes.get(number)
+        if size is None:
+            size = self._classes[number] = _SizeClass(number)
+        found = size.free.pop() if size.free else None
+        if found is None and now - size.used < IDLE_SECONDS and not size.requested:
+            size.wanted = min(size.wanted + 1, size.most)
+        size.used = now
+        if len(size.free) + size.requested < (size.wanted + 1) // 2 and now >= size.refused_until:
+            if found is not None:
+                self._request_spares(size)
+            else:  # behind the allocation of this tensor
+                self._loop.call_soon(self._request_spares, size)
+        if self._timer is None:
+            self._timer = self._loop.call_later(IDLE_SECONDS, self._return_idle)
+        return found
+
+    def on_frame(self, frame: SidecarFrame) -> None:
+        """The sidecar grants a spare, has none, or recalls all."""
+        if frame.verb == Verb.RECALL_SPARES:
+            self._pause_requests()
+            self._return_all()
+            return
+        size = self._classes.get(frame.request)
+        if size is None:  # idle since it was requested
+            if frame.verb == Verb.SPARE:
+                self._send(encode_block(Verb.DISCARD, frame.block, frame.generation))
+            return
+        size.requested = max(size.requested - 1, 0)
+        if frame.verb == Verb.SPARE:
+            size.free.append(GrantedBlock(frame.block, frame.generation, frame.offset, frame.nbytes))
+        else:
+            size.refused_until = self._loop.time() + _REFUSED_SECONDS
+
+    def close(self) -> None:
+        """The connection is over: the sidecar takes all spares back by itself."""
+        self._classes.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _request_spares(self, size: _SizeClass) -> None:
+        count = size.wanted - len(size.free) - size.requested
+        if count <= 0 or self._classes.get(size.number) is not size:
+            return
+        size.requested += count
+        nbytes = class_bytes(size.number)
+        self._send(encode_frame(SidecarFrame(Verb.REQUEST_SPARES, size.number, count, nbytes=nbytes)))
+
+    def _pause_requests(self) -> None:
+        until = self._loop.time() + _REFUSED_SECONDS
+        for size in self._classes.values():
+            size.refused_until = until
+
+    def _return_all(self) -> None:
+        for size in self._classes.values():
+            self._return_spares(size)
+
+    def _return_spares(self, size: _SizeClass) -> None:
+        for spare in size.free:
+            self._send(encode_block(Verb.DISCARD, spare.id, spare.generation))
+        size.free.clear()
+
+    def _return_idle(self) -> None:
+        """Give back what was not used lately, and look again later while there is anything else."""
+        oldest = self._loop.time() - IDLE_SECONDS
+        for size in [size for size in self._classes.values() if size.used <= oldest]:
+            self._return_spares(size)
+            del self._classes[size.number]
+        self._timer = self._loop.call_later(IDLE_SECONDS, self._return_idle) if self._classes else None
