@@ -72,7 +72,7 @@ class SparePool:
         if size is None:
             size = self._classes[number] = _SizeClass(number)
         found = size.free.pop() if size.free else None
-        if found is None and now - size.used < IDLE_SECONDS and not size.requested:
+        if found is None and now - size.used < IDLE_SECONDS:
             size.wanted = min(size.wanted + 1, size.most)
         size.used = now
         if len(size.free) + size.requested < (size.wanted + 1) // 2 and now >= size.refused_until:

@@ -1,6 +1,6 @@
 """A node for tests: a sidecar in this loop, and real processes to kill.
 
-python -m tests.unit.sidecar.node sidecar|producer|reader DIRECTORY
+python -m tests.unit.sidecar.node sidecar|producer|repeater|reader DIRECTORY
 """
 
 import asyncio
@@ -111,6 +111,16 @@ async def _producer(directory: Path) -> None:
     await _heard()
 
 
+async def _repeater(directory: Path) -> None:
+    """Puts and releases two tensors of one size, and waits to be killed with what it was given for a third one."""
+    client = await connect(directory, "repeater")
+    for _ in range(2):
+        client.release(await client.put(np.zeros(1000, np.uint8), invocation="i", deadline=soon()))
+        await client.stats()
+    _say("ready")
+    await _heard()
+
+
 async def _reader(directory: Path) -> None:
     """Views the handle that it is told, prints its sum after each line that it hears, releases at ``done``."""
     client = await connect(directory, "reader")
@@ -127,4 +137,5 @@ async def _reader(directory: Path) -> None:
 
 if __name__ == "__main__":
     role, place = sys.argv[1:]
-    uvloop.run({"sidecar": _sidecar, "producer": _producer, "reader": _reader}[role](Path(place)))
+    roles = {"sidecar": _sidecar, "producer": _producer, "repeater": _repeater, "reader": _reader}
+    uvloop.run(roles[role](Path(place)))

@@ -140,3 +140,20 @@ def test_memory_that_is_backed_again_changes_nothing():
     assert (allocator.backed, allocator.holes, allocator.largest_hole) == (SIZE, 1, SIZE)
     assert allocator.required_end(SIZE) == SIZE
     assert allocator.required_end(SIZE + 1) is None
+
+
+def test_what_a_block_is_shrunk_by_is_free_and_joined_with_the_hole_behind_it():
+    allocator = Allocator(SIZE)
+    first, second = allocator.allocate(1000), allocator.allocate(1000)
+    assert first is not None
+    assert second is not None
+
+    allocator.shrink(first, 100)
+    allocator.shrink(first, 2000)
+    assert (allocator.used, allocator.holes) == (128 + 1024, 2)
+    allocator.shrink(second, 10)
+    assert (allocator.used, allocator.holes) == (128 + 64, 2)
+    allocator.free(first)
+    allocator.free(second)
+
+    assert (allocator.used, allocator.holes, allocator.largest_hole) == (0, 1, SIZE)

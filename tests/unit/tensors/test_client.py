@@ -235,6 +235,7 @@ async def test_the_ledger_shows_who_holds_what(pair):
 
 async def test_a_ledger_of_many_blocks_arrives_whole(pair):
     blocks = [await pair.producer.allocate(10, invocation="i", deadline=soon()) for _ in range(500)]
+    await pair.settle()
 
     assert [row["id"] for row in await pair.consumer.ledger()] == [block.handle.id for block in blocks]
 
