@@ -10,6 +10,9 @@ from omnibus.metrics.collectors import Values
 #: Metrics by the key of ``Sidecar.snapshot``.
 _KEYS = {
     "used_bytes": ARENA.used,
+    "spare_bytes": ARENA.spare,
+    "spares_used_total": ARENA.spares_used,
+    "spares_recalled_total": ARENA.spares_recalled,
     "peak_bytes": ARENA.peak,
     "arena_bytes": ARENA.size,
     "largest_hole_bytes": ARENA.hole,

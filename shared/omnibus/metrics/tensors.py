@@ -39,7 +39,13 @@ class _Arena:
 
     #: Bytes given out. Near the arena's size: raise OMNIBUS_SIDECAR_ARENA_MIB.
     used = CallbackMetric("omnibus_arena_used_bytes", "Bytes given out.")
-    #: Most bytes that were given out at once.
+    #: Bytes that processes hold for their next tensors, and that nothing lies in: given back when idle, and before a
+    #: tensor waits for room. They are no part of those given out.
+    spare = CallbackMetric("omnibus_arena_spare_bytes", "Bytes held for the next tensors.")
+    #: Tensors that found such a block ready, and how often they were all asked back for want of room.
+    spares_used = CallbackMetric("omnibus_arena_spares_used_total", "Tensors in blocks that were held ready.")
+    spares_recalled = CallbackMetric("omnibus_arena_spares_recalled_total", "Recalls of blocks that were held ready.")
+    #: Most bytes that were given out at once, those held for next tensors included.
     peak = CallbackMetric("omnibus_arena_peak_bytes", "Most bytes given out.")
     #: Size of the arena.
     size = CallbackMetric("omnibus_arena_size_bytes", "Size of the arena.")

@@ -28,6 +28,14 @@ async def test_the_ledger_is_told_as_it_is(tmp_path: Path):
 
         assert value("leases") == value("used_bytes") == 0
         assert value("freed_total", reason="released") == 1
+        assert value("spare_bytes") == value("spares_used_total") == value("spares_recalled_total") == 0
+
+        for _ in range(2):
+            client.release(await client.put(np.zeros(1000, np.uint8), invocation="i", deadline=soon()))
+            await client.stats()
+
+        assert value("leases") == value("used_bytes") == 0
+        assert (value("spare_bytes"), value("spares_used_total")) == (1024 + 64, 1)
         assert (value("freed_total", reason="expired"), value("freed_total", reason="forced")) == (0, 0)
 
 
