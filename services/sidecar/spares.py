@@ -102,7 +102,8 @@ class SpareBlocks:
     def recall(self) -> bool:
         """Have all spares given back; returns whether memory is on its way."""
         now = self._loop.time()
-        fresh = [lease for lease in self._ledger.spares.values() if lease.due == NEVER_DUE]
+        spares = self._ledger.spares.values()
+        fresh = [lease for lease in spares if lease.due == NEVER_DUE and not lease.holders]
         if fresh:
             self.recalls += 1
             self._recall_until = now + RECALL_SECONDS
@@ -130,7 +131,7 @@ class SpareBlocks:
         return lease
 
     def _end_recall(self) -> None:
-        """Who has not given back by now may be frozen: nobody waits for it any more."""
+        """Wait no longer for clients that have not given back by now: they may be frozen."""
         if self._loop.time() >= self._recall_until > 0:
             self._recall_until = 0.0
             self._settled()

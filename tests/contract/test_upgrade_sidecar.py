@@ -79,11 +79,14 @@ async def test_a_client_of_the_previous_build_is_served_by_a_sidecar_of_this_one
         kept = await previous("blocks")
         await previous("drop", msgspec.to_builtins(mine))
         await until(lambda: sidecar.snapshot()["blocks"] == 0)
-        await previous("put", VALUES)
+        for _ in range(3):
+            await previous("put", VALUES)
         await previous("end")
         await until(lambda: sidecar.snapshot()["blocks"] == 0)
+        spares = [sidecar.snapshot()[name] for name in ("spare_blocks", "spares_used_total")]
 
     assert seen == VALUES
+    assert spares == [0, 0]
     assert read == [[3 * value for value in VALUES]] * 2
     assert kept == 1
 
@@ -105,10 +108,15 @@ async def test_a_client_of_this_build_is_served_by_a_sidecar_of_the_previous_one
             listed = [lease["invocation"] for lease in await client.ledger()]
             client.end_invocation("j")
             ended = (await client.stats())["blocks"]
+            # That sidecar knows no spare blocks: nobody requests any, however often a size is needed.
+            for _ in range(4):
+                client.release(await client.put(np.array(VALUES, np.float32), invocation="k", deadline=soon()))
+            repeated = await client.stats()
 
     assert read == seen == VALUES
     assert (kept, dropped, ended) == (1, 0, 0)
     assert listed == ["j"]
+    assert (repeated["blocks"], repeated["granted_total"]) == (0, 6)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from omnibus.errors import DeadlineExceeded, ProtocolError, Retryable, StaleHandle, TooLarge
+from omnibus.tensors import link
 from tests.unit.sidecar.node import connect, running, soon, until
 
 
@@ -90,6 +91,32 @@ async def test_a_tensor_lives_until_its_last_reader_releases_it(pair):
         pair.consumer.view(handle)
     stats = await pair.settle()
     assert (stats["blocks"], stats["used_bytes"], stats["freed_total"]) == (0, 0, {"released": 1})
+
+
+async def test_what_frees_memory_reaches_the_sidecar_without_a_further_message(pair):
+    read = await pair.producer.put(np.arange(9), invocation="i", deadline=soon())
+    over = await pair.producer.put(np.arange(9), invocation="j", deadline=soon())
+
+    pair.consumer.release(read)
+    await until(lambda: pair.sidecar.snapshot()["blocks"] == 1)
+    pair.producer.end_invocation("j")
+    await until(lambda: pair.sidecar.snapshot()["blocks"] == 0)
+
+    for handle in (read, over):
+        with pytest.raises(StaleHandle):
+            pair.consumer.view(handle)
+
+
+async def test_what_frees_memory_goes_with_the_next_message(pair, monkeypatch):
+    monkeypatch.setattr(link, "LAZY_SECONDS", 600.0)
+    handle = await pair.producer.put(np.arange(9), invocation="i", deadline=soon())
+    await pair.settle()
+
+    pair.consumer.release(handle)
+    assert pair.sidecar.snapshot()["blocks"] == 1
+    stats = await pair.consumer.stats()
+
+    assert stats["freed_total"] == {"released": 1}
 
 
 async def test_a_handle_of_reused_memory_is_stale(pair):

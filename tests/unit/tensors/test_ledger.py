@@ -1,48 +1,12 @@
 import random
-from collections.abc import Iterator
 
 import pytest
 
-from omnibus.tensors.allocator import Allocator
-from omnibus.tensors.arena import HEADER_BYTES, Arena
-from omnibus.tensors.ledger import NEVER_DUE, BlockLease, BlockOwner, Ledger
+from omnibus.tensors.ledger import NEVER_DUE, BlockLease
+from tests.unit.tensors.ledgers import SIZE, Desk, read
 
-SIZE = 1 << 16
 KEPT = ["retain", "drop", "reclaim_oldest"]
 SPARE = ["grant_spare", "use_spare"]
-
-
-class Desk:
-    """A ledger over real memory, and what it reported as lingering."""
-
-    def __init__(self, arena: Arena) -> None:
-        self.arena = arena
-        self.space = Allocator(SIZE)
-        self.lingering: list[BlockLease] = []
-        self.ledger = Ledger(self.space, arena, 1000, HEADER_BYTES, self.lingering.append)
-        self.producer, self.reader, self.other = BlockOwner("producer"), BlockOwner("reader"), BlockOwner("other")
-
-    def grant(self, readers: int = 1, tag: bytes = b"i") -> BlockLease:
-        lease = self.ledger.grant(self.producer, tag, 100, readers, 9e9)
-        assert lease is not None
-        return lease
-
-    def do(self, verb: str, owner: BlockOwner, lease: BlockLease) -> None:
-        getattr(self.ledger, verb)(owner, lease.id, lease.generation)
-
-    def generation_in_memory(self, lease: BlockLease) -> int:
-        return int.from_bytes(self.arena.path.read_bytes()[lease.offset - 56 : lease.offset - 48], "little")
-
-    def empty(self) -> bool:
-        idle = not any(owner.writing or owner.holding for owner in (self.producer, self.reader, self.other))
-        return idle and not len(self.ledger) and not self.ledger.condemned and self.space.used == 0
-
-
-@pytest.fixture
-def desk(tmp_path) -> Iterator[Desk]:
-    arena = Arena.create("arena", SIZE, str(tmp_path))
-    yield Desk(arena)
-    arena.close()
 
 
 def test_a_block_is_free_once_sealed_and_read_by_all(desk):
@@ -247,11 +211,6 @@ def test_freed_bytes_are_zero_when_clearing_is_on(desk):
     assert b"user" not in desk.arena.path.read_bytes()
 
 
-def read(desk: Desk, lease: BlockLease) -> None:
-    desk.do("hold", desk.reader, lease)
-    desk.do("release", desk.reader, lease)
-
-
 def test_a_retained_block_outlives_its_readers_until_its_invocation_ends(desk):
     lease = desk.grant(readers=2)
     desk.do("seal", desk.producer, lease)
@@ -319,46 +278,6 @@ def use_any_spare(desk: Desk, chance: random.Random, tag: bytes) -> int:
     lease = chance.choice(found)
     desk.ledger.use_spare(lease, tag, chance.randrange(lease.nbytes + 1), chance.randrange(3), 9e9)
     return 1
-
-
-def test_readers_may_be_faster_than_the_word_of_the_producer(desk):
-    lease = desk.ledger.grant_spare(desk.producer, 200)
-    read(desk, lease)
-    desk.do("hold", desk.other, lease)
-    assert (len(desk.ledger), len(desk.ledger.spares)) == (0, 1)
-
-    desk.ledger.use_spare(lease, b"i", 100, 2, 9e9)
-    desk.do("seal", desk.producer, lease)
-    assert (len(desk.ledger), desk.ledger.spares, lease.readers) == (1, {}, 1)
-    desk.do("release", desk.other, lease)
-
-    assert desk.empty()
-    assert desk.ledger.freed == {"released": 1}
-
-
-def test_a_spare_that_is_read_already_when_its_producer_dies_is_lost_with_its_word(desk):
-    lease = desk.ledger.grant_spare(desk.producer, 200)
-    desk.do("hold", desk.reader, lease)
-
-    desk.ledger.remove_owner(desk.producer)
-
-    assert desk.lingering == [lease]
-    assert desk.generation_in_memory(lease) == 0
-    desk.do("release", desk.reader, lease)
-    assert desk.empty()
-    assert (desk.ledger.freed, desk.ledger.spare_bytes) == ({"orphaned": 1}, 0)
-
-
-def test_spares_are_no_leases(desk):
-    spare = desk.ledger.grant_spare(desk.producer, 200)
-    lease = desk.grant()
-
-    assert [row["id"] for row in desk.ledger.list_leases(10)] == [lease.id]
-    assert (len(desk.ledger), desk.ledger.granted, desk.ledger.spare_bytes) == (1, 1, 264)
-    desk.do("discard", desk.producer, spare)
-    desk.do("discard", desk.producer, lease)
-    assert desk.empty()
-    assert desk.ledger.freed == {"discarded": 1}
 
 
 @pytest.mark.parametrize("seed", range(5))
