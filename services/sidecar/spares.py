@@ -9,7 +9,7 @@ from omnibus.tensors.ledger import NEVER_DUE, BlockLease, BlockOwner, Ledger
 from omnibus.tensors.protocol import SidecarFrame, Verb
 
 #: Shares of the arena that spares of one client, and all spares, may take.
-_CLIENT_SHARE, _ALL_SHARE = 1 / 8, 1 / 4
+_CLIENT_SHARE, _ALL_SHARE = 3 / 16, 3 / 8
 #: Most spares of one request.
 _MOST_AT_ONCE = 64
 #: Seconds in which clients give back what is recalled; allocations without patience wait as long.
@@ -121,9 +121,8 @@ class SpareBlocks:
             self._loop.call_soon(self._settled)
 
     def _grant_one(self, owner: BlockOwner, nbytes: int) -> BlockLease | None:
-        ledger = self._ledger
-        taken = sum(lease.nbytes for lease in ledger.spares.values() if lease.owner is owner)
-        if taken + nbytes > self._size * _CLIENT_SHARE or ledger.spare_bytes + nbytes > self._size * _ALL_SHARE:
+        ledger, size = self._ledger, self._size
+        if owner.spare_bytes + nbytes > size * _CLIENT_SHARE or ledger.spare_bytes + nbytes > size * _ALL_SHARE:
             return None
         lease = ledger.grant_spare(owner, nbytes)
         if lease is None:

@@ -41,16 +41,17 @@ class Headers(Protocol):
 
 
 class BlockOwner:
-    """One client: the blocks that it is writing and those that it is reading, by id.
+    """One client: the blocks that it is writing and those that it is reading, by id, and the bytes of its spares.
 
     ``on_freed`` is called with each block that was granted to it, once it is free.
     """
 
-    __slots__ = ("holding", "name", "on_freed", "writing")
+    __slots__ = ("holding", "name", "on_freed", "spare_bytes", "writing")
 
     def __init__(self, name: str, on_freed: "Callable[[BlockLease], None] | None" = None) -> None:
         self.name = name
         self.on_freed = on_freed
+        self.spare_bytes = 0
         self.writing: dict[int, BlockLease] = {}
         self.holding: dict[int, BlockLease] = {}
 
@@ -160,6 +161,7 @@ class Ledger:
         if lease is not None:
             lease.spare = True
             self.spares[lease.id] = lease
+            owner.spare_bytes += nbytes + self._header
             self.spare_bytes += nbytes + self._header
         return lease
 
@@ -318,6 +320,7 @@ class Ledger:
         if lease.spare:
             lease.spare = False
             del self.spares[lease.id]
+            lease.owner.spare_bytes -= lease.nbytes + self._header
             self.spare_bytes -= lease.nbytes + self._header
 
     def _find_lease(self, block: int, generation: int) -> BlockLease | None:

@@ -20,7 +20,7 @@ IDLE_SECONDS = 5.0
 #: Seconds without a request for more after the sidecar had none.
 _REFUSED_SECONDS = 1.0
 #: Most spares of a class, by the bytes of its blocks; one of larger ones.
-_MOST = ((64 << 10, 8), (1 << 20, 4), (16 << 20, 2))
+_MOST = ((64 << 10, 16), (1 << 20, 4), (16 << 20, 2))
 _UNIT_BITS, _STEPS = 6, 4
 
 
