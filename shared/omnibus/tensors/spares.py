@@ -18,7 +18,7 @@ from omnibus.tensors.protocol import SidecarFrame, Verb, encode_block, encode_fr
 #: Seconds after which spares go back of which none was used.
 IDLE_SECONDS = 5.0
 #: Seconds without a request for more after the sidecar had none.
-_REFUSED_SECONDS = 1.0
+_REFUSED_SECONDS = 0.25
 #: Most spares of a class, by the bytes of its blocks; one of larger ones.
 _MOST = ((64 << 10, 16), (1 << 20, 4), (16 << 20, 2))
 _UNIT_BITS, _STEPS = 6, 4
@@ -76,10 +76,8 @@ class SparePool:
             size.wanted = min(size.wanted + 1, size.most)
         size.used = now
         if len(size.free) + size.requested < (size.wanted + 1) // 2 and now >= size.refused_until:
-            if found is not None:
-                self._request_spares(size)
-            else:  # behind the allocation of this tensor
-                self._loop.call_soon(self._request_spares, size)
+            # Behind the frame of this tensor: what it takes is no spare any more then.
+            self._loop.call_soon(self._request_spares, size)
         if self._timer is None:
             self._timer = self._loop.call_later(IDLE_SECONDS, self._return_idle)
         return found

@@ -96,6 +96,17 @@ async def test_what_a_tensor_does_not_need_of_its_spare_is_free(pair):
     assert stats["used_bytes"] == -(-(small.nbytes + 64) // 64) * 64
 
 
+async def test_a_client_that_may_have_one_spare_of_a_size_has_one_for_each_tensor(pair):
+    large = np.zeros(100_000, np.uint8)
+    await warm(pair, large)
+
+    for count in (1, 2, 3):
+        pair.producer.release(at_once(put(pair, data=large)))
+        await pair.settle()
+        await until(lambda: pair.sidecar.snapshot()["spare_blocks"] == 1)
+        assert pair.sidecar.snapshot()["spares_used_total"] == count
+
+
 async def test_a_deadline_that_has_passed_takes_no_spare(pair):
     await warm(pair)
 
