@@ -6,7 +6,6 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from omnibus.errors import ProtocolError
-from omnibus.tensors.arena import Arena
 from omnibus.tensors.handle import ITEMSIZE, Handle
 
 
@@ -52,8 +51,16 @@ class Block:
         self._client.discard(self.handle)
 
 
+class BlockMemory(Protocol):
+    """The arena of a block."""
+
+    name: str
+
+    def writable_array(self, handle: Handle) -> np.ndarray: ...
+
+
 def make_block(
-    client: Producer, arena: Arena, granted: GrantedBlock, nbytes: int, shape: tuple[int, ...], dtype: str
+    client: Producer, arena: BlockMemory, granted: GrantedBlock, nbytes: int, shape: tuple[int, ...], dtype: str
 ) -> Block:
     """The first ``nbytes`` of what ``client`` was granted in ``arena``, as a tensor."""
     block, generation, offset, key = granted
