@@ -135,7 +135,7 @@ async def test_spares_that_are_not_used_go_back(tmp_path: Path, monkeypatch: pyt
     async with running(tmp_path) as sidecar, await connect(tmp_path) as client:
         for _ in range(2):
             client.release(await client.put(DATA, invocation="i", deadline=soon()))
-        await until(lambda: sidecar.snapshot()["spare_blocks"] == 1)
+        await until(lambda: sidecar.snapshot()["spare_blocks"] > 0)
 
         await until(lambda: sidecar.snapshot()["spare_blocks"] == 0)
 
@@ -183,13 +183,14 @@ async def test_a_producer_may_use_the_name_of_an_invocation_again_that_it_ended(
 
 async def test_a_burst_has_more_spares_afterwards(pair):
     await warm(pair)
+    spares_before = pair.sidecar.snapshot()["spare_blocks"]
     handles = await asyncio.gather(*(put(pair) for _ in range(8)))
     for handle in handles:
         pair.producer.release(handle)
     await put(pair)
     await pair.settle()
 
-    assert pair.sidecar.snapshot()["spare_blocks"] > 1
+    assert pair.sidecar.snapshot()["spare_blocks"] > spares_before
 
 
 class RawClient:
