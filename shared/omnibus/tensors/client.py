@@ -36,7 +36,7 @@ from omnibus.tensors.memory import MappingObserver
 from omnibus.tensors.mirrors import MirrorReads, Rows, decline_text, pull_request, pull_tensor
 from omnibus.tensors.protocol import Retention, SidecarFrame, Verb, Welcome, encode_block, encode_frame, encode_tag
 from omnibus.tensors.refusals import away_error, refusal_error
-from omnibus.tensors.spares import SparePool
+from omnibus.tensors.spares import MAX_SPARE_BYTES, SparePool
 
 log = logging.getLogger(__name__)
 
@@ -244,9 +244,9 @@ class TensorClient:
     def release(self, handle: Handle) -> None:
         """This read is over, as the sidecar learns a moment later; without a ``view`` before it, it is declined."""
         mirror = handle if handle.node == self.node else self._mirrors.pop(handle)
-        if mirror is not None:
-            if self._link is not None:
-                self._link.send_lazily(encode_block(Verb.RELEASE, mirror.id, mirror.generation))
+        if mirror is not None and self._link is not None:
+            send = self._link.send_lazily if mirror.nbytes <= MAX_SPARE_BYTES else self._link.send
+            send(encode_block(Verb.RELEASE, mirror.id, mirror.generation))
         elif self._link is not None and self._welcome is not None and self._welcome.pulls:
             self._link.send(decline_text(handle))
 

@@ -19,8 +19,11 @@ from omnibus.tensors.protocol import SidecarFrame, Verb, encode_block, encode_fr
 IDLE_SECONDS = 5.0
 #: Seconds without a request for more after the sidecar had none.
 _REFUSED_SECONDS = 0.25
-#: Most spares of a class, by the bytes of its blocks; one of larger ones.
-_MOST = ((64 << 10, 16), (1 << 20, 4), (16 << 20, 2))
+#: Bytes of the largest tensor that there are spares for. Writing a larger one takes longer than the wait, and twice the
+#: memory for them makes each write slower.
+MAX_SPARE_BYTES = 16 << 20
+#: Most spares of a class, by the bytes of its blocks.
+_MOST = ((64 << 10, 16), (1 << 20, 4), (MAX_SPARE_BYTES, 2))
 _UNIT_BITS, _STEPS = 6, 4
 
 
@@ -53,7 +56,7 @@ class _SizeClass:
     @property
     def most(self) -> int:
         nbytes = class_bytes(self.number)
-        return next((count for limit, count in _MOST if nbytes <= limit), 1)
+        return next(count for limit, count in _MOST if nbytes <= limit)
 
 
 class SparePool:
@@ -67,6 +70,8 @@ class SparePool:
 
     def take(self, nbytes: int) -> GrantedBlock | None:
         """A spare for a tensor of ``nbytes``, if there is one; more are requested where they are used up."""
+        if nbytes > MAX_SPARE_BYTES:
+            return None
         now, number = self._loop.time(), size_class(nbytes)
         size = self._classes.get(number)
         if size is None:

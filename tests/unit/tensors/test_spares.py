@@ -54,6 +54,19 @@ def test_a_size_class_is_the_smallest_that_fits(nbytes):
     assert class_bytes(number) <= max(256, nbytes * 5 // 4 + 64)
 
 
+async def test_what_takes_longer_to_write_than_to_wait_for_has_no_spares():
+    sent: list[bytes] = []
+    pool = spares.SparePool(sent.append, asyncio.get_running_loop())
+    for nbytes in (spares.MAX_SPARE_BYTES, spares.MAX_SPARE_BYTES + 1):
+        for _ in range(3):
+            assert pool.take(nbytes) is None
+    await asyncio.sleep(0)
+    pool.close()
+
+    (frame,) = FrameReader().feed(b"".join(sent))
+    assert (frame.verb, frame.nbytes) == (Verb.REQUEST_SPARES, spares.MAX_SPARE_BYTES)
+
+
 async def test_a_second_tensor_of_a_size_has_the_third_one_written_without_waiting(pair):
     first = await put(pair)
     assert pair.sidecar.snapshot()["spare_blocks"] == 0
