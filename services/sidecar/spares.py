@@ -9,7 +9,7 @@ from omnibus.tensors.ledger import NEVER_DUE, BlockLease, BlockOwner, Ledger
 from omnibus.tensors.protocol import SidecarFrame, Verb
 
 #: Shares of the arena that spares of one client, and all spares, may take.
-_CLIENT_SHARE, _ALL_SHARE = 3 / 16, 3 / 8
+_CLIENT_SHARE, _ALL_SHARE = 1 / 8, 1 / 4
 #: Most spares of one request.
 _MOST_AT_ONCE = 64
 #: Seconds in which clients give back what is recalled; allocations without patience wait as long.

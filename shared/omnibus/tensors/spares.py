@@ -19,9 +19,9 @@ from omnibus.tensors.protocol import SidecarFrame, Verb, encode_block, encode_fr
 IDLE_SECONDS = 5.0
 #: Seconds without a request for more after the sidecar had none.
 _REFUSED_SECONDS = 0.25
-#: Bytes of the largest tensor that there are spares for. Writing a larger one takes longer than the wait, and twice the
-#: memory for them makes each write slower.
-MAX_SPARE_BYTES = 16 << 20
+#: Bytes of the largest tensor that there are spares for. Writing a larger one takes longer than the wait, and an arena
+#: that has to grow for spares may have to do so with small pages, into which each write is slower.
+MAX_SPARE_BYTES = 4 << 20
 #: Most spares of a class, by the bytes of its blocks.
 _MOST = ((64 << 10, 16), (1 << 20, 4), (MAX_SPARE_BYTES, 2))
 _UNIT_BITS, _STEPS = 6, 4

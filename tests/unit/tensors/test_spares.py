@@ -241,9 +241,9 @@ async def test_spares_of_one_client_and_of_all_take_a_share_of_the_arena_at_most
         verbs = [await request(client, 16, 1024 - 64) for client in clients]
 
         granted = [found.count(Verb.SPARE) for found in verbs]
-        assert [sum(granted), *granted[:2]] == [24, 12, 12]
+        assert [sum(granted), *granted[:2]] == [16, 8, 8]
         assert all(found.count(Verb.SPARE) + found.count(Verb.NO_SPARE) == 16 for found in verbs)
-        assert sidecar.snapshot()["spare_bytes"] == 24 << 10
+        assert sidecar.snapshot()["spare_bytes"] == 16 << 10
 
 
 async def test_a_client_that_gives_nothing_back_holds_others_up_for_a_moment_and_loses_it_after_the_grace(
