@@ -78,7 +78,7 @@ class SparePool:
             size = self._classes[number] = _SizeClass(number)
         found = size.free.pop() if size.free else None
         if found is None and now - size.used < IDLE_SECONDS:
-            size.wanted = min(max(size.wanted + 1, size.most // 4), size.most)
+            size.wanted = min(size.wanted + 1, size.most)
         size.used = now
         if len(size.free) + size.requested < (size.wanted + 1) // 2 and now >= size.refused_until:
             # Behind the frame of this tensor: what it takes is no spare any more then.
