@@ -118,7 +118,7 @@ RATIOS = {
     **ENCODER,
     **GENERATOR,
     **GOODPUT,
-    **dict.fromkeys(VLLM.values(), 0.95),
+    **dict.fromkeys(VLLM.values(), 0.97),
 }
 #: The Python that has vLLM (``make install-vllm``). Without it nothing is held against vLLM.
 VLLM_PYTHON = Path(__file__).parents[2] / os.environ.get("VLLM_VENV", ".venv-vllm") / "bin" / "python"
@@ -165,7 +165,7 @@ VOICE = {
     "realtime.resume_gap_ms": ("ms", 500.0),
 }
 #: Values with units of their own.
-LIMITS = {**PLANNER, **NODES, **VOICE, **BURST, TTFT: ("ms", 5.0), IDLE_KIB: ("KiB", CONNECTIONS[IDLE_KIB])}
+LIMITS = {**PLANNER, **NODES, **VOICE, **BURST, TTFT: ("ms", 1.0), IDLE_KIB: ("KiB", CONNECTIONS[IDLE_KIB])}
 #: Values that may be nothing at all.
 MAY_BE_ZERO = (TTFT, STEPS_AFTER, "realtime.idle_cpu", "burst.refused")
 
