@@ -75,8 +75,8 @@ class Bus(Protocol):
         """
 
     def call_before_flush(self, publish: Callable[[], None]) -> None:
-        """Call ``publish``, which raises nothing, by the end of this turn of the event loop, before what was published in
-        it leaves: a turn of its own would cost another look at the sockets."""
+        """Call ``publish`` by the end of this turn of the event loop, before what was published in it leaves: a turn of
+        its own would cost another look at the sockets. What it raises is logged."""
 
     async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> Callable[[], Awaitable[None]]:
         """Deliver to ``handler`` until the returned function is awaited."""

@@ -50,7 +50,8 @@ class Outbox:
         self._grown_at = self._released_at = -inf  # of ``monotonic``
 
     def send(self, subject: str, message: bytes, lazy: bool = False) -> None:
-        """Queue ``message``; ``lazy`` ones leave with the next urgent one for ``subject``, or after ``LAZY_FLUSH_SECONDS``.
+        """Queue ``message``; ``lazy`` ones leave with the next urgent one for ``subject``, or after some milliseconds
+        (``LAZY_FLUSH_SECONDS``).
 
         Raises ``ProtocolError`` for one that is over the limit: here its sender alone is hit, in ``flush``
         all who share the frame would be.

@@ -13,7 +13,6 @@ from omnibus.errors import NotFound, ProblemDetails, ProtocolError
 from omnibus.graph import UNREADABLE, WIRE_VERSION, Invocation
 from omnibus.pricing import RequestUsage
 
-
 #: Seconds after its answer until an invocation that took little time is recorded, by its gateway.
 WHOLE_RECORD_SECONDS = 0.02
 
@@ -208,7 +207,7 @@ def parse_record(found: list[Delivery], id: str) -> Record:
 
 
 async def find_record(bus: Bus, id: str) -> Record:
-    """Find the record of ``id``, also of one whose answer has just been sent. Raises ``NotFound`` and ``ProtocolError``."""
+    """Find the record of ``id``, also if its answer has just been sent. Raises ``NotFound`` and ``ProtocolError``."""
     if not graph.is_addressable(id) or "." in id:
         raise NotFound(f"{id[:80]!r} is no id of an invocation")
     subject = f"{subjects.ROOT}.inv.*.{id}"

@@ -44,7 +44,8 @@ def prepare_nats(
 
     ``config`` is a NATS configuration file for users and permissions. ``password``, where there is none, is that of
     the one user that may connect; the server reads it from a private file, since everybody sees arguments of
-    processes. ``cores`` is how many it computes on at the same time, 0: as ``choose_nats_cores``. Raises ``BusUnavailable`` when no server binary is found.
+    processes. ``cores`` is how many the server computes on at the same time, 0: as ``choose_nats_cores`` says. Raises
+    ``BusUnavailable`` when no server binary is found.
     """
     binary = binaries.find_binary(binaries.NATS, environ)
     port, monitor_port = _choose_ports(port, monitor_port)
@@ -59,7 +60,7 @@ def prepare_nats(
     spec = ProcessSpec(
         "nats",
         argv,
-        env={} if _GO_CORES in (environ or os.environ) else {_GO_CORES: str(cores or choose_nats_cores())},
+        env={} if os.environ.get(_GO_CORES) else {_GO_CORES: str(cores or choose_nats_cores())},
         cwd=store,
         ready=partial(nats_ready, monitor_port),
         ready_within=_READY_TIMEOUT_SECONDS,

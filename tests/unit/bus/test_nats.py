@@ -12,7 +12,7 @@ import uvloop
 from nats.aio.client import Client
 
 from omnibus.bus import Delivery, subjects
-from omnibus.bus.nats import NatsBus
+from omnibus.bus.nats import NatsBus, connection
 from omnibus.errors import BusUnavailable, Fatal, ProtocolError
 from omnibus.settings import BusSettings
 from omnibus.up import infra
@@ -66,6 +66,33 @@ async def test_subscriptions_and_records_outlive_a_killed_server(tmp_path: Path)
         await until(lambda: heard == [b"while it was away", b"afterwards"])
         assert await kept()
         await bus.drain()
+
+
+async def test_a_lazy_message_leaves_with_the_next_one_or_alone(bus: NatsBus, monkeypatch: pytest.MonkeyPatch):
+    heard: list[bytes] = []
+    await bus.subscribe("lazy.*", lambda delivery: heard.append(delivery.data))
+    monkeypatch.setattr(connection, "LAZY_COMMAND_SECONDS", 0.0)
+    bus.publish("lazy.a", b"alone", lazy=True)
+    await until(lambda: heard == [b"alone"])
+    monkeypatch.setattr(connection, "LAZY_COMMAND_SECONDS", 60.0)
+    bus.publish("lazy.a", b"waits", lazy=True)
+    await asyncio.sleep(0.01)
+    before = list(heard)
+
+    bus.publish("lazy.b", b"takes it along")
+
+    await until(lambda: heard == [b"alone", b"waits", b"takes it along"])
+    assert before == [b"alone"]
+
+
+async def test_what_is_published_last_in_a_turn_leaves_with_the_rest_of_it(bus: NatsBus):
+    heard: list[bytes] = []
+    await bus.subscribe("turn.*", lambda delivery: heard.append(delivery.data))
+
+    bus.call_before_flush(lambda: bus.publish("turn.a", b"last"))
+    bus.publish("turn.a", b"first")
+
+    await until(lambda: heard == [b"first", b"last"])
 
 
 def test_a_bus_closes_without_its_server_though_messages_are_left(tmp_path: Path, caplog: pytest.LogCaptureFixture):

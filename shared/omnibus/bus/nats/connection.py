@@ -133,7 +133,10 @@ class NatsConnection(Client):
             self._flushes = True  # no other flush need follow
             before, self._before_flush = self._before_flush, []
             for publish in before:
-                publish()
+                try:
+                    publish()
+                except Exception:  # what else waits must leave
+                    log.exception("messages were not sent")
         self._flushes = False
         if not self._pending or not self.is_connected:
             return
