@@ -40,8 +40,8 @@ MAX_RECORDED_CHARS = 16_000
 #: Seconds that the beginning of an invocation is held back: with what ends by then it is one message. What is in flight
 #: for longer is known, even if its gateway dies.
 HOLD_SECONDS = 0.1
-#: Seconds in which such messages are collected, to be published together; and how many of them at most. A gateway that is
-#: killed loses those of answers that it has just sent.
+#: Seconds in which such messages are collected, to be published together, and how many of them at most. A gateway that
+#: is killed loses those of answers that it has just sent.
 COLLECT_SECONDS = WHOLE_RECORD_SECONDS
 MAX_COLLECTED = 64
 #: Bytes of both records up to which they are one message.
