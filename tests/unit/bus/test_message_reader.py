@@ -62,8 +62,10 @@ def test_messages_are_the_same_wherever_their_bytes_are_cut(cuts: list[int]):
         b"MSG a 3 1\r\nx\r\n",
         b"M\r\n",
         b"NO",
+        b"MSG a\r\n",
+        b"MSG a 1 x\r\n",
     ],
-    ids=["ping", "ok", "error", "headers", "another subscription", "cut short", "unknown"],
+    ids=["ping", "ok", "error", "headers", "another subscription", "cut short", "unknown", "too few words", "no size"],
 )
 def test_what_is_no_message_of_ours_is_nats_pys_with_all_that_follows(other: bytes):
     wire = Wire()

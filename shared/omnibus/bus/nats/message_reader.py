@@ -63,10 +63,12 @@ class MessageReader:
             line_end = data.find(_LINE_END, at)
             if line_end < 0:
                 break
-            subject, number, *reply, size = data[at + 4 : line_end].split()
-            begin = line_end + 2
-            end = begin + int(size)
-            handler = handlers.get(int(number))
+            try:
+                subject, number, *reply, size = data[at + 4 : line_end].split()
+                begin, end = line_end + 2, line_end + 2 + int(size)
+                handler = handlers.get(int(number))
+            except ValueError:
+                break
             if handler is None or end + 2 > len(data):
                 break
             at = end + 2
@@ -81,15 +83,22 @@ class MessageReader:
 
     def _keep_rest(self, rest: bytes) -> None:
         """Keep a message that is not whole until the rest of it comes; what else it is goes nats-py's way."""
-        line_end = rest.find(_LINE_END)
-        if line_end < 0 and len(rest) < _MAX_LINE_BYTES and rest[: len(_MESSAGE)] == _MESSAGE[: len(rest)]:
+        self._missing = self._missing_bytes(rest)
+        if self._missing > 0:
             self._partial += rest
-            self._missing = 1
-            return
-        if line_end >= 0 and rest.startswith(_MESSAGE):
+        else:
+            self._pass_on(rest)
+
+    def _missing_bytes(self, rest: bytes) -> int:
+        """Bytes at least that are missing of a message for a handler of ours; 0 for what is none."""
+        line_end = rest.find(_LINE_END)
+        if line_end < 0:
+            return int(len(rest) < _MAX_LINE_BYTES and rest[: len(_MESSAGE)] == _MESSAGE[: len(rest)])
+        if not rest.startswith(_MESSAGE):
+            return 0
+        try:
             _, number, *_, size = rest[4:line_end].split()
-            if int(number) in self._handlers:
-                self._partial += rest
-                self._missing = line_end + 2 + int(size) + 2 - len(rest)
-                return
-        self._pass_on(rest)
+            ours = int(number) in self._handlers
+            return line_end + 2 + int(size) + 2 - len(rest) if ours else 0
+        except ValueError:  # nats-py says so
+            return 0
