@@ -75,8 +75,11 @@ class Bus(Protocol):
         """
 
     def call_before_flush(self, publish: Callable[[], None]) -> None:
-        """Call ``publish`` by the end of this turn of the event loop, before what was published in it leaves: a turn of
-        its own would cost another look at the sockets. What it raises is logged."""
+        """Call ``publish`` before what was published leaves: a turn of its own would cost another look at the sockets.
+        What it raises is logged."""
+
+    def flush_soon(self) -> None:
+        """Let what is published leave with what the next turn of the event loop brings, within a millisecond."""
 
     async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> Callable[[], Awaitable[None]]:
         """Deliver to ``handler`` until the returned function is awaited."""

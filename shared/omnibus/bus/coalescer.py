@@ -61,6 +61,8 @@ class Outbox:
         waiting = self._waiting.get(subject)
         if waiting is not None:
             waiting.append(message)
+            if not lazy:
+                self._bus.flush_soon()
         elif lazy:
             self._lazy.setdefault(subject, []).append(message)
             if self._timer is None:
@@ -70,6 +72,8 @@ class Outbox:
             if not self._soon:
                 self._soon = True
                 self._bus.call_before_flush(self._publish_waiting)
+            else:
+                self._bus.flush_soon()
 
     def hold(self, piece: HeldPiece) -> None:
         """Have ``piece`` send itself within ``PIECE_FLUSH_SECONDS``; see ``note_growth``."""

@@ -63,6 +63,8 @@ class MemoryBus:
     def call_before_flush(self, publish: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_soon(publish)
 
+    def flush_soon(self) -> None: ...
+
     def _deliver_message(self, delivery: Delivery) -> None:
         plain: list[Handler] = []
         groups: dict[tuple[str, str], list[Handler]] = {}

@@ -33,9 +33,9 @@ class LiveJob:
     """One node of one invocation in this executor; see ``runner.Job`` for what each method promises."""
 
     __slots__ = (
-        "_blocks", "_channels", "_executor", "_inline", "_invocation", "_is_literal", "_literals", "_opened", "_outputs",
-        "_pulls", "_ready", "_record", "_source", "_tensors", "_values", "_views", "answers", "clock", "index",
-        "next_edge", "node", "taken",
+        "_blocks", "_channels", "_executor", "_inline", "_invocation", "_is_literal", "_literals", "_opened",
+        "_outputs", "_pulls", "_ready", "_record", "_source", "_tensors", "_values", "_views", "answers", "clock",
+        "index", "next_edge", "node", "taken",
     )  # fmt: skip
 
     def __init__(

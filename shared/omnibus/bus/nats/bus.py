@@ -98,6 +98,9 @@ class NatsBus:
     def call_before_flush(self, publish: Callable[[], None]) -> None:
         self._nc.call_before_flush(publish)
 
+    def flush_soon(self) -> None:
+        self._nc.flush_soon()
+
     async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> Callable[[], Awaitable[None]]:
         unsubscribe = await self._send_subscription(subject, handler, queue)
         await self._flush_connection(5)

@@ -9,6 +9,7 @@ import contextlib
 import logging
 import ssl
 from collections.abc import Callable
+from time import monotonic
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -34,6 +35,8 @@ MIN_SERVER_VERSION = (2, 12)
 PING_INTERVAL_SECONDS, MAX_OUTSTANDING_PINGS = 2, 2
 #: Bytes that the socket may not have taken yet for more to be written at once; else the flusher waits for it.
 _MAX_UNWRITTEN_BYTES = 64 << 10
+#: Seconds in which commands of turns that follow each other are joined: each write wakes the server, and its receivers.
+JOIN_SECONDS = 0.001
 #: Seconds that a lazy command waits at most for another one to leave with.
 LAZY_COMMAND_SECONDS = 0.02
 #: Seconds that closing a connection which was never made may take.
@@ -51,7 +54,9 @@ class NatsConnection(Client):
         self.on_reconnect: Callable[[], None] = lambda: None
         self.last_problem: Exception | None = None
         self.refusal: Exception | None = None  # a server's, of this user; what follows it is a closed connection
-        self._flushes = False  # by the end of this turn of the event loop
+        self._flushes = False  # soon
+        self._grows = False  # something was queued in this turn of the event loop
+        self._flush_by = 0.0  # of ``monotonic``
         self._before_flush: list[Callable[[], None]] = []
         self._lazy_flush: asyncio.TimerHandle | None = None
 
@@ -102,8 +107,8 @@ class NatsConnection(Client):
             log.exception("handler of %s failed", subject.decode())
 
     def send_command(self, command: bytes, lazy: bool = False) -> None:
-        """Queue protocol bytes, which leave by the end of this turn of the event loop with all others of it. Those that
-        are ``lazy`` wake nobody: they leave with the next ones, or after ``LAZY_COMMAND_SECONDS``.
+        """Queue protocol bytes, which leave with all others of this turn of the event loop, and of those right behind.
+        Those that are ``lazy`` wake nobody: they leave with the next ones, or after ``LAZY_COMMAND_SECONDS``.
         """
         self._pending.append(command)
         self._pending_data_size += len(command)
@@ -112,22 +117,35 @@ class NatsConnection(Client):
         if lazy:
             if self._lazy_flush is None:  # who takes it along leaves the timer: one for each request would cost more
                 self._lazy_flush = asyncio.get_running_loop().call_later(LAZY_COMMAND_SECONDS, self._flush_lazy)
-        elif not self._flushes:
-            self._flushes = True
-            asyncio.get_running_loop().call_soon(self._flush_turn)
+        else:
+            self.flush_soon()
 
-    def call_before_flush(self, publish: Callable[[], None]) -> None:
-        """Call ``publish`` by the end of this turn; what it queues leaves with all else of the turn."""
-        self._before_flush.append(publish)
+    def flush_soon(self) -> None:
+        """Something is to leave: with what the next turn brings, as long as each turn brings more."""
+        self._grows = True
         if not self._flushes:
             self._flushes = True
-            asyncio.get_running_loop().call_soon(self._flush_turn)
+            self._flush_by = monotonic() + JOIN_SECONDS
+            asyncio.get_running_loop().call_soon(self._end_turn)
+
+    def call_before_flush(self, publish: Callable[[], None]) -> None:
+        """Call ``publish`` before what is pending leaves; what it queues leaves as well."""
+        self._before_flush.append(publish)
+        self.flush_soon()
+
+    def _end_turn(self) -> None:
+        if self._grows and monotonic() < self._flush_by:
+            self._grows = False
+            asyncio.get_running_loop().call_soon(self._end_turn)
+        else:
+            self._flush_pending_commands()
 
     def _flush_lazy(self) -> None:
         self._lazy_flush = None
-        self._flush_turn()
+        if not self._flushes:
+            self._flush_pending_commands()
 
-    def _flush_turn(self) -> None:
+    def _flush_pending_commands(self) -> None:
         """Write what is pending, or wake the flusher of nats-py: it waits for a slow socket, and sees to a lost one."""
         if self._before_flush:
             self._flushes = True  # no other flush need follow
