@@ -85,14 +85,29 @@ async def test_a_lazy_message_leaves_with_the_next_one_or_alone(bus: NatsBus, mo
     assert before == [b"alone"]
 
 
-async def test_what_is_published_last_in_a_turn_leaves_with_the_rest_of_it(bus: NatsBus):
+async def test_what_is_published_in_turns_that_follow_each_other_leaves_together(
+    bus: NatsBus, monkeypatch: pytest.MonkeyPatch
+):
     heard: list[bytes] = []
     await bus.subscribe("turn.*", lambda delivery: heard.append(delivery.data))
+    flushes: list[int] = []
+    flush = bus._nc._flush_pending_commands
+    monkeypatch.setattr(bus._nc, "_flush_pending_commands", lambda: (flushes.append(len(heard)), flush()))
+    monkeypatch.setattr(connection, "JOIN_SECONDS", 60.0)
 
-    bus.call_before_flush(lambda: bus.publish("turn.a", b"last"))
-    bus.publish("turn.a", b"first")
+    for number in range(3):
+        bus.publish("turn.a", b"%d" % number)
+        bus.call_before_flush(lambda: bus.publish("turn.a", b"last"))
+        await asyncio.sleep(0)
+    await until(lambda: heard == [b"0", b"1", b"2", b"last", b"last", b"last"])
+    joined = len(flushes)
+    monkeypatch.setattr(connection, "JOIN_SECONDS", 0.0)
+    for _ in range(3):
+        bus.publish("turn.a", b"alone")
+        await asyncio.sleep(0)
+    await until(lambda: len(heard) == 9)
 
-    await until(lambda: heard == [b"first", b"last"])
+    assert (joined, len(flushes)) == (1, 4)
 
 
 def test_a_bus_closes_without_its_server_though_messages_are_left(tmp_path: Path, caplog: pytest.LogCaptureFixture):
