@@ -79,7 +79,7 @@ class Bus(Protocol):
         What it raises is logged."""
 
     def flush_soon(self) -> None:
-        """Let what is published leave with what the next turn of the event loop brings, within a fraction of a millisecond."""
+        """Let what is published leave with what the next turn of the event loop brings, within a millisecond."""
 
     async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> Callable[[], Awaitable[None]]:
         """Deliver to ``handler`` until the returned function is awaited."""

@@ -36,7 +36,7 @@ PING_INTERVAL_SECONDS, MAX_OUTSTANDING_PINGS = 2, 2
 #: Bytes that the socket may not have taken yet for more to be written at once; else the flusher waits for it.
 _MAX_UNWRITTEN_BYTES = 64 << 10
 #: Seconds in which commands of turns that follow each other are joined: each write wakes the server, and its receivers.
-JOIN_SECONDS = 0.00025
+JOIN_SECONDS = 0.001
 #: Seconds that a lazy command waits at most for another one to leave with.
 LAZY_COMMAND_SECONDS = 0.02
 #: Seconds that closing a connection which was never made may take.
