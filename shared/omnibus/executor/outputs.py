@@ -46,7 +46,7 @@ class OutputSource:
 
     def send_retained(self, invocation: Invocation, chunk: bytes) -> None:
         """Send ``chunk`` at once: there are few, and what comes after the last one that arrived is made again."""
-        self.outbox.send(invocation.reply, chunk, lazy=True)
+        self.outbox.send(invocation.reply, chunk)
 
 
 class OutputReaders(NamedTuple):
