@@ -363,3 +363,6 @@ class UpSettings(Settings, frozen=True):
     #: The same where none of its threads runs or wants to meanwhile, so that it is frozen and not merely starved; 0: as
     #: ``silent``. Two seconds at least.
     frozen: float = 3.0
+    #: Cores that the NATS server of ``omnibus up`` computes on at the same time; 0: a quarter of this machine's, one at
+    #: least. ``GOMAXPROCS`` in the environment counts for more.
+    nats_cores: int = 0
