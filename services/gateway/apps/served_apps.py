@@ -116,15 +116,19 @@ class Registry:
             return record, worker
         try:
             async with asyncio.timeout(max(0.0, deadline - time.time())):
-                while worker.is_cold:
-                    try:
-                        await worker.warm_up()
-                    except OmnibusError as error:
-                        self._mark_broken(self._apps.get(name), worker, error)
-                    record, worker = self.worker(name)  # it may have been replaced
+                return await self._warm_up(name)
         except TimeoutError:
             raise app_deadline_error(name) from None
-        return record, worker
+
+    async def _warm_up(self, name: str) -> tuple[AppRecord, WorkerSupervisor]:
+        while True:
+            record, worker = self.worker(name)  # it may have been replaced while it started
+            if not worker.is_cold:
+                return record, worker
+            try:
+                await worker.warm_up()
+            except OmnibusError as error:
+                self._mark_broken(self._apps.get(name), worker, error)
 
     @property
     def warm_count(self) -> int:
