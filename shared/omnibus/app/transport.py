@@ -8,7 +8,6 @@ from typing import cast
 from omnibus.app.framing import Frames
 from omnibus.errors import OmnibusError
 
-
 #: Bytes of frames that are written before their sender goes on.
 _DRAIN_BYTES = 64 << 10
 
