@@ -44,7 +44,7 @@ class ServedApp:
 
 
 def describe_record(record: AppRecord) -> Description:
-    """What the app said of itself when it was registered."""
+    """Description of an app as it was when it was registered."""
     return Description(
         name=record.name,
         doc=record.doc,

@@ -72,7 +72,7 @@ async def execute_task(task: Any, job: TaskJob, computing: AbstractContextManage
 
 @lru_cache(_MAX_KNOWN_FUNCTIONS)
 def _kind_of_run(run: Any) -> int:
-    """What ``run`` is; ``inspect`` takes several microseconds, which each call would pay."""
+    """Kind of the function ``run``, which takes ``inspect`` several microseconds that each call would pay."""
     if inspect.isasyncgenfunction(run):
         return _ASYNC_GENERATOR
     return _COROUTINE if inspect.iscoroutinefunction(run) else _PLAIN
