@@ -175,11 +175,6 @@ class ItemStream:
             raise self._failure
         return items
 
-    @property
-    def is_exhausted(self) -> bool:
-        """True if its reader has got all that there is, and it did not fail."""
-        return self.ended and not self._ready and self._failure is None
-
     async def next_items(self) -> list[Item]:
         """Everything that is ready, at least one item; empty after the last."""
         while not (items := self.take_ready()):
@@ -210,6 +205,7 @@ class ItemStream:
 
     @property
     def is_exhausted(self) -> bool:
+        """True if its reader has got all that there is, and it did not fail."""
         return self.ended and not self._ready and self._failure is None
 
 

@@ -36,8 +36,7 @@ class AppStore(StoreConnection):
     def __init__(self, settings: StoreSettings) -> None:
         super().__init__(settings)
         self._complained: dict[str, bytes] = {}
-        #: What was read last, by app. Followers read all apps every few seconds, and a thousand signatures and documents
-        #: took a fifth of a core.
+        #: What was read last, by app: followers read all apps every few seconds, and most of them stay as they are.
         self._decoded: dict[str, tuple[bytes, AppRecord]] = {}
         #: Texts that went through this connection, for a store that loses them.
         self._texts: dict[str, str] = {}
