@@ -238,7 +238,7 @@ class WorkerSupervisor:
         process = await WorkerProcess.spawn(self._source, self._text, self._rules.memory, self._rules.show_errors)
         try:
             async with asyncio.timeout(self._rules.ready_within):
-                self._description = await process.wait_ready()
+                before, self._description = self._description, await process.wait_ready()
         except TimeoutError:
             await process.stop(0)
             raise DeadlineExceeded(
@@ -247,6 +247,8 @@ class WorkerSupervisor:
         except BaseException:
             await process.stop(0)
             raise
+        if before is not None and before.tasks != self._description.tasks:
+            log.warning("app %s has other unit tasks than when it was registered: update it", self._app_name)
         process.on_idle = self._note_idle
         process.begin_watch(self._rules.ping, self._rules.answer_within)
         return process
