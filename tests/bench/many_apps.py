@@ -49,7 +49,8 @@ async def running_apps(count: int) -> AsyncIterator[System]:
         async with running(bodies.NO_MODEL, env={"OMNIBUS_STORE_SECRET": _SECRET}, apps_dir=directory) as system:
             await _write_records(system, names)
             await _until_known(system, count)
-            print(f"{count} apps, MiB of a worker: {_worker_mib(system)}", file=sys.stderr)
+            gateway = system.memory_mib("gateway")
+            print(f"{count} apps, MiB: gateway {gateway:.0f}, a worker {_worker_mib(system)}", file=sys.stderr)
             if count > 1:
                 await _call_cold(system, names[-_COLD_CALLS:])
             yield system
