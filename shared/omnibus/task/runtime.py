@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
 from itertools import count
-from typing import Any, Protocol, TypeVar, TypeVarTuple, overload
+from typing import Any, Protocol, TypeVar, TypeVarTuple, cast, overload
 
 from omnibus.errors import PlaceholderError
 from omnibus.task import purity
@@ -94,7 +94,8 @@ async def run(invoke: Callable[[R], A | Coroutine[Any, Any, A]], request: R) -> 
         raise PlaceholderError("a task was called where nothing runs it: call it in an app's `serve`")
     purity.check_purity(invoke)
     if _is_coroutine_function(getattr(invoke, "__func__", invoke)):
-        return await run_live(around, around.choice_point, invoke, request)
+        live = cast(Callable[[R], Awaitable[A]], invoke)
+        return await run_live(around, around.choice_point, live, request)
     step = around.next_step()
     recorded = record(invoke, request, around.choice_point, step, scope=around, calls=around.calls)
     return replay(invoke, request, recorded, await around.submit(recorded, step), step, scope=around)
