@@ -95,7 +95,9 @@ NODE_PLANS = {"nodes.predicted_over_measured": 1.0, "nodes.p99_predicted_over_me
 #: What a request costs in a larger system, over what it costs in the smallest (``tests/bench/scale.py``; at most), and by
 #: how many connections it is sent there.
 EXECUTORS, GATEWAYS, MODELS200 = "scale.executors16_over_1", "scale.gateways4_over_1", "scale.models200_over_1"
-SCALE, SCALED = dict.fromkeys((EXECUTORS, GATEWAYS, MODELS200), 1.15), 256
+#: The same where each executor has as many requests at once in both systems, and with a thousand registered apps.
+EXECUTORS_EACH, APPS1000 = "scale.executors16_each_over_1", "scale.apps1000_over_1"
+SCALE, SCALED = dict.fromkeys((EXECUTORS, EXECUTORS_EACH, GATEWAYS, MODELS200, APPS1000), 1.15), 256
 #: Clients of one gateway at the same time (``tests/bench/connections.py``): KiB of an idle connection (at most), the part
 #: of these that are served, and of streams that are right (at least).
 IDLE_KIB, IDLE_SERVED, STREAMS_RIGHT = "scale.idle_connection_kib", "scale.idle_served", "scale.streams_right"

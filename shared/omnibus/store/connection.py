@@ -162,9 +162,12 @@ class StoreConnection:
                         if not known or found != last:
                             known, last = True, found
                             yield found
-                        await keep_cancellation(
-                            announced.get_message(ignore_subscribe_messages=True, timeout=REREAD_SECONDS)
-                        )
+                        waited = REREAD_SECONDS
+                        # One reading for all that was announced meanwhile, and not one for each.
+                        while await keep_cancellation(
+                            announced.get_message(ignore_subscribe_messages=True, timeout=waited)
+                        ):
+                            waited = 0.0
             except (RedisError, OSError, StoreUnavailable) as error:
                 log.warning("store: %s; reading the %s again when it is back", describe_error(error), channel)
                 await asyncio.sleep(RETRY_PAUSE_SECONDS)
