@@ -182,7 +182,7 @@ class Ledger:
             self._free_if_unused(lease)
 
     def find_readable(self, block: int, generation: int) -> BlockLease | None:
-        """The lease of a block that a new reader may begin to read; ``None`` when it is gone or over. For any thread."""
+        """The lease of a block that may be read by more; ``None`` when it is gone or over. For any thread."""
         lease = self._leases.get(block)
         return None if lease is None or lease.generation != generation or lease.condemned else lease
 
