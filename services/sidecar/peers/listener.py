@@ -4,7 +4,6 @@ import asyncio
 import logging
 import socket
 from collections import Counter
-from collections.abc import Callable
 
 from omnibus.errors import Fatal, OmnibusError, ProtocolError
 from omnibus.tensors.peer_protocol import COPIED, PeerFrame, PeerGreeting, PeerVerb, PullStatus

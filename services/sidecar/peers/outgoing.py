@@ -3,9 +3,8 @@
 A connection that sends a block has it pinned from the check of the request until the reader's DONE. It is checked and
 pinned in the thread of the connection, which need not wait for that of the ledger; all else belongs there.
 
-Whoever needs the block's memory before has it once all of it is copied into the socket, or the socket is aborted: memory
-that is given away too early would reach the reader with the bytes of somebody else. UCX reads it until the reader has
-them all.
+Whoever needs the block's memory before has it once all of it is copied into the socket, or the socket is aborted: what
+is given away too early would reach the reader with the bytes of somebody else. UCX reads it until the reader has all.
 """
 
 from collections.abc import Callable
