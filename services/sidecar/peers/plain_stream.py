@@ -14,7 +14,6 @@ from contextlib import suppress
 
 from services.sidecar.peers.stall import Progress
 from services.sidecar.peers.stream import ArenaBytes, PeerStream, closed_error, set_options
-from services.sidecar.peers.thread import yield_core
 from services.sidecar.peers.tls_stream import TlsStream
 
 #: Most bytes that are moved in one turn of the loop, so that other connections have theirs: about 1 ms. With 1 MiB
@@ -69,7 +68,6 @@ class PlainStream:
                 done.set_result(None)
             else:
                 self._wake_for(min(WAKE_BYTES, nbytes - at))
-                yield_core()
             progress()
 
         timer = _Ticker(self._loop, WAKE_SECONDS, lambda: self._wake_for(1)) if nbytes > WAKE_BYTES else None
@@ -112,8 +110,6 @@ class PlainStream:
                 return
             if at == nbytes:
                 done.set_result(None)
-            else:
-                yield_core()
             progress()
 
         send()  # most of what is small goes at once

@@ -1,7 +1,6 @@
 """A thread with an event loop of its own, so that moving bytes does not delay those who ask the sidecar for memory."""
 
 import asyncio
-import os
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -64,14 +63,6 @@ class PeerThread:
             self.loop.run_forever()
         finally:
             self.loop.close()
-
-
-def yield_core() -> None:
-    """Let a thread that waits for this core have it, as that of the ledger. Costs 1 µs where none does.
-
-    A thread that wakes up does not interrupt one that works, but waits for the end of its slice: up to 4 ms on Linux 6.18.
-    """
-    os.sched_yield()
 
 
 def current_task() -> asyncio.Task[Any]:

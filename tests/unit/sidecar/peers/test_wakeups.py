@@ -2,17 +2,12 @@
 
 import asyncio
 import socket
-import sys
-import time
 from collections.abc import AsyncIterator
-from threading import Event, Thread
 
 import pytest
 
-from services.sidecar.peers import plain_stream
 from services.sidecar.peers.plain_stream import TURN_BYTES, WAKE_BYTES, PlainStream
 from services.sidecar.peers.stall import make_progress
-from services.sidecar.peers.thread import yield_core
 from tests.unit.sidecar.peers.raw import NoArena
 
 PIECE = 1 << 14
@@ -105,81 +100,36 @@ async def test_a_sender_that_is_gone_is_noticed_whatever_is_missing(
             await reading
 
 
-@pytest.fixture
-async def streams() -> AsyncIterator[tuple[PlainStream, PlainStream]]:
-    """Both ends of one connection in this loop, the first of which sends ``LARGE`` bytes of x."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        ends = socket.create_connection(listener.getsockname()), listener.accept()[0]
-    for end in ends:
-        end.setblocking(False)
-    found = PlainStream(ends[0], BytesArena(bytearray(b"x" * LARGE))), PlainStream(ends[1], NoArena())
-    yield found
-    for stream in found:
-        stream.abort()
-
-
-async def test_a_turn_of_the_loop_moves_one_slice_so_that_others_have_theirs(streams):
-    """Beside a callback that counts the turns of this loop."""
+async def test_a_turn_of_the_loop_moves_one_slice_so_that_others_have_theirs():
+    """Both directions of one connection in this loop, beside a callback that counts its turns."""
     loop, turn = asyncio.get_running_loop(), 0
     target = bytearray(LARGE)
-    sender, reader = streams
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ends = socket.create_connection(listener.getsockname()), listener.accept()[0]
+        for end in ends:
+            end.setblocking(False)
+        sender, reader = PlainStream(ends[0], BytesArena(bytearray(b"x" * LARGE))), PlainStream(ends[1], NoArena())
 
-    def count() -> None:
-        nonlocal turn
-        turn += 1
-        loop.call_soon(count)
+        def count() -> None:
+            nonlocal turn
+            turn += 1
+            loop.call_soon(count)
 
-    count()
-    sent: list[int] = []
-    received: list[int] = []
-    async with asyncio.timeout(30):
-        await asyncio.gather(
-            sender.send_range(0, LARGE, lambda: sent.append(turn)),
-            reader.read_into(memoryview(target), lambda: received.append(turn)),
-        )
+        count()
+        sent: list[int] = []
+        received: list[int] = []
+        async with asyncio.timeout(30):
+            await asyncio.gather(
+                sender.send_range(0, LARGE, lambda: sent.append(turn)),
+                reader.read_into(memoryview(target), lambda: received.append(turn)),
+            )
+        sender.abort()
+        reader.abort()
 
     assert target == b"x" * LARGE
     for turns in (sent, received):
         assert len(turns) >= LARGE // TURN_BYTES
         assert len(set(turns)) == len(turns)
-
-
-@pytest.mark.parametrize(("nbytes", "least"), [(LARGE, 2 * (LARGE // TURN_BYTES - 1)), (1000, 0)])
-async def test_others_may_have_the_core_after_each_slice_but_the_last(streams, monkeypatch, nbytes: int, least: int):
-    yielded = 0
-
-    def count() -> None:
-        nonlocal yielded
-        yielded += 1
-
-    monkeypatch.setattr(plain_stream, "yield_core", count)
-    moved: list[None] = []
-    async with asyncio.timeout(30):
-        await asyncio.gather(
-            streams[0].send_range(0, nbytes, lambda: moved.append(None)),
-            streams[1].read_into(memoryview(bytearray(nbytes)), lambda: moved.append(None)),
-        )
-
-    assert yielded == len(moved) - 2 >= least
-
-
-def test_a_thread_that_gives_up_its_core_gives_up_the_interpreter():
-    """Nothing else makes it: the time after which it would have to is never over here."""
-    interval, may_run, ran = sys.getswitchinterval(), Event(), Event()
-    other = Thread(target=lambda: (may_run.wait(), ran.set()))
-    other.start()
-    sys.setswitchinterval(1000.0)
-    try:
-        may_run.set()
-        deadline = time.monotonic() + 10.0
-        while not ran.is_set() and time.monotonic() < deadline:
-            yield_core()
-        gave_up = ran.is_set()
-    finally:
-        sys.setswitchinterval(interval)
-    other.join()
-
-    assert gave_up
 
 
 async def test_a_limit_moves_on_while_bytes_come_but_not_with_each_of_them(monkeypatch):
