@@ -187,8 +187,8 @@ class ArenaFull(Retryable):
 class NodeUnreachable(Retryable):
     """The sidecar of ``node`` does not answer, so no tensor there can be read or written: other nodes can do the work.
 
-    Raised where another node wants a tensor of it, or has no way to pull one; and by processes of ``node`` itself, if it
-    has others beside it. Of a single node that is a ``Retryable``.
+    Raised where another node wants a tensor of it, or has no way to pull one; and by processes of ``node`` itself, if
+    there are others. Where there is one node alone, that is a ``Retryable``.
     """
 
     code = "node_unreachable"
