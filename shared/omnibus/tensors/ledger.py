@@ -1,11 +1,15 @@
 """Holders of the blocks of the arena, and the lifetime of each block. Pure bookkeeping: no clock, no sockets.
 
+All of it belongs to one thread, but for ``find_readable`` and ``pin``.
+
 The rule. A block is granted with one writer's lease and a number of expected readers.
 
 - The producer's ``seal`` ends the writer's lease: the bytes are complete. Readers may look earlier.
 - Each ``hold`` marks a reader at work, each ``release`` ends one expected read. A release without a
   hold declines the read. A holder that dies has released.
 - The block is free when it is sealed, no expected read remains and nobody holds it.
+- A transfer to another node has a *pin* on its block, which counts as a hold. Pins are taken by another thread, which
+  does not wait for this one: a block is freed only behind a lock, and never while it has one.
 - ``retain`` lets it live on from there, for readers that may begin again, until its invocation ends or
   ``reclaim_oldest`` takes it: an allocation that finds no room drops what is retained only, the oldest first.
 
@@ -19,6 +23,7 @@ cancelled request must not meet the bytes of the next one. Those clients let go 
 from collections import Counter
 from collections.abc import Callable
 from math import inf
+from threading import Lock
 from typing import Protocol
 
 from omnibus.tensors.allocator import Allocator
@@ -55,12 +60,12 @@ class BlockOwner:
 class BlockLease:
     """One granted block.
 
-    ``readers`` is how many reads are still expected, ``holders`` how many each client has open now.
-    ``due`` belongs to whoever keeps the time. ``condemned`` is the reason, or empty.
+    ``readers`` is how many reads are still expected, ``holders`` how many each client has open now, ``pins`` who sends
+    it to another node. ``due`` belongs to whoever keeps the time. ``condemned`` is the reason, or empty.
     """
 
     __slots__ = (
-        "condemned", "deadline", "due", "generation", "holders", "id", "nbytes", "offset", "owner", "readers",
+        "condemned", "deadline", "due", "generation", "holders", "id", "nbytes", "offset", "owner", "pins", "readers",
         "retained", "tag", "writing",
     )  # fmt: skip
 
@@ -75,9 +80,15 @@ class BlockLease:
         self.deadline = 0.0
         self.due = NEVER_DUE
         self.holders: dict[BlockOwner, int] = {}
+        self.pins: set[object] = set()
         self.writing = True
         self.retained = False
         self.condemned = ""
+
+    @property
+    def is_open(self) -> bool:
+        """Somebody writes, reads or sends it now: its memory may not become that of another block."""
+        return bool(self.writing or self.holders or self.pins)
 
     def to_row(self) -> dict[str, object]:
         """The lease for people: small JSON."""
@@ -90,7 +101,7 @@ class BlockLease:
             "invocation": self.tag.decode(errors="replace"),
             "deadline": self.deadline,
             "readers": self.readers,
-            "held": sum(self.holders.values()),
+            "held": sum(self.holders.values()) + len(self.pins),
             "sealed": not self.writing,
             "retained": self.retained,
             "condemned": self.condemned,
@@ -123,6 +134,7 @@ class Ledger:
         self._idle: dict[int, BlockLease] = {}  # nobody needs them now, and they are retained
         self.idle_bytes = 0
         self._tags: dict[bytes, dict[int, BlockLease]] = {}
+        self._freeing = Lock()
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -170,14 +182,22 @@ class Ledger:
             self._free_if_unused(lease)
 
     def find_readable(self, block: int, generation: int) -> BlockLease | None:
-        """The lease of a block that a new reader may begin to read; ``None`` when it is gone or over."""
-        lease = self._find_lease(block, generation)
-        return None if lease is None or lease.condemned else lease
+        """The lease of a block that may be read by more; ``None`` when it is gone or over. For any thread."""
+        lease = self._leases.get(block)
+        return None if lease is None or lease.generation != generation or lease.condemned else lease
 
-    def unhold(self, owner: BlockOwner) -> None:
-        """``owner`` reads nothing any more, and what it read is as expected as before."""
-        for lease in tuple(owner.holding.values()):
-            self._let_go(owner, lease, lease.holders[owner])
+    def pin(self, pin: object, lease: BlockLease) -> bool:
+        """Keep a block from being freed until ``unpin``; false if it is gone or over. For any thread."""
+        with self._freeing:
+            if lease.condemned or self._leases.get(lease.id) is not lease:
+                return False
+            lease.pins.add(pin)
+            return True
+
+    def unpin(self, pin: object, lease: BlockLease) -> None:
+        """The block is not sent any more; reads are as expected as before."""
+        lease.pins.discard(pin)
+        if self._leases.get(lease.id) is lease:
             self._free_if_unused(lease)
 
     def end_reads(self, block: int, generation: int, count: int) -> None:
@@ -219,10 +239,10 @@ class Ledger:
 
     def reclaim_oldest(self) -> bool:
         """Free the oldest block that is only retained; returns whether there was one."""
-        lease = next(iter(self._idle.values()), None)
-        if lease is not None:
-            self._free_lease(lease, "reclaimed")
-        return lease is not None
+        while (lease := next((each for each in self._idle.values() if not each.pins), None)) is not None:
+            if self._free_lease(lease, "reclaimed"):
+                return True
+        return False
 
     def end_invocation(self, owner: BlockOwner, tag: bytes) -> None:
         """The invocation is over and ``owner`` has stopped working on it."""
@@ -236,7 +256,7 @@ class Ledger:
         self._condemn_lease(lease, "expired")
 
     def force_free(self, lease: BlockLease) -> None:
-        """Free a condemned block although somebody still has it open."""
+        """Free a condemned block although a client still has it open; one with pins is free once they are gone."""
         self._stop_writing(lease.owner, lease)
         for owner in tuple(lease.holders):
             self._let_go(owner, lease, lease.holders[owner])
@@ -282,7 +302,7 @@ class Ledger:
             self._linger(lease)
 
     def _free_if_unused(self, lease: BlockLease) -> None:
-        if lease.writing or lease.holders:
+        if lease.is_open:
             return
         if lease.condemned or not (lease.readers or lease.retained):
             self._free_lease(lease, lease.condemned or "released")
@@ -295,8 +315,12 @@ class Ledger:
         if self._idle.pop(lease.id, None) is not None:
             self.idle_bytes -= lease.nbytes
 
-    def _free_lease(self, lease: BlockLease, reason: str) -> None:
-        del self._leases[lease.id]
+    def _free_lease(self, lease: BlockLease, reason: str) -> bool:
+        """Free ``lease``, unless somebody has pinned it meanwhile, who will let go of it."""
+        with self._freeing:
+            if lease.pins:
+                return False
+            del self._leases[lease.id]
         self._remove_idle(lease)
         self._forget_tag(lease)
         self._headers.clear_header(lease.offset)
@@ -308,6 +332,7 @@ class Ledger:
         self.freed[reason] += 1
         if lease.owner.on_freed is not None:
             lease.owner.on_freed(lease)
+        return True
 
     def _forget_tag(self, lease: BlockLease) -> None:
         tagged = self._tags[lease.tag]
