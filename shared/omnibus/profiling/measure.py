@@ -270,7 +270,8 @@ class _OptionProfiler:
 
     async def _load_fully(self, orders: list[LoadRequest], at_once: int) -> StepMeasurement:
         """A step in which the option is the bottleneck, as far as more requests, and then more others, make it that."""
-        taken, enough = await self._load_step(orders, at_once), False
+        taken, refused = await self._load_most(orders, at_once)
+        at_once, enough = taken.seen.at_once, refused
         while not taken.is_bottleneck:
             raised = enough or 2 * at_once > self._how.most
             if raised and not await self._loaded.raise_others(taken):
@@ -286,6 +287,18 @@ class _OptionProfiler:
             enough = not grew
         self._hits += taken.engine.hits
         return taken
+
+    async def _load_most(self, orders: list[LoadRequest], at_once: int) -> tuple[StepMeasurement, bool]:
+        """A step with ``at_once`` at a time, or with as many as are not refused; and whether any were."""
+        most = at_once
+        while True:
+            try:
+                return await self._load_step(orders, at_once), at_once < most
+            except (Overloaded, DeadlineExceeded) as error:
+                if at_once == 1:
+                    raise
+                at_once //= 2
+                self._notes.append(f"{self._name} was loaded with {at_once} at a time alone: {error.message}")
 
     async def _load_step(self, orders: list[LoadRequest], at_once: int) -> StepMeasurement:
         """A step that lasts until so many have ended that their sizes are those of the workload."""
