@@ -9,7 +9,6 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from operator import attrgetter
-from typing import NamedTuple
 
 from omnibus.errors import Overloaded
 
@@ -238,14 +237,16 @@ def check_queue_time(executors: Iterable[DrainRate], left: float, queue_seconds:
     if not slowest.is_in_use:  # else one that was slow once would get nothing more, and stay slow
         return
     late = total - left / _DEADLINE_MARGIN if total > service else 0.0
-    wait = _check_wait(slowest, service, queue_seconds) if slowest.measured and served else None
-    beyond = max(late, wait.beyond if wait is not None else 0.0)
-    if beyond <= 0:
+    waits = _seconds_beyond(slowest, service, queue_seconds) if slowest.measured and served else 0.0
+    if (beyond := max(late, waits)) <= 0:
         return
-    if late > 0 or wait is None:
+    if late > 0:
         reason = f"with those before it this one would take {total:.1f} s, and it has {left:.1f} s"
     else:
-        reason = f"this one would wait {wait.seconds:.1f} s for those before it, and may wait {wait.most:.1f} s"
+        reason = (
+            f"more come than are served, and this one would wait {waits + service:.1f} s for those before it, "
+            f"longer than the {service:.1f} s that engines take for it"
+        )
     raise Overloaded(
         f"too many requests wait already: {reason}",
         retry_after=slowest.seconds_to_next_end()
@@ -253,23 +254,10 @@ def check_queue_time(executors: Iterable[DrainRate], left: float, queue_seconds:
     )
 
 
-class _Wait(NamedTuple):
-    """Seconds that one more would wait for others, and the most that it may; ``beyond`` is 0 where it may."""
-
-    seconds: float
-    most: float
-
-    @property
-    def beyond(self) -> float:
-        return max(0.0, self.seconds - self.most)
-
-
-def _check_wait(executor: DrainRate, service: float, queue_seconds: float) -> _Wait:
-    """Return how long one more would wait, and may; begins an overload where that is too long."""
-    seconds = executor.queued_seconds - service
-    if not executor.overloaded:
-        most = max(service, queue_seconds)
-        if seconds <= most:
-            return _Wait(seconds, most)
-        executor.begin_overload()
-    return _Wait(seconds, service)
+def _seconds_beyond(executor: DrainRate, service: float, queue_seconds: float) -> float:
+    """Seconds by which one more would wait longer than it may; begins an overload."""
+    waits = executor.queued_seconds - service
+    if not executor.overloaded and waits <= max(service, queue_seconds):
+        return 0.0
+    executor.begin_overload()
+    return waits - service
