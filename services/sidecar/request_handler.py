@@ -314,7 +314,7 @@ class Desk:
 
     def _start_grace(self, lease: BlockLease) -> None:
         self._stop_transfers(lease)
-        if lease.writing or lease.holders:
+        if lease.is_open:
             self._agenda.set_due(lease, self._loop.time() + self.settings.grace)
 
     def _stop_transfers(self, lease: BlockLease) -> bool:

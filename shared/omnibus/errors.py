@@ -20,7 +20,7 @@
     │   ├── StageUnavailable  503  no live executor for a stage; names the stage
     │   ├── GatewayStopping   503  the gateway ends; another one answers, after ``retry_after`` seconds
     │   ├── ArenaFull         503  the node's shared memory is exhausted
-    │   ├── NodeUnreachable   503  a tensor cannot be had from another node; names the node
+    │   ├── NodeUnreachable   503  the sidecar of a node does not answer, another node or its own; names the node
     │   ├── BusUnavailable    503  NATS cannot be reached
     │   ├── StoreUnavailable  503  Redis or Valkey cannot be reached
     │   ├── StorageFull       507  the disk for media is full
@@ -185,7 +185,11 @@ class ArenaFull(Retryable):
 
 
 class NodeUnreachable(Retryable):
-    """A tensor of ``node``, another machine, cannot be had."""
+    """The sidecar of ``node`` does not answer, so no tensor there can be read or written: other nodes can do the work.
+
+    Raised where another node wants a tensor of it, or has no way to pull one; and by processes of ``node`` itself, if
+    there are others. Where there is one node alone, that is a ``Retryable``.
+    """
 
     code = "node_unreachable"
 

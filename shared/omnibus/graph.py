@@ -171,6 +171,14 @@ _decode = msgspec.json.Decoder(Invocation).decode
 _version = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
+_HANDLE_KEY, _ESCAPE = f'"{HANDLE}"'.encode(), b"\\u00"
+
+
+def may_hold_handles(body: bytes) -> bool:
+    """Return whether an input in an encoded invocation may hold a handle: words of users may look like one."""
+    return _HANDLE_KEY in body or _ESCAPE in body  # keys that were written by hand may be escaped
+
+
 def encode_invocation(invocation: Invocation) -> bytes:
     return _encode(invocation)
 

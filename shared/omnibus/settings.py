@@ -268,6 +268,9 @@ class GatewaySettings(Settings, frozen=True):
     app_ready: float = 60.0
     #: Seconds that the requests of an app's old version may take to finish.
     app_drain: float = 30.0
+    #: Apps that have a worker process at each gateway, at most (1 at least). A call of another one starts its worker
+    #: and stops that of the app that was called least recently.
+    app_workers: int = 32
     #: Seconds that rates, latencies and errors of the console's history are kept in the store; 0: none are.
     history_seconds: float = 7 * 24 * 3600.0
     #: File with the output of all processes, as `omnibus up` writes it: the console shows its last lines. Empty: none.
@@ -363,3 +366,6 @@ class UpSettings(Settings, frozen=True):
     #: The same where none of its threads runs or wants to meanwhile, so that it is frozen and not merely starved; 0: as
     #: ``silent``. Two seconds at least.
     frozen: float = 3.0
+    #: Cores that the NATS server of ``omnibus up`` computes on at the same time; 0: a quarter of this machine's, one at
+    #: least. ``GOMAXPROCS`` in the environment counts for more.
+    nats_cores: int = 0

@@ -59,6 +59,11 @@ class Operator:
         """Names of all apps, or tasks."""
         return {each["name"] for each in (await self._done("GET", path, 200))["data"]}
 
+    async def worker_states(self) -> dict[str, str]:
+        """States of the workers of all apps that the gateway knows, by app."""
+        apps = (await self._done("GET", "/v1/apps", 200))["data"]
+        return {app["name"]: app["worker"]["state"] for app in apps if app["worker"]}
+
     async def __aenter__(self) -> "Operator":
         return self
 

@@ -2,13 +2,15 @@
 
     python -m tests.bench.scale
 
-    scale.executors16_over_1   with 16 executors per stage, by that with one
-    scale.gateways4_over_1     with four gateways that share the connections, by that with one
-    scale.models200_over_1     with 200 models, which share the executors of one, by that with one
+    scale.executors16_over_1        with 16 executors per stage, by that with one, which has all 256 requests at once
+    scale.executors16_each_over_1   the same, by that with one that has 16 at once, as each of the 16 has
+    scale.gateways4_over_1          with four gateways that share the connections, by that with one
+    scale.models200_over_1          with 200 models, which share the executors of one, by that with one
+    scale.apps1000_over_1           of a call of an app, with 1,000 registered apps, by that with one
 
 CPU of all processes but the load generator, less what they take without requests (each says every second that it is
-there), for the same requests by as many connections: 16 for each executor of a stage where there are 16. Both systems
-are up at the same time and take turns; a result is the median of the rounds' ratios.
+there), for the same requests by as many connections: 256, of apps 16. Both systems are up at the same time and take turns;
+a result is the median of the rounds' ratios.
 """
 
 import asyncio
@@ -18,21 +20,43 @@ import statistics
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import uvloop
 
 from tests.bench import bodies
-from tests.bench.cases import EXECUTORS, GATEWAYS, MODELS200, SCALE, SCALED, Case
+from tests.bench.cases import (
+    APPS1000,
+    CASES,
+    EXECUTORS,
+    EXECUTORS_EACH,
+    GATEWAYS,
+    MODELS200,
+    SCALE,
+    SCALED,
+    Case,
+)
+from tests.bench.many_apps import running_apps
 from tests.bench.system import MODELS, PATHS, System, running
 
 _ROUNDS = 3
 _IDLE_SECONDS = 1.0
 #: One executor takes all connections at the same time, too.
 _CREDITS = {"OMNIBUS_EXECUTOR_CREDITS": "512"}
-_REPLICAS, _GATEWAYS, _MODELS = 16, 4, 200
-ONE = "one of each"
+_REPLICAS, _GATEWAYS, _MODELS, _APPS = 16, 4, 200, 1000
+_APP_CONNECTIONS = 16
+ONE, SIXTEEN, ONE_APP = "one of each", "16 executors of each", "one app"
+#: The systems that are compared, and their connections.
+_COMPARED = {
+    EXECUTORS: (ONE, SIXTEEN, SCALED, SCALED),
+    EXECUTORS_EACH: (ONE, SIXTEEN, SCALED // _REPLICAS, SCALED),
+    GATEWAYS: (ONE, GATEWAYS, SCALED, SCALED),
+    MODELS200: (ONE, MODELS200, SCALED, SCALED),
+    APPS1000: (ONE_APP, APPS1000, _APP_CONNECTIONS, _APP_CONNECTIONS),
+}
+_CHAT = Case(bodies.TEXT_MODEL, bodies.text_chat(), SCALED, 8 * SCALED)
 _STOPS_WITHIN = 60.0  # seconds
 _MODEL = MODELS[bodies.TEXT_MODEL]
 
@@ -55,32 +79,38 @@ def _shared(count: int) -> Mapping[str, Any]:
 
 @asynccontextmanager
 async def _system(name: str) -> AsyncIterator[System]:
-    """The larger system of ``name``, or for ``ONE`` the smallest."""
-    starting = {
+    starting: Mapping[str, Callable[[], AbstractAsyncContextManager[System]]] = {
         ONE: lambda: running(bodies.TEXT_MODEL, env=_CREDITS),
-        EXECUTORS: lambda: running(bodies.TEXT_MODEL, models=_replicated(_REPLICAS), env=_CREDITS),
+        SIXTEEN: lambda: running(bodies.TEXT_MODEL, models=_replicated(_REPLICAS), env=_CREDITS),
         GATEWAYS: lambda: running(bodies.TEXT_MODEL, gateways=_GATEWAYS, env=_CREDITS),
         MODELS200: lambda: running(bodies.TEXT_MODEL, models=_shared(_MODELS), env=_CREDITS),
-    }[name]
-    async with starting() as system:
+        ONE_APP: lambda: running_apps(1),
+        APPS1000: lambda: running_apps(_APPS),
+    }
+    async with starting[name]() as system:
         yield system
 
 
 async def _serve(name: str) -> None:
-    """Run a system; each line from stdin is answered with the CPU ms of a request."""
-    case, loop = Case(bodies.TEXT_MODEL, bodies.text_chat(), SCALED, 8 * SCALED), asyncio.get_running_loop()
+    """Run a system; each line from stdin, so many connections, is answered with the CPU ms of a request."""
+    loop, apps = asyncio.get_running_loop(), name in (ONE_APP, APPS1000)
     async with _system(name) as system:
         print("up", flush=True)
-        while await loop.run_in_executor(None, sys.stdin.readline):
+        while line := await loop.run_in_executor(None, sys.stdin.readline):
+            case = CASES["apps.invoke_ms"] if apps else _CHAT
+            case = replace(case, connections=int(line))
             before, taken = await system.idle(_IDLE_SECONDS), await system.sample(name, case)
             idle = (before + await system.idle(_IDLE_SECONDS)) / 2
             print(f"{name}: {taken.total:.3f} ms, of which {idle:.1f} in a second without requests", file=sys.stderr)
             print(taken.total - idle * taken.done.seconds / taken.done.requests, flush=True)
 
 
+Sample = Callable[[int], float]
+
+
 @contextmanager
-def _process(name: str) -> Iterator[Callable[[], float]]:
-    """A system in a process of its own; the function takes one sample."""
+def _process(name: str) -> Iterator[Sample]:
+    """A system in a process of its own; the function takes one sample with so many connections."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.bench.scale", "--serve", name],
         stdin=subprocess.PIPE,
@@ -92,8 +122,8 @@ def _process(name: str) -> Iterator[Callable[[], float]]:
     assert process.stdout is not None
     sent, heard = process.stdin, process.stdout
 
-    def sample() -> float:
-        sent.write("\n")
+    def sample(connections: int) -> float:
+        sent.write(f"{connections}\n")
         sent.flush()
         return float(heard.readline())
 
@@ -112,15 +142,21 @@ def _process(name: str) -> Iterator[Callable[[], float]]:
 
 def measure(names: list[str]) -> dict[str, float]:
     """The ratios by name."""
-    found = {}
-    with _process(ONE) as one:
-        for name in names:
-            with _process(name) as larger:
-                pairs = [(one(), larger()) for _ in range(_ROUNDS)]
-            for small, large in pairs:
-                print(f"{name}: {small:.3f} and {large:.3f} ms", file=sys.stderr)
-            found[name] = round(statistics.median(large / small for small, large in pairs), 4)
+    found: dict[str, float] = {}
+    for small, large in dict.fromkeys(_COMPARED[name][:2] for name in names):
+        with _process(small) as smaller, _process(large) as larger:
+            for name in names:
+                if _COMPARED[name][:2] == (small, large):
+                    found[name] = _ratio(name, smaller, larger)
     return found
+
+
+def _ratio(name: str, smaller: Sample, larger: Sample) -> float:
+    _, _, few, many = _COMPARED[name]
+    pairs = [(smaller(few), larger(many)) for _ in range(_ROUNDS)]
+    for small, large in pairs:
+        print(f"{name}: {small:.3f} and {large:.3f} ms", file=sys.stderr)
+    return round(statistics.median(large / small for small, large in pairs), 4)
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ class System:
     async def sample(self, name: str, case: Case) -> Sample:
         """Run ``case`` once. Raises ``RuntimeError`` when an answer is wrong or a process was restarted."""
         floor = name == ECHO
-        pids = {"echo": self._echo.pid} if floor else self._pids()
+        pids = {"echo": self._echo.pid} if floor else self.pids()
         load = case.load(self._echo_port if floor else self.stack.port)
         if not floor:
             load = msgspec.structs.replace(load, more_ports=tuple(self.stack.ports[1:]))
@@ -101,11 +101,11 @@ class System:
             await _tell(client, b"go")
             done = msgspec.json.decode(await _hear(client, name), type=Done)
             after = await _settled(pids)
-        if not floor and pids != self._pids():
+        if not floor and pids != self.pids():
             raise RuntimeError(f"{name}: a process was restarted while it was measured")
         return Sample({key: (after[key] - before[key]) / done.requests for key in pids}, done)
 
-    def _pids(self) -> dict[str, int]:
+    def pids(self) -> dict[str, int]:
         """Every process of the system by name; the gateway's children are workers of apps."""
         pids = self.stack.pids
         workers = psutil.Process(pids["gateway"]).children()
@@ -113,7 +113,7 @@ class System:
 
     async def idle(self, seconds: float) -> float:
         """CPU ms per second of the whole system without any request."""
-        pids = self._pids()
+        pids = self.pids()
         begun, before = time.perf_counter(), _cpu_ms(pids)
         await asyncio.sleep(seconds)
         return (sum(_cpu_ms(pids).values()) - sum(before.values())) / (time.perf_counter() - begun)
@@ -133,10 +133,12 @@ async def running(
     models: Mapping[str, Any] | None = None,
     gateways: int = 1,
     env: Mapping[str, str] | None = None,
+    apps_dir: Path = SERVED,
 ) -> AsyncIterator[System]:
     """Start everything for ``model`` on ``nodes``; nothing is left afterwards. Log lines are shown only when it fails.
 
-    ``models`` are declarations in the place of the model's own, ``env`` is more environment of all services.
+    ``models`` are declarations in the place of the model's own, ``env`` is more environment of all services, and apps
+    are below ``apps_dir``.
     """
     lines = io.StringIO()
     app = model == bodies.NO_MODEL
@@ -145,7 +147,7 @@ async def running(
         declared,
         env={**_environment(), **(env or {})},
         log=Log(lines),
-        apps_dir=SERVED,
+        apps_dir=apps_dir,
         fork_executors=not app,
         nodes=nodes,
         gateways=gateways,

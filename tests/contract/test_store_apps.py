@@ -337,3 +337,25 @@ async def test_a_store_that_is_not_there_is_said_at_once():
             with pytest.raises(StoreUnavailable, match=f"no store at redis://127.0.0.1:{port}"):
                 await call()
     await store.close()
+
+
+async def test_many_changes_at_once_are_read_once_and_what_stayed_is_not_decoded_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+):
+    reads, decoded = [], []
+    read, decode = store._read_apps, store._decode_app
+    monkeypatch.setattr(store, "_read_apps", lambda: reads.append(1) or read())
+    monkeypatch.setattr(store, "_decode_app", lambda name, body: decoded.append(name) or decode(name, body))
+
+    async with asyncio.timeout(PATIENCE), aclosing(store.app_changes()) as changes:  # type: ignore[type-var]
+        await anext(changes)
+        reads.clear()
+        for number in range(40):
+            await store.put_app(app(f"app{number}"), 0)
+        while len(await anext(changes)) < 40:
+            pass
+        with pytest.raises(TimeoutError):  # whatever else was announced is read by then
+            await asyncio.wait_for(anext(changes), 0.3)
+
+    assert len(reads) < 10
+    assert sorted(decoded) == sorted(f"app{number}" for number in range(40))

@@ -1,5 +1,6 @@
 """The store contract for spoken answers, on a real server."""
 
+import asyncio
 import time
 
 import pytest
@@ -58,3 +59,34 @@ async def test_many_answers_are_kept_by_one_command_which_a_server_may_have_forg
 
     assert await store.spoken_answers(list(many)) == many
     assert 59_000 < await raw.pttl("test:audio:audio_2") <= 60_000
+
+
+async def test_an_answer_is_kept_though_the_server_has_closed_the_connection(store: Store, raw: redis.Redis):
+    await store.put_spoken_answers({"audio_1": said("first")}, 60)
+    for _ in range(2):
+        await raw.client_kill_filter(_type="normal", skipme=True)
+        again = said("again")
+        await store.put_spoken_answers({"audio_1": again}, 60)
+
+        assert await store.spoken_answers(["audio_1"]) == {"audio_1": again}
+
+
+async def test_answers_at_the_same_time_keep_one_connection_all_together(store: Store):
+    ids = [f"audio_{number}" for number in range(20)]
+
+    await asyncio.gather(*[store.put_spoken_answers({id: said(id)}, 60) for id in ids])
+
+    assert set(await store.spoken_answers(ids)) == set(ids)
+    assert len(store._redis.connection_pool._in_use_connections) == 1
+
+
+async def test_what_the_server_refuses_is_raised_and_others_are_kept(store: Store, raw: redis.Redis):
+    await raw.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(StoreUnavailable, match="refuses"):
+            await store.put_spoken_answers({"audio_1": said("first")}, 60)
+    finally:
+        await raw.config_set("maxmemory", 0)
+    await store.put_spoken_answers({"audio_1": said("first")}, 60)
+
+    assert len(store._redis.connection_pool._in_use_connections) == 1

@@ -47,16 +47,6 @@ class Call:
         self._news = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._patience: asyncio.TimerHandle | None = None
-        self._on: dict[type, Callable[[Any, int], None]] = {
-            protocol.Submit: lambda message, _: self._segments.submit(message),
-            protocol.PlaceMedia: lambda message, _: self._segments.place_media(message),
-            protocol.Read: lambda message, _: self._segments.read_output(message),
-            protocol.ServeAnswer: self._on_answer,
-            protocol.AnswerPart: self._on_part,
-            protocol.Give: self._on_give,
-            protocol.RequestEnd: self._on_end,
-            protocol.RequestFailed: self._on_failed,
-        }
 
     def send_to_worker(self, body: bytes, number: int) -> None:
         """Hand it to the worker. Raises ``TooLarge``."""
@@ -189,7 +179,7 @@ class Call:
 
     def handle_message(self, message: protocol.WorkerMessage, nbytes: int) -> None:
         """A message about this request. Raises ``ProtocolError`` for one that no honest worker sends."""
-        self._on[type(message)](message, nbytes)
+        _HANDLERS[type(message)](self, message, nbytes)
 
     def on_worker_lost(self, error: OmnibusError) -> None:
         """The worker is gone."""
@@ -259,6 +249,19 @@ class Call:
         if self._ahead and self._ahead + nbytes > protocol.WINDOW_BYTES:
             raise ProtocolError("parts are sent faster than they are taken")
         self._ahead += nbytes
+
+
+#: By the type of a worker's message. Not of each call: it would refer to itself, and wait for the garbage collector.
+_HANDLERS: dict[type, Callable[[Call, Any, int], None]] = {
+    protocol.Submit: lambda call, message, _: call._segments.submit(message),
+    protocol.PlaceMedia: lambda call, message, _: call._segments.place_media(message),
+    protocol.Read: lambda call, message, _: call._segments.read_output(message),
+    protocol.ServeAnswer: Call._on_answer,
+    protocol.AnswerPart: Call._on_part,
+    protocol.Give: Call._on_give,
+    protocol.RequestEnd: Call._on_end,
+    protocol.RequestFailed: Call._on_failed,
+}
 
 
 def _end_status(error: OmnibusError) -> str:

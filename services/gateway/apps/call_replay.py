@@ -50,6 +50,7 @@ async def replay_call(
     """
     try:
         body, issued = await request.restore_body(media)
+        await worker.warm_up()
         call = worker.serve_again(request, body, recorded.call, issued)
     except BaseException:
         request.end("failed")

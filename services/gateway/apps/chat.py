@@ -79,7 +79,8 @@ class AppChats:
         wanted = asked.input
         if asked.needs_arena:
             wanted = await self._chat.place_inputs(asked, run, run.inputs_name, MAX_READERS)
-        _, worker = self._registry.worker(run.app)  # it may have been replaced while media were fetched
+        # By now: it may have been replaced while media were fetched.
+        _, worker = await self._registry.warm_worker(run.app, run.deadline)
         return worker.invoke_chat(run, wanted, kind)
 
 

@@ -118,7 +118,8 @@ class SegmentSubmissions:
         try:
             items = await output.next_items()
             output.busy = False
-            self._process.send(protocol.Items(*place, pack_items(items), not items))
+            ended = not items or output.is_exhausted  # said with the last ones, not asked for once more
+            self._process.send(protocol.Items(*place, pack_items(items), ended))
         except Exception as error:  # noqa: BLE001 - as above
             self._process.send(protocol.Items(*place, (), True, self._typed_error(error).to_problem()))
         await self._process.drain()

@@ -55,12 +55,13 @@ class InvokeRoute:
         GATEWAY.app_counter(name if self._registry.worker_view(name) is not None else "", outcome.code).inc()
 
     async def _send_answer(self, name: str, asked: PostRequest, sending: ResponseWriter) -> None:
-        record, worker = self._registry.worker(name)
+        record, _ = self._registry.worker(name)
         chat = parse_app_chat(record, asked.body) if record.chat else None
         run = self._runs.open_request(name, seed=chat.seed if chat is not None else None, pinned=asked.pinned)
         sending.run = run
         async with run_to_end(run):
             if chat is None:
+                record, worker = await self._registry.warm_worker(name, run.deadline)
                 call = worker.invoke(run, asked.body)
             else:
                 call = await self._chats.invoke_app(run, chat)

@@ -26,6 +26,11 @@ class WorkerOutputReader:
         self.busy = False  # the worker waits for it
         self._rest: list[Item] = []
 
+    @property
+    def is_exhausted(self) -> bool:
+        """True if the worker has got all that there is, as far as is known."""
+        return not self._rest and isinstance(self.source, ItemStream) and self.source.is_exhausted
+
     async def next_items(self) -> list[Item]:
         """The next items that go into one message; none after the last. Raises what made the output fail."""
         items, self._rest = self._rest or await self.source.next_items(), []

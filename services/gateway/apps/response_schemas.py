@@ -21,8 +21,9 @@ class WorkerProblem(Struct, frozen=True):
 
 
 class WorkerView(Struct, frozen=True, omit_defaults=True):
-    """The worker of an app at the gateway that answers. ``state`` is ``ready``, ``starting``, ``restarting`` or
-    ``broken``; ``version`` is the one that serves, null while none does."""
+    """The worker of an app at the gateway that answers. ``state`` is ``ready``, ``cold`` (the next call
+    starts its process), ``starting``, ``restarting`` or ``broken``; ``version`` is the one that serves, null while none
+    does."""
 
     state: str
     version: int | None

@@ -1,4 +1,7 @@
-"""The apps that this gateway serves: it follows the store and keeps a worker for each.
+"""The apps that this gateway serves: it follows the store and has a worker for each.
+
+As many workers as ``OMNIBUS_GATEWAY_APP_WORKERS`` says have a process; those of apps that were called least recently,
+or not yet, get one when they are called.
 
 A new version starts beside the old one and takes its place when it is ready; the old one finishes its
 requests and stops. Apps start, drain and stop side by side: none waits for another. Without a store the
@@ -7,18 +10,23 @@ gateway keeps what it has.
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any
+from typing import Any, Protocol
 
+from omnibus.app.protocol import Description
 from omnibus.app_record import VERSION_SEPARATOR, AppRecord, AppSource
-from omnibus.errors import Fatal, NotFound, OmnibusError, ProblemDetails, Retryable, StageUnavailable
+from omnibus.errors import Fatal, NotFound, OmnibusError, Retryable, StageUnavailable
 from omnibus.process.restart import Backoff, RestartPolicy
 from omnibus.settings import GatewaySettings
 from omnibus.store import Store
 from services.gateway.apps import source_policy
 from services.gateway.apps.pending_versions import PendingVersions
-from services.gateway.apps.response_schemas import WorkerProblem, WorkerView
+from services.gateway.apps.response_schemas import WorkerView
+from services.gateway.apps.served_app import ServedApp, describe_record
+from services.gateway.apps.warm_workers import WarmWorkers
 from services.gateway.apps.worker_supervisor import WorkerSupervisor
+from services.gateway.request.ends import app_deadline_error
 
 log = logging.getLogger(__name__)
 
@@ -28,46 +36,18 @@ RETRY_PAUSE_SECONDS = 1.0
 BROKEN_APP_RETRIES = RestartPolicy(first=30.0, longest=600.0)
 
 
-#: Makes the worker of a source; the text is that of an uploaded one.
-Hire = Callable[[AppSource, str], WorkerSupervisor]
+class Hire(Protocol):
+    """Makes the worker of a source; the text is that of an uploaded one. With a description it begins cold."""
+
+    def __call__(
+        self, source: AppSource, text: str, *, pool: WarmWorkers, description: Description | None = None
+    ) -> WorkerSupervisor: ...
 
 
 class AppsNotRead(StageUnavailable):
     """A resource that may be there later. ``retry_after`` is in seconds."""
 
     retry_after = 1.0
-
-
-class ServedApp:
-    """One app here. ``record`` is what the store says; ``worker`` may still be that of an older ``version``."""
-
-    __slots__ = ("problem", "record", "serving", "starting", "worker")
-
-    def __init__(self, record: AppRecord) -> None:
-        self.record = record
-        self.serving = record
-        self.worker: WorkerSupervisor | None = None
-        self.starting: asyncio.Task[None] | None = None
-        self.problem: ProblemDetails | None = None
-
-    @property
-    def state(self) -> str:
-        """``ready``, ``restarting`` after a crash, ``starting`` or ``broken``."""
-        if self.worker is not None:
-            return "ready" if self.worker.is_ready else "restarting"
-        return "broken" if self.problem is not None else "starting"
-
-    @property
-    def is_settled(self) -> bool:
-        """True if the first attempt to start it is over."""
-        return self.worker is not None or self.problem is not None
-
-    def worker_view(self) -> WorkerView:
-        """This gateway's worker, for people."""
-        problem = None
-        if self.problem is not None:
-            problem = WorkerProblem(self.record.version, self.problem.code, self.problem.message)
-        return WorkerView(self.state, self.serving.version if self.worker else None, problem)
 
 
 class Registry:
@@ -77,6 +57,7 @@ class Registry:
         self._settings = settings
         self._store = store
         self._hire = hire
+        self._warm = WarmWorkers(settings.app_workers)
         self._apps: dict[str, ServedApp] = {}
         self._routes: dict[tuple[str, str], str] = {}
         self._aside = PendingVersions(settings, store)
@@ -123,6 +104,36 @@ class Registry:
             why = f": {served.problem.message}" if served.problem is not None else ", try again in a moment"
             raise StageUnavailable(f"the app {name} is {served.state} at this gateway{why}", stage=name)
         return served.serving, served.worker
+
+    async def warm_worker(self, name: str, deadline: float) -> tuple[AppRecord, WorkerSupervisor]:
+        """Return what ``worker`` does once that worker has a process, so that it may be called before anything else is
+        awaited; ``deadline`` is in Unix seconds.
+
+        Raises as ``worker`` does, ``StageUnavailable`` for an app that does not start, and ``DeadlineExceeded``.
+        """
+        record, worker = self.worker(name)
+        if not worker.is_cold:
+            return record, worker
+        try:
+            async with asyncio.timeout(max(0.0, deadline - time.time())):
+                return await self._warm_up(name)
+        except TimeoutError:
+            raise app_deadline_error(name) from None
+
+    async def _warm_up(self, name: str) -> tuple[AppRecord, WorkerSupervisor]:
+        while True:
+            record, worker = self.worker(name)  # it may have been replaced while it started
+            if not worker.is_cold:
+                return record, worker
+            try:
+                await worker.warm_up()
+            except OmnibusError as error:
+                self._mark_broken(self._apps.get(name), worker, error)
+
+    @property
+    def warm_count(self) -> int:
+        """Workers that have a process."""
+        return len(self._warm)
 
     def check_read(self) -> None:
         """Raise ``StageUnavailable`` before the store was read for the first time: nobody knows yet what is missing."""
@@ -230,26 +241,48 @@ class Registry:
         self._turn.set()
         self._turn = asyncio.Event()
 
-    async def _start_with_retries(self, served: ServedApp, record: AppRecord) -> None:
-        """Start the worker of ``record``; whatever is wrong with it is tried again later."""
+    def _mark_broken(self, served: ServedApp | None, worker: WorkerSupervisor, error: OmnibusError) -> None:
+        """``worker`` was called and does not start: the app is broken until it does."""
+        if served is None or served.worker is not worker:
+            return
+        served.worker = None
+        self._workers.discard(worker)
+        served.starting = self._start_task(self._start_with_retries(served, served.record, error))
+        self._set_problem(served, served.record, error)
+
+    async def _start_with_retries(
+        self, served: ServedApp, record: AppRecord, failure: OmnibusError | None = None
+    ) -> None:
+        """Start the worker of ``record``, which failed before with ``failure`` if there is one; whatever is wrong with
+        it is tried again later."""
         backoff = Backoff(BROKEN_APP_RETRIES)
         while True:
+            if failure is not None:
+                await asyncio.sleep(RETRY_PAUSE_SECONDS if isinstance(failure, Retryable) else backoff.next_delay())
             try:
-                worker = await self._start_worker(record)
+                worker = await self._start_worker(served, record)
                 break
             except Exception as error:  # a stranger's code: nothing it does may end this
                 if not isinstance(error, OmnibusError):
                     log.exception("app %s version %d", record.name, record.version)
-                typed = error if isinstance(error, OmnibusError) else Fatal("its worker cannot be started: see the log")
-                served.problem = typed.to_problem()
-                log.error("app %s version %d does not start here: %s", record.name, record.version, typed)
-                self._update_routes()
-                await asyncio.sleep(RETRY_PAUSE_SECONDS if isinstance(error, Retryable) else backoff.next_delay())
+                failure = (
+                    error if isinstance(error, OmnibusError) else Fatal("its worker cannot be started: see the log")
+                )
+                self._set_problem(served, record, failure)
         self._switch_worker(served, worker)
 
-    async def _start_worker(self, record: AppRecord) -> WorkerSupervisor:
+    def _set_problem(self, served: ServedApp, record: AppRecord, error: OmnibusError) -> None:
+        served.problem = error.to_problem()
+        log.error("app %s version %d does not start here: %s", record.name, record.version, error)
+        self._update_routes()
+
+    async def _start_worker(self, served: ServedApp, record: AppRecord) -> WorkerSupervisor:
+        """A worker of ``record``: cold where all places are taken, unless it takes the place of a warm one."""
         source_policy.check_allowed(record.source, self._settings)
         text = await self._store.source(record.source.sha256) if record.source.sha256 else ""
+        was_warm = served.worker is not None and not served.worker.is_cold
+        if not self._warm.has_room and not was_warm and served.problem is None:
+            return self._hire(record.source, text, pool=self._warm, description=describe_record(record))
         worker = await self.load_worker(record.source, text)
         if worker.description.tasks != record.tasks:
             log.warning("app %s here has other unit tasks than when it was registered: update it", record.name)
@@ -257,7 +290,7 @@ class Registry:
 
     async def load_worker(self, source: AppSource, text: str) -> WorkerSupervisor:
         """A started worker. Raises what is wrong with the app, and ``DeadlineExceeded``."""
-        worker = self._hire(source, text)
+        worker = self._hire(source, text, pool=self._warm)
         await worker.start()
         return worker
 

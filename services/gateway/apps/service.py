@@ -3,6 +3,7 @@
 import asyncio
 from functools import partial
 
+from omnibus.metrics import GATEWAY
 from omnibus.service import until_cancelled
 from omnibus.settings import GatewaySettings
 from omnibus.store import Store
@@ -35,6 +36,7 @@ class AppService:
         self.chats = AppChats(runs, chat, self.registry)
         self.invoke = InvokeRoute(settings, runs, self.registry, self.chats)
         self.adapters = AdapterControl(settings, store, router, chat, self._model_names)
+        GATEWAY.app_workers.set_value(lambda: self.registry.warm_count)
         self._following: list[asyncio.Task[None]] = []
 
     def _model_names(self) -> list[str]:

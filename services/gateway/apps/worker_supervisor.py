@@ -1,4 +1,7 @@
-"""The worker of one app version at this gateway: started, started again after a crash, drained, stopped."""
+"""The worker of one app version at this gateway: started, started again after a crash, drained, stopped.
+
+It is cold while nobody has called it for long: then it has no process, and the next call starts one.
+"""
 
 import asyncio
 import logging
@@ -12,6 +15,7 @@ from omnibus.app.protocol import Description
 from omnibus.app_record import AppSource
 from omnibus.errors import DeadlineExceeded, OmnibusError, StageUnavailable
 from omnibus.graph import HANDLE
+from omnibus.metrics import GATEWAY
 from omnibus.process.restart import Backoff, RestartPolicy, restart_on_exit
 from omnibus.recording.records import AppCall
 from omnibus.service import until_cancelled
@@ -19,6 +23,7 @@ from omnibus.task import ChatInput
 from services.gateway.apps import graph_submission
 from services.gateway.apps.call import Call
 from services.gateway.apps.graph_submission import SegmentRunner
+from services.gateway.apps.warm_workers import WarmWorkers
 from services.gateway.apps.worker_process import WorkerProcess
 
 log = logging.getLogger(__name__)
@@ -44,23 +49,46 @@ class WorkerLimits:
 
 
 class WorkerSupervisor:
-    """Serves one version of an app. ``text`` is its code when it was uploaded."""
+    """Serves one version of an app. ``text`` is its code when it was uploaded, ``pool`` where it has its place while it
+    has a process. With a ``description``, which says what the app is, it begins cold."""
 
-    def __init__(self, source: AppSource, text: str = "", rules: WorkerLimits | None = None) -> None:
+    def __init__(
+        self,
+        source: AppSource,
+        text: str = "",
+        rules: WorkerLimits | None = None,
+        pool: WarmWorkers | None = None,
+        description: Description | None = None,
+    ) -> None:
         self._source = source
         self._text = text
         self._rules = rules or WorkerLimits()
+        self._pool = pool if pool is not None else WarmWorkers(1)
         self._process: WorkerProcess | None = None
-        self._description: Description | None = None
+        self._description = description
         self._numbers = count()
         self._draining = False
         self._keeper: asyncio.Task[None] | None = None
+        self._warming: asyncio.Task[None] | None = None
+        self._callers = 0  # that wait for its process
+        self._ending: set[asyncio.Task[None]] = set()  # processes that were given up
         self._idle = asyncio.Event()
 
     @property
     def is_ready(self) -> bool:
-        """True if ``invoke`` and ``invoke_chat`` may be called."""
-        return self._process is not None and not self._draining
+        """True if ``invoke`` and ``invoke_chat`` may be called, after ``warm_up``."""
+        return (self._process is not None or self.is_cold) and not self._draining
+
+    @property
+    def is_cold(self) -> bool:
+        """True if it has no process until it is called."""
+        return self._keeper is None and self._description is not None
+
+    @property
+    def is_idle(self) -> bool:
+        """True if nobody needs its process now."""
+        busy = self._process is not None and self._process.requests
+        return self._keeper is not None and not busy and not self._callers
 
     @property
     def description(self) -> Description:
@@ -80,11 +108,61 @@ class WorkerSupervisor:
         Raises what is wrong with the app (``BadRequest``, ``NoSandbox``), ``AppFailed`` when its process ends,
         and ``DeadlineExceeded``.
         """
-        process = self._process = await self._spawn_process()
+        self._pool.add(self)
+        try:
+            process = self._process = await self._spawn_process()
+        except BaseException:
+            self._pool.discard(self)
+            raise
         restarts = restart_on_exit(
             process, self._wait_for_end, self._try_restart, Backoff(self._rules.restart), self._announce_restart
         )
         self._keeper = asyncio.get_running_loop().create_task(restarts)
+
+    async def warm_up(self) -> None:
+        """Have a process, so that it may be called next, before anything else is awaited.
+
+        Waits for a place where all warm workers have requests. Raises as ``start`` does; a worker that is stopped
+        meanwhile raises when it is called.
+        """
+        if not self.is_cold or self._draining:
+            return
+        if self._warming is None:
+            self._warming = asyncio.get_running_loop().create_task(self._start_for_callers())
+            self._warming.add_done_callback(_retrieve_error)
+        warming = self._warming
+        self._callers += 1
+        try:
+            await asyncio.wait({warming})  # for all callers: it goes on when one of them leaves
+            if not warming.cancelled():
+                warming.result()
+        finally:
+            self._callers -= 1
+
+    async def _start_for_callers(self) -> None:
+        try:
+            await self._pool.take_place(self)
+            GATEWAY.app_cold_starts.inc()
+            await self.start()
+        finally:
+            self._warming = None
+
+    def cool(self) -> None:
+        """Give up its process: the next call starts another one. Only for one that ``is_idle``."""
+        keeper, self._keeper = self._keeper, None
+        process, self._process = self._process, None
+        if keeper is not None:
+            keeper.cancel()  # at once: it may be about to start another process
+        log.info("app %s: its worker is stopped until it is called again", self._app_name)
+        ending = asyncio.get_running_loop().create_task(self._end_process(keeper, process))
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+
+    async def _end_process(self, keeper: asyncio.Task[None] | None, process: WorkerProcess | None) -> None:
+        if keeper is not None:
+            await until_cancelled(keeper)
+        if process is not None:
+            await process.stop(self._rules.stop_within)
 
     # Requests
 
@@ -117,6 +195,7 @@ class WorkerSupervisor:
         if process is None or process.gone.is_set() or self._draining:
             state = "is being replaced" if self._draining else "starts again after a crash"
             raise StageUnavailable(f"the app {self._app_name} {state}: try again in a moment", stage=self._app_name)
+        self._pool.touch(self)
         call = Call(process, run, kind, issued, self._rules.cancel_within)
         call.send_to_worker(body, number if number >= 0 else next(self._numbers))
         return call
@@ -134,7 +213,6 @@ class WorkerSupervisor:
         if process is None or not process.requests:
             return
         self._idle.clear()
-        process.on_idle = self._idle.set
         try:
             async with asyncio.timeout(seconds):
                 await self._idle.wait()
@@ -146,11 +224,13 @@ class WorkerSupervisor:
     async def stop(self) -> None:
         """End the worker; requests in flight get ``AppFailed``."""
         self._draining = True
-        if self._keeper is not None:
-            await until_cancelled(self._keeper)
+        if self._warming is not None:
+            self._warming.cancel()
+            await asyncio.wait({self._warming})
+        keeper, self._keeper = self._keeper, None
         process, self._process = self._process, None
-        if process is not None:
-            await process.stop(self._rules.stop_within)
+        self._pool.discard(self)
+        await asyncio.gather(self._end_process(keeper, process), *self._ending)
 
     # The worker
 
@@ -158,7 +238,7 @@ class WorkerSupervisor:
         process = await WorkerProcess.spawn(self._source, self._text, self._rules.memory, self._rules.show_errors)
         try:
             async with asyncio.timeout(self._rules.ready_within):
-                self._description = await process.wait_ready()
+                before, self._description = self._description, await process.wait_ready()
         except TimeoutError:
             await process.stop(0)
             raise DeadlineExceeded(
@@ -167,8 +247,15 @@ class WorkerSupervisor:
         except BaseException:
             await process.stop(0)
             raise
+        if before is not None and before.tasks != self._description.tasks:
+            log.warning("app %s has other unit tasks than when it was registered: update it", self._app_name)
+        process.on_idle = self._note_idle
         process.begin_watch(self._rules.ping, self._rules.answer_within)
         return process
+
+    def _note_idle(self) -> None:
+        self._idle.set()
+        self._pool.note_idle()
 
     async def _wait_for_end(self, process: WorkerProcess) -> bool:
         """Wait for the end of ``process``; True when another one is to follow."""
@@ -187,3 +274,9 @@ class WorkerSupervisor:
             log.error("app %s does not start again: %s", self._app_name, error)
             return None
         return self._process
+
+
+def _retrieve_error(task: asyncio.Task[None]) -> None:
+    """Nobody need hear of it: all callers may have left."""
+    if not task.cancelled():
+        task.exception()

@@ -215,7 +215,8 @@ class Dispatcher:
             for executor, end in holders:
                 (frame,) = messages.join_frames([messages.encode(end)], self._limit)
                 self._bus.publish(subjects.edge_subject(executor), frame)
-            self._bus.publish(subjects.end_subject(over.inv), messages.encode(over))
+            # Nobody acts on it who is not told above.
+            self._bus.publish(subjects.end_subject(over.inv), messages.encode(over), lazy=True)
         except OmnibusError as error:  # holders fall back on the deadline
             log.warning("end of %s not sent: %s", over.inv, error)
 

@@ -205,6 +205,7 @@ class ItemStream:
 
     @property
     def is_exhausted(self) -> bool:
+        """True if its reader has got all that there is, and it did not fail."""
         return self.ended and not self._ready and self._failure is None
 
 

@@ -179,7 +179,7 @@ class DirectResponse(ABC):
 
     def _write(self, data: bytes) -> None:
         if not self.disconnected:
-            self.connection.transport.write(data)
+            self.connection.transport.write_now(data)
 
     def _encode_head(self, status: int, headers: Headers, framing: bytes = b"") -> bytes:
         lines = [b"%b: %b\r\n" % field for field in headers]

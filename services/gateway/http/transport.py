@@ -32,6 +32,14 @@ class TurnTransport:
         if self._nbytes > MAX_HELD_BYTES:
             self.flush()
 
+    def write_now(self, data: bytes) -> None:
+        """Send ``data`` after what was written before: nothing more comes in this turn that could leave with it."""
+        if self._held:
+            self.write(data)
+            self.flush()
+        elif self._ended or not self._transport.is_closing():
+            self._transport.write(data)
+
     def writelines(self, lines: Iterable[bytes]) -> None:
         """Send ``lines`` after what was written before, by the end of this turn."""
         for line in lines:

@@ -23,7 +23,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds that an answer waits until it is kept: a store that is gone must not hold up who listens.
 STORE_WAIT_SECONDS = 0.5
-#: Seconds from one write to the next: what comes meanwhile is written together. The first one never waits.
+#: Seconds from a write of several answers to the next one: what comes meanwhile is written together. After one that
+#: was alone nobody waits, so that a client that talks to this gateway alone has each answer at once.
 WRITE_INTERVAL_SECONDS = 0.005
 
 
@@ -108,7 +109,8 @@ class SpokenAnswers:
                     answer.release()
                 while self._unreleased and self._unreleased[0].is_released:
                     self._unreleased.popleft()
-                await asyncio.sleep(next_write - loop.time())
+                if len(answers) > 1:
+                    await asyncio.sleep(next_write - loop.time())
         finally:
             self._writing = None
 

@@ -116,8 +116,10 @@ class ChatStream:
         delta = b'{"role":"assistant","content":%b,"refusal":null}' % _json(content)
         return self._open + delta + self._close
 
-    def text(self, delta: str) -> bytes:
-        return b"".join((self._text, _json(delta), self._end_text))
+    def text(self, *deltas: str) -> bytes:
+        """A frame for each piece of text."""
+        begin, end = self._text, self._end_text
+        return b"".join([part for delta in deltas for part in (begin, _json(delta), end)])
 
     def reasoning(self, delta: str) -> bytes:
         return b"".join((self._open, b'{"reasoning_content":', _json(delta), self._end_text))
@@ -148,13 +150,15 @@ class ChatStream:
         self._held = sound[ready:]
         return self._audio_frame(sound[:ready])
 
-    def transcript(self, delta: str) -> bytes:
-        return b"".join((self._audio, b'"transcript":', _json(delta), self._end_audio))
+    def transcript(self, *deltas: str) -> bytes:
+        """A frame for each piece of what is spoken."""
+        begin, end = self._audio + b'"transcript":', self._end_audio
+        return b"".join([part for delta in deltas for part in (begin, _json(delta), end)])
 
-    def spoken_text(self, delta: str) -> bytes:
-        """Text that is both shown and spoken, in one frame: as content, and as the transcript of the audio."""
-        said = _json(delta)
-        return b"".join((self._text, said, b',"audio":{"transcript":', said, self._end_audio))
+    def spoken_text(self, *deltas: str) -> bytes:
+        """A frame for each piece of text that is shown and spoken: as content, and as the transcript of the audio."""
+        begin, middle, end, said = self._text, b',"audio":{"transcript":', self._end_audio, map(_json, deltas)
+        return b"".join([part for each in said for part in (begin, each, middle, each, end)])
 
     def audio_end(self, expires_at: int) -> bytes:
         """The bytes still held, if any, and the frame with only the expiry (Unix seconds)."""

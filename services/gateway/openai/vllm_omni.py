@@ -229,13 +229,14 @@ class OmniStream(ChatStream):
     def role(self, content: str | None = "") -> bytes:
         return _with_modality(super().role("" if content is None else content), "text")
 
-    def text(self, delta: str) -> bytes:
-        return _with_modality(super().text(delta), "text")
+    def text(self, *deltas: str) -> bytes:
+        encode = super().text
+        return b"".join([_with_modality(encode(delta), "text") for delta in deltas])
 
-    def spoken_text(self, delta: str) -> bytes:
-        return self.text(delta)
+    def spoken_text(self, *deltas: str) -> bytes:
+        return self.text(*deltas)
 
-    def transcript(self, delta: str) -> bytes:
+    def transcript(self, *deltas: str) -> bytes:
         return b""
 
     def audio_start(self, audio_id: str) -> bytes:

@@ -7,6 +7,7 @@ makes the answer again, leaves that much out and checks the digests: a wrong con
 """
 
 import re
+from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -116,9 +117,13 @@ class NumberedStream:
     def audio_start(self, audio_id: str) -> bytes:
         return b"" if self._resumed else self._stream.audio_start(audio_id)
 
-    def text(self, delta: str) -> bytes:
-        fresh = self._text.skip_text(delta)
-        return self._add_event_id(self._stream.text(fresh)) if fresh else b""
+    def text(self, *deltas: str) -> bytes:
+        return self._add_text_events(self._stream.text, deltas)
+
+    def _add_text_events(self, encode: Callable[[str], bytes], deltas: Iterable[str]) -> bytes:
+        """An event for each of ``deltas`` that the client has not, each with its id."""
+        fresh = map(self._text.skip_text, deltas)
+        return b"".join([self._add_event_id(encode(each)) for each in fresh if each])
 
     def reasoning(self, delta: str) -> bytes:
         fresh = self._reasoning.skip_text(delta)
@@ -132,13 +137,11 @@ class NumberedStream:
     def logprobs(self, tokens: list[TokenLogprob]) -> bytes:
         raise CannotContinue("an answer with logprobs cannot be continued: send the request again")
 
-    def transcript(self, delta: str) -> bytes:
-        fresh = self._text.skip_text(delta)
-        return self._add_event_id(self._stream.transcript(fresh)) if fresh else b""
+    def transcript(self, *deltas: str) -> bytes:
+        return self._add_text_events(self._stream.transcript, deltas)
 
-    def spoken_text(self, delta: str) -> bytes:
-        fresh = self._text.skip_text(delta)
-        return self._add_event_id(self._stream.spoken_text(fresh)) if fresh else b""
+    def spoken_text(self, *deltas: str) -> bytes:
+        return self._add_text_events(self._stream.spoken_text, deltas)
 
     def audio(self, data: bytes) -> bytes:
         known = min(self._sound.skip, len(data))

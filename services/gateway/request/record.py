@@ -16,7 +16,14 @@ from omnibus.errors import OmnibusError
 from omnibus.graph import DIGEST, HANDLE, Invocation
 from omnibus.metrics import TENANTS
 from omnibus.recording import records
-from omnibus.recording.records import EndRecord, KeptOutput, Record, RecordedAnswer, RequestLinks
+from omnibus.recording.records import (
+    WHOLE_RECORD_SECONDS,
+    EndRecord,
+    KeptOutput,
+    Record,
+    RecordedAnswer,
+    RequestLinks,
+)
 from services.gateway.dispatch.inflight import InflightInvocation
 from services.gateway.media.blob_store import MediaStore
 from services.gateway.pricing.meter import UsageMeter
@@ -33,6 +40,10 @@ MAX_RECORDED_CHARS = 16_000
 #: Seconds that the beginning of an invocation is held back: with what ends by then it is one message. What is in flight
 #: for longer is known, even if its gateway dies.
 HOLD_SECONDS = 0.1
+#: Seconds in which such messages are collected, to be published together, and how many of them at most. A gateway that
+#: is killed loses those of answers that it has just sent.
+COLLECT_SECONDS = WHOLE_RECORD_SECONDS
+MAX_COLLECTED = 64
 #: Bytes of both records up to which they are one message.
 MAX_WHOLE_BYTES = 64 << 10
 
@@ -69,6 +80,8 @@ class Records:
         self._hold_seconds = hold_seconds
         self._held: dict[str, _HeldBegin] = {}  # by invocation, oldest first
         self._timer: asyncio.TimerHandle | None = None
+        self._collected: list[tuple[Invocation, bytes, str]] = []  # whole records, with their ids
+        self._collecting: asyncio.TimerHandle | None = None
         #: Called with each invocation that ends, and how; None while nobody wants to know.
         self.on_end: Callable[[InflightInvocation, str], None] | None = None
 
@@ -106,6 +119,7 @@ class Records:
 
     def close(self) -> None:
         """Publish everything that is held back."""
+        self.publish_collected()
         for name in list(self._held):
             self.publish_begin(name)
         if self._timer is not None:
@@ -172,10 +186,27 @@ class Records:
         held = self._held.get(invocation.id)
         if held is not None and len(held.body) + len(body) <= MAX_WHOLE_BYTES:
             del self._held[invocation.id]
-            body = records.join_records(held.body, body)
-        else:
-            self.publish_begin(invocation.id)
+            self._collect_whole(invocation, records.join_records(held.body, body))
+            return
+        self.publish_begin(invocation.id)
         self._publish_record(invocation, body, f"{invocation.id}.end")
+
+    def _collect_whole(self, invocation: Invocation, body: bytes) -> None:
+        """Publish a whole record, with those that come soon after: the stream is woken once for all of them."""
+        self._collected.append((invocation, body, f"{invocation.id}.end"))
+        if len(self._collected) >= MAX_COLLECTED:
+            self.publish_collected()
+        elif self._collecting is None:
+            self._collecting = asyncio.get_running_loop().call_later(COLLECT_SECONDS, self.publish_collected)
+
+    def publish_collected(self) -> None:
+        """Publish the whole records that wait for others."""
+        if self._collecting is not None:
+            self._collecting.cancel()
+            self._collecting = None
+        collected, self._collected = self._collected, []
+        for invocation, body, id in collected:
+            self._publish_record(invocation, body, id)
 
     def _store_captures(self, running: InflightInvocation) -> Iterator[KeptOutput]:
         for tape in running.tapes.values():
@@ -199,6 +230,7 @@ class Records:
 
     async def find(self, id: str) -> Record:
         """A recorded invocation and its end. Raises ``NotFound``."""
+        self.publish_collected()
         return await records.find_record(self.bus, id)
 
 

@@ -236,14 +236,19 @@ def check_queue_time(executors: Iterable[DrainRate], left: float, queue_seconds:
     slowest.end_overload_in_time()
     if not slowest.is_in_use:  # else one that was slow once would get nothing more, and stay slow
         return
-    beyond = total - left / _DEADLINE_MARGIN if total > service else 0.0
-    if slowest.measured and served:
-        beyond = max(beyond, _seconds_beyond(slowest, service, queue_seconds))
-    if beyond <= 0:
+    late = total - left / _DEADLINE_MARGIN if total > service else 0.0
+    waits = _seconds_beyond(slowest, service, queue_seconds) if slowest.measured and served else 0.0
+    if (beyond := max(late, waits)) <= 0:
         return
+    if late > 0:
+        reason = f"with those before it this one would take {total:.1f} s, and it has {left:.1f} s"
+    else:
+        reason = (
+            f"more come than are served, and this one would wait {waits + service:.1f} s for those before it, "
+            f"longer than the {service:.1f} s that engines take for it"
+        )
     raise Overloaded(
-        "too many requests wait already: with those before it this one would take "
-        f"{total:.1f} s, and it has {left:.1f} s",
+        f"too many requests wait already: {reason}",
         retry_after=slowest.seconds_to_next_end()
         + max(0.0, beyond - 1.0 / slowest.rate),  # the one that is next, and what more
     )

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from math import inf
 
 from omnibus.bus.heartbeats import EXECUTOR_LAST_RESORT_SECONDS, EXECUTOR_SUSPECT_SECONDS
 from omnibus.bus.messages import ExecutorStatus
@@ -176,9 +177,11 @@ class ExecutorTable:
         others = (
             [member for id, member in pool.members.items() if id not in exclude] if exclude else pool.members.values()
         )
-        return [member for member in others if member.is_fit(now)] or [
-            member for member in others if member.is_fit(now, EXECUTOR_LAST_RESORT_SECONDS)
-        ]
+        return [  # ``is_fit``, without a call for each member of each request
+            member
+            for member in others
+            if member.status.state == "ready" and now - member.seen < EXECUTOR_SUSPECT_SECONDS
+        ] or [member for member in others if member.is_fit(now, EXECUTOR_LAST_RESORT_SECONDS)]
 
     def serving_executors(
         self, model: str, option: str, exclude: frozenset[str] = frozenset(), origin: str = ""
@@ -206,6 +209,23 @@ class ExecutorTable:
             member.status.id: member.outstanding + max(0.0, member.foreign - least) * mean
             for member in (*members[first:], *members[:first])
         }
+
+    def least_loaded(self, members: Sequence[ExecutorEntry], turn: int = 0) -> str:
+        """The first of ``members`` (several) with the least of ``work_by_executor``, which is not built for it: each
+        request pays this for each of its options.
+        """
+        pool = members[0].pool
+        first = (turn + pool.turn) % len(members)
+        pool.turn += 1
+        mean, least = pool.mean_work, min([member.foreign for member in members]) + FOREIGN_WORK_TOLERANCE
+        found, found_work = members[first], inf
+        for member in (*members[first:], *members[:first]):
+            work = member.outstanding
+            if member.foreign > least:
+                work += (member.foreign - least) * mean
+            if work < found_work:
+                found, found_work = member, work
+        return found.status.id
 
     def option_work(self, model: str, option: str) -> float:
         """Work in tokens that the executors of ``option`` have, this gateway's and others'."""

@@ -139,5 +139,4 @@ class Nearness:
 
 def are_apart(members: Sequence[ExecutorEntry]) -> bool:
     """Return whether ``members`` are on more than one node."""
-    first = members[0].status.node
-    return any(member.status.node != first for member in members)
+    return len({member.status.node for member in members}) > 1

@@ -73,6 +73,10 @@ class ReplicaChooser:
         if len(serving) == 1 and not encode:  # nothing to compare: measured, 4 us less per option
             only = serving[0].status.id
             return [ChosenReplica(only, work[node] if work else 1) for node in found]
+        apart = self._nearness is not None and are_apart(serving)
+        if not (encode or apart or (cache_key and (model, option) in self._prefill)):
+            executor = self._members.least_loaded(serving, self._turn)
+            return [ChosenReplica(executor, work[node] if work else 1) for node in found]
         items = [affinity_item(nodes[node], work[node] if work else 1) for node in found]
         conversation = f"{model}/{option} {cache_key}" if cache_key and (model, option) in self._prefill else ""
         sources = self._count_sources(nodes, found, chosen, serving)

@@ -150,18 +150,18 @@ async def stream_events(
 
 def encode_text_events(
     stream: ChatStream | NumberedStream,
-    say: Callable[[str], bytes],
+    say: Callable[..., bytes],
     got: AnswerAccumulator,
     batch: Sequence[tuple[str, Item]],
 ) -> list[bytes]:
     """Events of what came of the text, which is added to what was ``got``; of other streams there are none."""
-    frames = [say(text) for name, item in batch for text in _accumulate_text(got, name, item)]
+    frames = [say(*pieces) for name, item in batch if (pieces := _accumulate_text(got, name, item))]
     if got.structured:
         frames = [encode_chunk(stream, say, item.data) for name, item in batch if name == "text"]
     return frames
 
 
-def encode_chunk(stream: ChatStream | NumberedStream, say: Callable[[str], bytes], data: dict[str, Any]) -> bytes:
+def encode_chunk(stream: ChatStream | NumberedStream, say: Callable[..., bytes], data: dict[str, Any]) -> bytes:
     """Events of a chunk of text that may hold more than text."""
     reasoning, text, calls = data.get("reasoning"), data.get("text"), data.get("calls")
     return b"".join(
@@ -196,9 +196,7 @@ def open_event_stream(
     )
 
 
-def choose_text_event(
-    stream: ChatStream | NumberedStream, request: ChatRequest, speaks: bool
-) -> Callable[[str], bytes]:
+def choose_text_event(stream: ChatStream | NumberedStream, request: ChatRequest, speaks: bool) -> Callable[..., bytes]:
     """The maker of events of pieces of text: these are shown, spoken, or both."""
     if not request.wants_text:
         return stream.transcript

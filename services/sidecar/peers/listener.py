@@ -4,15 +4,12 @@ import asyncio
 import logging
 import socket
 from collections import Counter
-from collections.abc import Callable
-from functools import partial
 
 from omnibus.errors import Fatal, OmnibusError, ProtocolError
-from omnibus.tensors.ledger import BlockOwner
 from omnibus.tensors.peer_protocol import COPIED, PeerFrame, PeerGreeting, PeerVerb, PullStatus
 from services.sidecar.peers.handshake import CONTROL, PeerIdentity, greet_dialler
 from services.sidecar.peers.lanes import answer_offer, close_lane, send_range
-from services.sidecar.peers.outgoing import OutgoingReads
+from services.sidecar.peers.outgoing import GrantedRange, OutgoingReads
 from services.sidecar.peers.plain_stream import PlainStream
 from services.sidecar.peers.stall import make_progress
 from services.sidecar.peers.stream import ArenaBytes, PeerStream, read_frame, write_frame
@@ -31,19 +28,38 @@ _BACKLOG = 128
 class OutgoingTransfer:
     """One range on its way to another node, until it is over or its memory is wanted. For the peers' thread alone."""
 
-    def __init__(self, task: asyncio.Task[object], let_go: Callable[[], None]) -> None:
-        """``task`` serves the connection; ``let_go`` is called when the block is not read any more, and sent whole."""
-        self._task = task
-        self._let_go = let_go
+    def __init__(self, reads: OutgoingReads, thread: PeerThread) -> None:
+        """Made by the task that serves the connection."""
+        self._reads = reads
+        self._thread = thread
+        self._task = current_task()
         self.is_copied = False
         self.is_over = False
 
-    def stop(self) -> None:
+    def begin(self, get: PeerFrame) -> GrantedRange:
+        """Check GET, and hold its block if that may be sent."""
+        return self._reads.begin_read(self, get, self._abort)
+
+    def finish(self, get: PeerFrame, reads: int) -> None:
+        """The reader has the bytes, and ``reads`` expected reads are over."""
+        self.is_over = True
+        self._thread.call_main(self._reads.finish_read, self, get, reads)
+
+    def let_go(self) -> None:
+        """The block is not read any more, unless the transfer is over."""
+        if not self.is_over:
+            self._thread.call_main(self._reads.abandon_read, self)
+
+    def _abort(self) -> None:
+        """Called in the thread of the ledger."""
+        self._thread.call(self._stop)
+
+    def _stop(self) -> None:
         """Read the block no more: at once if all of it is copied, else once the connection is closed."""
         if self.is_over:
             return
         if self.is_copied:
-            self._let_go()
+            self.let_go()
         else:
             self._task.cancel()
 
@@ -173,9 +189,8 @@ class PeerListener:
 
     async def _serve_data(self, stream: PeerStream, greeting: PeerGreeting) -> None:
         """One transfer after the other."""
-        owner = BlockOwner(f"peer:{greeting.node}")
-        task, let_go = current_task(), partial(self._thread.call_main, self._reads.abandon_read, owner)
         lane: UcxLane | None = None
+        transfer: OutgoingTransfer | None = None
         try:
             while True:
                 get = await read_frame(stream)
@@ -183,7 +198,8 @@ class PeerListener:
                     async with asyncio.timeout(self._config.stall_seconds):
                         lane = await answer_offer(stream, get, self.ucx)
                 elif get.verb == PeerVerb.GET and (lane is not None or not get.tag):
-                    await self._send_block(stream, lane, owner, get, OutgoingTransfer(task, let_go))
+                    transfer = OutgoingTransfer(self._reads, self._thread)
+                    await self._send_block(stream, lane, get, transfer)
                 else:
                     raise ProtocolError(f"verb {get.verb} on a data connection of node {greeting.node!r}")
         finally:
@@ -192,13 +208,13 @@ class PeerListener:
                 if lane is not None:
                     await close_lane(lane)
             finally:
-                let_go()
+                if transfer is not None:
+                    transfer.let_go()
 
     async def _send_block(
-        self, stream: PeerStream, lane: UcxLane | None, owner: BlockOwner, get: PeerFrame, transfer: OutgoingTransfer
+        self, stream: PeerStream, lane: UcxLane | None, get: PeerFrame, transfer: OutgoingTransfer
     ) -> None:
-        stall, abort = self._config.stall_seconds, partial(self._thread.call, transfer.stop)
-        granted = await self._thread.ask_main(self._reads.begin_read, owner, get, abort)
+        stall, granted = self._config.stall_seconds, transfer.begin(get)
         lane = lane if get.tag else None
         copied = get.reads if lane is None else 0
         head = PeerFrame(PeerVerb.HEAD, get.request, nbytes=get.nbytes, reads=copied, status=granted.status)
@@ -218,9 +234,8 @@ class PeerListener:
                 done = await read_frame(stream)
         if (done.verb, done.request) != (PeerVerb.DONE, get.request):
             raise ProtocolError(f"verb {done.verb} in the place of the end of a transfer")
-        transfer.is_over = True
         # The block is held until it was copied or this call is made, so these were its bytes.
-        self._thread.call_main(self._reads.finish_read, owner, get, done.reads)
+        transfer.finish(get, done.reads)
         if copied != COPIED:
             await write_frame(stream, PeerFrame(PeerVerb.KEPT, get.request))
 

@@ -1,14 +1,16 @@
 """Reads of this node's blocks by other nodes, as the ledger sees them.
 
-A connection that sends a block holds it from the check of the request until the reader's DONE. Whoever needs its memory
-before has it once all of it is copied into the socket, or the socket is aborted: memory that is given away too early
-would reach the reader with the bytes of somebody else. UCX reads it until the reader has them all.
+A connection that sends a block has it pinned from the check of the request until the reader's DONE. It is checked and
+pinned in the thread of the connection, which need not wait for that of the ledger; all else belongs there.
+
+Whoever needs the block's memory before has it once all of it is copied into the socket, or the socket is aborted: what
+is given away too early would reach the reader with the bytes of somebody else. UCX reads it until the reader has all.
 """
 
 from collections.abc import Callable
 from typing import NamedTuple
 
-from omnibus.tensors.ledger import BlockLease, BlockOwner, Ledger
+from omnibus.tensors.ledger import BlockLease, Ledger
 from omnibus.tensors.peer_protocol import PeerFrame, PeerVerb, PullStatus, block_key
 
 
@@ -27,7 +29,7 @@ class OutgoingReads:
         self._ledger = ledger
         self._secret = secret
         self._freed = freed
-        self._aborts: dict[BlockOwner, Callable[[], None]] = {}
+        self._sending: dict[object, tuple[BlockLease, Callable[[], None]]] = {}
         self.sent_bytes = 0
         self.refused = 0
 
@@ -35,8 +37,11 @@ class OutgoingReads:
         """The key of ``lease``, which its handle carries."""
         return block_key(self._secret, lease.id, lease.generation)
 
-    def begin_read(self, owner: BlockOwner, get: PeerFrame, abort: Callable[[], None]) -> GrantedRange:
-        """Check GET and hold its block for the connection ``owner``; ``abort`` ends the connection at once."""
+    def begin_read(self, transfer: object, get: PeerFrame, abort: Callable[[], None]) -> GrantedRange:
+        """Check GET and pin its block for ``transfer``, which is used once; ``abort`` ends its connection at once.
+
+        For the connection's thread: a block that is ended meanwhile is refused here, or ``abort`` is called.
+        """
         lease = self._ledger.find_readable(get.block, get.generation)
         if lease is None or self.key_of(lease) != get.key:
             self.refused += 1
@@ -46,22 +51,21 @@ class OutgoingReads:
         if get.offset + get.nbytes > lease.nbytes:
             self.refused += 1
             return GrantedRange(PullStatus.OUTSIDE)
-        self._ledger.hold(owner, lease.id, lease.generation)
-        self._aborts[owner] = abort
+        self._sending[transfer] = lease, abort  # before the pin: whoever finds that can end it
+        if not self._ledger.pin(transfer, lease):
+            del self._sending[transfer]
+            return GrantedRange(PullStatus.STALE)
         return GrantedRange(PullStatus.OK, lease.offset + get.offset)
 
-    def finish_read(self, owner: BlockOwner, get: PeerFrame, reads: int) -> None:
+    def finish_read(self, transfer: object, get: PeerFrame, reads: int) -> None:
         """The reader has the bytes, and ``reads`` expected reads are over with them."""
         self.sent_bytes += get.nbytes
-        if self._aborts.pop(owner, None) is None:
-            return  # the block was over before
-        self._ledger.unhold(owner)
-        self._end_reads(get.block, get.generation, reads)
+        if self._unpin(transfer):  # else the block was over before
+            self._end_reads(get.block, get.generation, reads)
 
-    def abandon_read(self, owner: BlockOwner) -> None:
+    def abandon_read(self, transfer: object) -> None:
         """Nothing reads the block any more: it is copied, or the connection is closed. The read is expected again."""
-        self._aborts.pop(owner, None)
-        self._ledger.unhold(owner)
+        self._unpin(transfer)
         self._freed()
 
     def end_reads(self, over: PeerFrame) -> None:
@@ -83,10 +87,17 @@ class OutgoingReads:
 
     def stop_sending(self, lease: BlockLease) -> bool:
         """End the transfers of ``lease``; returns whether there are any. They let go of it once they have ended."""
-        aborts = [self._aborts[owner] for owner in lease.holders if owner in self._aborts]
-        for abort in aborts:
-            abort()
-        return bool(aborts)
+        transfers = tuple(lease.pins)
+        for transfer in transfers:
+            self._sending[transfer][1]()
+        return bool(transfers)
+
+    def _unpin(self, transfer: object) -> bool:
+        """Let go of the block of ``transfer``; returns whether it had one."""
+        lease, _ = self._sending.pop(transfer, (None, None))
+        if lease is not None:
+            self._ledger.unpin(transfer, lease)
+        return lease is not None
 
     def _end_reads(self, block: int, generation: int, reads: int) -> None:
         self._ledger.end_reads(block, generation, reads)

@@ -40,19 +40,6 @@ class PeerThread:
         if not self.main.is_closed():
             self.main.call_soon_threadsafe(function, *arguments)
 
-    async def ask_main(self, function: Callable[..., T], *arguments: object) -> T:
-        """Return what ``function`` returns on the loop of the ledger. Called on this loop."""
-        answer: asyncio.Future[T] = self.loop.create_future()
-
-        def ask() -> None:
-            try:
-                self.call(_set_result, answer, function(*arguments))
-            except Exception as error:  # noqa: BLE001 raised on the other loop
-                self.call(_set_exception, answer, error)
-
-        self.call_main(ask)
-        return await answer
-
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Return what ``work`` returns on this loop. Called on the loop of the ledger."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self.loop))
@@ -84,13 +71,3 @@ def current_task() -> asyncio.Task[Any]:
     if task is None:
         raise RuntimeError("outside of any task")
     return task
-
-
-def _set_result(future: "asyncio.Future[T]", result: T) -> None:
-    if not future.done():
-        future.set_result(result)
-
-
-def _set_exception(future: "asyncio.Future[Any]", error: Exception) -> None:
-    if not future.done():
-        future.set_exception(error)

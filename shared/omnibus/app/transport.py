@@ -8,6 +8,9 @@ from typing import cast
 from omnibus.app.framing import Frames
 from omnibus.errors import OmnibusError
 
+#: Bytes of frames that are written before their sender goes on.
+_DRAIN_BYTES = 64 << 10
+
 
 class WorkerLink(asyncio.Protocol):
     """``receive`` is called with the body of each frame; what it raises, if typed, closes the link.
@@ -57,8 +60,9 @@ class WorkerLink(asyncio.Protocol):
         self._out.append(frame)
 
     async def drain(self) -> None:
-        """Wait until the other end has taken most of what was sent, or is gone."""
-        if self._out:
+        """Wait until the other end has taken most of what was sent, or is gone. Little is left to leave with what else
+        is sent in this turn of the loop."""
+        if sum(map(len, self._out)) >= _DRAIN_BYTES:
             self._flush_frames()
         while self._full is not None:
             await asyncio.shield(self._full)

@@ -22,6 +22,7 @@ from omnibus.app.request import ServeRequest
 from omnibus.app.sandbox import die_with_parent, restrict_process
 from omnibus.app.transport import WorkerLink
 from omnibus.errors import OmnibusError, from_problem
+from omnibus.process.garbage import tune_garbage_collector
 
 log = logging.getLogger(__name__)
 
@@ -131,6 +132,7 @@ def main(arguments: list[str]) -> int:
     except OmnibusError as error:
         end.sendall(framing.encode_message(protocol.Broken(error.to_problem())))
         return 1
+    tune_garbage_collector()
     uvloop.run(AppWorker(app, order.show_errors).serve_until_stopped(end))
     return 0
 

@@ -59,12 +59,27 @@ class Bus(Protocol):
     def clustered(self) -> bool:
         """True if there are several servers: somebody whom the server cannot find may be on the way to another one."""
 
-    def publish(self, subject: str, data: bytes, *, reply: str = "", headers: dict[str, str] | None = None) -> None:
-        """Hand ``data`` to the connection; never waits.
+    def publish(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        reply: str = "",
+        headers: dict[str, str] | None = None,
+        lazy: bool = False,
+    ) -> None:
+        """Hand ``data`` to the connection; never waits. What is ``lazy`` may leave with what is published next.
 
         Raises ``TooLarge`` over the payload limit and ``BusUnavailable`` when the connection is closed
         or its buffer is full.
         """
+
+    def call_before_flush(self, publish: Callable[[], None]) -> None:
+        """Call ``publish`` before what was published leaves: a turn of its own would cost another look at the sockets.
+        What it raises is logged."""
+
+    def flush_soon(self) -> None:
+        """Let what is published leave with what the next turn of the event loop brings, within a millisecond."""
 
     async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> Callable[[], Awaitable[None]]:
         """Deliver to ``handler`` until the returned function is awaited."""

@@ -15,8 +15,8 @@ from omnibus.errors import OmnibusError
 
 log = logging.getLogger(__name__)
 
-#: Seconds that a message nobody waits for may be held back to share a frame.
-LAZY_FLUSH_SECONDS = 0.005
+#: Seconds that a message nobody waits for may be held back to share a frame, so that its receiver is not woken for it.
+LAZY_FLUSH_SECONDS = 0.02
 #: Seconds after pieces of text have left in which others are held back to become one with what follows them. Of engines
 #: that take longer for a step each piece leaves at once.
 PIECE_FLUSH_SECONDS = 0.008
@@ -41,6 +41,7 @@ class Outbox:
         self._most_bytes = limit - FRAME_OVERHEAD_BYTES
         self._unheard = unheard
         self._waiting: dict[str, list[bytes]] = {}
+        self._lazy: dict[str, list[bytes]] = {}  # of subjects for which nothing urgent waits
         self._soon = False
         self._timer: asyncio.TimerHandle | None = None
         self._held: list[HeldPiece] = []
@@ -49,22 +50,30 @@ class Outbox:
         self._grown_at = self._released_at = -inf  # of ``monotonic``
 
     def send(self, subject: str, message: bytes, lazy: bool = False) -> None:
-        """Queue ``message``; ``lazy`` ones leave with the next urgent one or after ``LAZY`` seconds.
+        """Queue ``message``; ``lazy`` ones leave with the next urgent one for ``subject``, or after some milliseconds
+        (``LAZY_FLUSH_SECONDS``).
 
         Raises ``ProtocolError`` for one that is over the limit: here its sender alone is hit, in ``flush``
         all who share the frame would be.
         """
         if len(message) > self._most_bytes:  # checked here as well: a call less for each token
             check_message_size(message, self._limit)
-        self._waiting.setdefault(subject, []).append(message)
-        if self._soon:
-            return
-        loop = asyncio.get_running_loop()
-        if not lazy:
-            self._soon = True
-            loop.call_soon(self._publish_waiting)
-        elif self._timer is None:
-            self._timer = loop.call_later(LAZY_FLUSH_SECONDS, self._publish_waiting)
+        waiting = self._waiting.get(subject)
+        if waiting is not None:
+            waiting.append(message)
+            if not lazy:
+                self._bus.flush_soon()
+        elif lazy:
+            self._lazy.setdefault(subject, []).append(message)
+            if self._timer is None:
+                self._timer = asyncio.get_running_loop().call_later(LAZY_FLUSH_SECONDS, self._publish_lazy)
+        else:
+            self._waiting[subject] = [*self._lazy.pop(subject, ()), message] if self._lazy else [message]
+            if not self._soon:
+                self._soon = True
+                self._bus.call_before_flush(self._publish_waiting)
+            else:
+                self._bus.flush_soon()
 
     def hold(self, piece: HeldPiece) -> None:
         """Have ``piece`` send itself within ``PIECE_FLUSH_SECONDS``; see ``note_growth``."""
@@ -104,13 +113,20 @@ class Outbox:
                 piece.flush_held()
             except OmnibusError as error:  # the deadlines of who waits for it cover what is lost here
                 log.error("a piece was not sent: %s", error)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._publish_lazy()
+
+    def _publish_lazy(self) -> None:
+        """Publish everything that waits, what nobody waits for as well."""
+        self._timer = None
+        lazy, self._lazy = self._lazy, {}
+        for subject, messages in lazy.items():  # nothing is in both
+            self._waiting[subject] = messages
         self._publish_waiting()
 
     def _publish_waiting(self) -> None:
         self._soon = False
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
         waiting, self._waiting = self._waiting, {}
         for subject, messages in waiting.items():
             reply = f"{self._unheard}.{subject.rpartition('.')[2]}" if self._unheard else ""

@@ -45,12 +45,25 @@ class MemoryBus:
         self._numbers: dict[str, int] = {}  # of the last message of each stream
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def publish(self, subject: str, data: bytes, *, reply: str = "", headers: dict[str, str] | None = None) -> None:
+    def publish(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        reply: str = "",
+        headers: dict[str, str] | None = None,
+        lazy: bool = False,
+    ) -> None:
         if not self.connected:
             raise BusUnavailable(f"cannot publish to {subject}: the bus is closed")
         if len(data) > self._settings.max_payload:
             raise TooLarge(f"{len(data)} bytes for {subject} are over the bus limit of {self._settings.max_payload}")
         asyncio.get_running_loop().call_soon(self._deliver_message, Delivery(subject, data, reply, headers))
+
+    def call_before_flush(self, publish: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon(publish)
+
+    def flush_soon(self) -> None: ...
 
     def _deliver_message(self, delivery: Delivery) -> None:
         plain: list[Handler] = []

@@ -21,6 +21,7 @@ class Confirmations:
         self._taken: dict[str, tuple[Invocation, list[bytes]]] = {}
         self._records: dict[str, list[bytes]] = {}  # by reply subject, chunks in order
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_seconds = 0.0  # from when it was started
 
     def add_retained_chunk(self, invocation: Invocation, chunk: bytes) -> None:
         """``chunk`` went to another node: the gateway retains it, and is in no hurry. Chunks keep their order."""
@@ -33,12 +34,12 @@ class Confirmations:
         self._start_timer(RESUMED_ACK_DELAY_SECONDS if invocation.resumes else ACK_DELAY_SECONDS)
 
     def _start_timer(self, seconds: float) -> None:
-        loop = asyncio.get_running_loop()
         if self._timer is not None:
-            if self._timer.when() <= loop.time() + seconds:
+            if seconds >= self._timer_seconds:  # as nearly always: no need to look at the clock
                 return
             self._timer.cancel()
-        self._timer = loop.call_later(seconds, self.send_pending)
+        self._timer_seconds = seconds
+        self._timer = asyncio.get_running_loop().call_later(seconds, self.send_pending)
 
     def add_finished_node(self, invocation: Invocation, hop: Hop) -> None:
         """A node is finished whose times travel a longer way."""

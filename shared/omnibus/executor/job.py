@@ -33,9 +33,9 @@ class LiveJob:
     """One node of one invocation in this executor; see ``runner.Job`` for what each method promises."""
 
     __slots__ = (
-        "_blocks", "_channels", "_executor", "_inline", "_invocation", "_literals", "_opened", "_outputs", "_pulls",
-        "_ready", "_record", "_source", "_tensors", "_values", "_views", "answers", "clock", "index", "next_edge",
-        "node", "taken",
+        "_blocks", "_channels", "_executor", "_inline", "_invocation", "_is_literal", "_literals", "_opened",
+        "_outputs", "_pulls", "_ready", "_record", "_source", "_tensors", "_values", "_views", "answers", "clock",
+        "index", "next_edge", "node", "taken",
     )  # fmt: skip
 
     def __init__(
@@ -47,9 +47,10 @@ class LiveJob:
         tensors: TensorClient,
         record: Record | None = None,
         inline: int = 0,
+        handles: bool = True,
     ) -> None:
         """``record`` takes the chunks of outputs that the gateway retains; tensors of up to ``inline`` bytes are sent
-        within their chunks to readers on other nodes.
+        within their chunks to readers on other nodes. Without ``handles`` there are none among the literal inputs.
         """
         self._invocation = invocation
         self.index = index
@@ -61,6 +62,7 @@ class LiveJob:
         self._source = OutputSource(invocation, index, outbox)
         self._record = record
         self._inline = inline
+        self._is_literal = not (handles or self.node.uses)
         self._outputs: dict[str, NodeOutput] = {}
         #: Subject of another executor that reads an output of this node.
         self.next_edge: str | None = None
@@ -176,7 +178,9 @@ class LiveJob:
         return target is not None and target.is_local
 
     async def value(self, name: str) -> Any:
-        value = await self._resolve_input(self.node.inputs.get(name))
+        value = self.node.inputs.get(name)
+        if not self._is_literal:
+            value = await self._resolve_input(value)
         self._ready = time.time()
         return value
 

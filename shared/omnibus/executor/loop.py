@@ -204,14 +204,17 @@ class Executor:
             EXECUTOR.refused.inc()
             self._send_reply(invocation, BusyReply(invocation.id, self.identity.id, invocation.attempt))
             return
-        self._start_attempt(invocation, delivery.headers)
+        self._start_attempt(invocation, delivery.headers, graph.may_hold_handles(delivery.data))
         self._confirmations.add_accepted(invocation)
 
     def _is_full(self, known: LiveAttempt | None) -> bool:
         """Return whether there is no room for an invocation; one whose earlier attempt goes on here has its place."""
         return known is None and len(self._live) >= self.identity.credits
 
-    def _start_attempt(self, invocation: Invocation, headers: Mapping[str, str] | None) -> LiveAttempt:
+    def _start_attempt(
+        self, invocation: Invocation, headers: Mapping[str, str] | None, handles: bool = True
+    ) -> LiveAttempt:
+        """Begin with ``invocation``; without ``handles`` there are none in its message."""
         live = LiveAttempt(invocation)
         self._live.add(live)
         if tracing.tracer is not None:
@@ -221,7 +224,7 @@ class Executor:
             if executor == me and invocation.starts_node(index):
                 record = self._confirmations.add_retained_chunk
                 live.jobs[index] = LiveJob(
-                    invocation, index, me, self._outbox, self._tensors, record, self.identity.inline
+                    invocation, index, me, self._outbox, self._tensors, record, self.identity.inline, handles
                 )
         loop = asyncio.get_running_loop()
         for job in live.jobs.values():

@@ -22,6 +22,7 @@ from omnibus.tensors.inline import pack_tensor
 
 #: Characters and pieces of text that become one chunk at most.
 MAX_JOINED_CHARS, MAX_JOINED_PIECES = 2048, 64
+_GROWING_TYPES = (str, list)
 #: Takes an encoded chunk for the gateway, without haste.
 Record = Callable[[Invocation, bytes], None]
 
@@ -45,7 +46,7 @@ class OutputSource:
 
     def send_retained(self, invocation: Invocation, chunk: bytes) -> None:
         """Send ``chunk`` at once: there are few, and what comes after the last one that arrived is made again."""
-        self.outbox.send(invocation.reply, chunk, lazy=True)
+        self.outbox.send(invocation.reply, chunk)
 
 
 class OutputReaders(NamedTuple):
@@ -68,12 +69,12 @@ class NodeOutput:
     """One output of a node: who reads it, and how much of it there was."""
 
     __slots__ = (
-        "_cuts",
         "_edges",
         "_far",
         "_far_reads",
         "_gateway",
         "_held",
+        "_held_chars",
         "_inline",
         "_joins",
         "_local",
@@ -112,8 +113,8 @@ class NodeOutput:
         self._far_reads = readers.far_reads
         self._inline = inline if readers.far else 0
         self._seq = 0
-        self._held: dict[str, Any] | None = None  # text that has not left, of pieces of so many characters
-        self._cuts: list[int] = []
+        self._held: list[dict[str, Any]] = []  # pieces of text that have not left, and their characters
+        self._held_chars = 0
         self._joins = readers.gateway and not (local or readers.edges or record)
         self._pieces = 0  # tensors that were written, which took ``_seconds``
         self._seconds = 0.0
@@ -138,27 +139,29 @@ class NodeOutput:
 
     def send_text(self, data: dict[str, Any]) -> None:
         """Send the next piece of text. The first one leaves at once, and none waits longer than the outbox holds it."""
-        text = data.get("text", "")
-        if not (self._joins and self._seq) or len(text) > MAX_JOINED_CHARS:
+        size = len(data.get("text", ""))
+        if not (self._joins and self._seq) or size > MAX_JOINED_CHARS:
             self.send_chunk(Item(data), None, last=False)
             return
         held = self._held
-        if held is not None and len(self._cuts) < MAX_JOINED_PIECES and held.keys() == data.keys():
-            joined = {key: held[key] + value for key, value in data.items() if type(value) in (str, list)}
-            if len(joined) == len(data) and len(joined.get("text", "")) <= MAX_JOINED_CHARS:
-                self._held = joined
-                self._cuts.append(len(text))
+        if held:
+            self._held_chars += size
+            if len(held) < MAX_JOINED_PIECES and self._held_chars <= MAX_JOINED_CHARS and _can_join(held[0], data):
+                held.append(data)
                 self._source.outbox.note_growth()
                 return
-        self.flush_held()
-        self._held, self._cuts = data, [len(text)]
+            self.flush_held()
+        self._held, self._held_chars = [data], size
         self._source.outbox.hold(self)
 
     def flush_held(self) -> None:
         """Send the text that is held back."""
-        held, self._held = self._held, None
-        if held is not None:
-            self.send_chunk(Item(held), None, last=False, cuts=tuple(self._cuts) if len(self._cuts) > 1 else ())
+        held, self._held = self._held, []
+        if len(held) == 1:
+            self.send_chunk(Item(held[0]), None, last=False)
+        elif held:
+            cuts = tuple([len(piece.get("text", "")) for piece in held])
+            self.send_chunk(Item(_join_pieces(held)), None, last=False, cuts=cuts)
 
     def send_chunk(
         self,
@@ -172,7 +175,7 @@ class NodeOutput:
     ) -> None:
         """The next chunk, for everybody; ``handle`` is where its tensor is, or ``rows`` of that. ``cuts`` as in
         ``Chunk``."""
-        if self._held is not None:
+        if self._held:
             self.flush_held()
         source, invocation = self._source, self._source.invocation
         source.first = source.first or time.time()
@@ -214,6 +217,26 @@ class NodeOutput:
                 TRANSFER.count_transfer(component, target, self.moved, self._seconds, self._pieces)
             self.moved = self._pieces = 0
             self._seconds = 0.0
+
+
+def _can_join(first: dict[str, Any], data: dict[str, Any]) -> bool:
+    """Return whether both pieces consist of the same texts and lists."""
+    if first.keys() != data.keys():
+        return False
+    for key, value in data.items():
+        if type(value) not in _GROWING_TYPES or type(value) is not type(first[key]):
+            return False
+    return True
+
+
+def _join_pieces(pieces: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One piece that says what ``pieces`` say, which can be joined."""
+    return {
+        key: "".join([piece[key] for piece in pieces])
+        if type(value) is str
+        else [each for piece in pieces for each in piece[key]]
+        for key, value in pieces[0].items()
+    }
 
 
 class RowBlockWriter:

@@ -22,6 +22,10 @@ class _Gateway:
     requests = TallyCounter("omnibus_requests_total", "Requests by model and outcome.", ["model", "code"])
     #: Requests to apps by outcome. A rise of one app's 5xx codes: see its worker's lines in the gateway's log.
     apps = Counter("omnibus_app_requests_total", "Requests by app and outcome.", ["app", "code"], registry=REGISTRY)
+    #: Apps that have a worker process here, at most OMNIBUS_GATEWAY_APP_WORKERS.
+    app_workers = CallbackMetric("omnibus_app_workers", "Apps with a worker process.")
+    #: Workers that were started because their app was called. Many: raise OMNIBUS_GATEWAY_APP_WORKERS.
+    app_cold_starts = Counter("omnibus_app_cold_starts_total", "Workers started by a call.", registry=REGISTRY)
     #: Requests per path. Compare with the planned rates; a drift means missing executors.
     paths = TallyCounter("omnibus_path_requests_total", "Requests by path.", ["model", "type", "path"])
     #: What part of its type's requests the plan gives each path, of those that were used since it came.

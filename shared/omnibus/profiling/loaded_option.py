@@ -1,8 +1,10 @@
 """A deployed trial under load: steps of load, and more replicas of what holds its option back."""
 
+import asyncio
 from collections.abc import Callable
 
 from omnibus.bus import Bus
+from omnibus.errors import DeadlineExceeded, Overloaded
 from omnibus.profiling.engine_stats import EngineStats, compare_stats, reports_busy
 from omnibus.profiling.experiments import Trial, with_replicas
 from omnibus.profiling.load_generator import ClosedLoop, LoadRequest, LoadStep
@@ -14,6 +16,8 @@ from omnibus.profiling.testbed import DeployedTrial, NotStarted, Testbed
 _BUSY_TOGETHER = 0.7
 #: Requests in the system for each slot of an engine, so that one that ends is followed by one that waits.
 _REQUESTS_PER_SLOT = 2
+#: Lengths of a step for which nothing is sent after a refusal.
+_CALM_STEPS = 2
 
 
 class LoadedOption:
@@ -72,6 +76,30 @@ class LoadedOption:
             compare_stats(stats, stats_after, at_once),
             {name: load for name, load in loads.items() if name != self.trial.option},
         )
+
+    async def run_most(
+        self, orders: list[LoadRequest], at_once: int, step_of: Callable[[int], LoadStep]
+    ) -> tuple[StepMeasurement, bool]:
+        """Run a step with ``at_once`` requests at a time, or, where the gateway refuses some, with half as many, and so
+        on; returns it, and whether some were refused. ``step_of`` says how long a step of so many lasts. Between two of
+        them a gateway has time to see that nobody waits any more: until then it refuses what it would take.
+
+        Raises what the gateway answers to one request at a time.
+        """
+        most = at_once
+        while True:
+            step = step_of(at_once)
+            try:
+                return await self.run_step(orders, at_once, step), at_once < most
+            except (Overloaded, DeadlineExceeded) as error:
+                if at_once == 1:
+                    raise
+                at_once //= 2
+                kind = orders[0].request.kind or "requests"
+                self.notes.append(
+                    f"{self.trial.option} took no more than {at_once} at a time of {kind} alone: {error.message}"
+                )
+                await asyncio.sleep(_CALM_STEPS * step.seconds)
 
     async def raise_others(self, step: StepMeasurement) -> bool:
         """Double the replicas of the other options that were busiest in ``step``; False when there cannot be more."""

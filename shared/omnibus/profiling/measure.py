@@ -270,14 +270,15 @@ class _OptionProfiler:
 
     async def _load_fully(self, orders: list[LoadRequest], at_once: int) -> StepMeasurement:
         """A step in which the option is the bottleneck, as far as more requests, and then more others, make it that."""
-        taken, enough = await self._load_step(orders, at_once), False
+        taken, refused = await self._loaded.run_most(orders, at_once, self._full_step)
+        at_once, enough = taken.seen.at_once, refused
         while not taken.is_bottleneck:
             raised = enough or 2 * at_once > self._how.most
             if raised and not await self._loaded.raise_others(taken):
                 break
             at_once *= 1 if raised else 2
             try:
-                before, taken = taken, await self._load_step(orders, at_once)
+                before, taken = taken, await self._loaded.run_step(orders, at_once, self._full_step(at_once))
             except (Overloaded, DeadlineExceeded):
                 break
             grew = taken.seen.rate >= before.seen.rate * (1 + MIN_GROWTH)
@@ -287,10 +288,9 @@ class _OptionProfiler:
         self._hits += taken.engine.hits
         return taken
 
-    async def _load_step(self, orders: list[LoadRequest], at_once: int) -> StepMeasurement:
+    def _full_step(self, at_once: int) -> LoadStep:
         """A step that lasts until so many have ended that their sizes are those of the workload."""
-        step = LoadStep(self._how.seconds, max(self._how.requests, ANSWERS_PER_REQUEST * at_once))
-        return await self._loaded.run_step(orders, at_once, step)
+        return LoadStep(self._how.seconds, max(self._how.requests, ANSWERS_PER_REQUEST * at_once))
 
     def _cost_sample(self, role: Role, taken: StepMeasurement, share: float) -> CostSample:
         answers = taken.seen.answers

@@ -9,8 +9,9 @@ from omnibus.profiling.monitor import BusySample
 from omnibus.profiling.workload import WorkloadRequest
 
 #: Share of the time that an option must be busy to count as what holds requests back, and of the slots of its language
-#: models that must be taken: one with a single sequence is busy all the time, too.
-BOTTLENECK_LOAD, BOTTLENECK_FILL = 0.85, 0.8
+#: models that must be taken: one with a single sequence is busy all the time, too. A step costs nearly the same with
+#: one sequence less, so the part that is free is the part by which seconds are too many.
+BOTTLENECK_LOAD, BOTTLENECK_FILL = 0.85, 0.95
 #: Share of the time below which an option has computed nothing, whatever was served.
 MIN_LOAD = 1e-4
 #: Sizes that differ by more than this factor are measured apart.

@@ -27,6 +27,8 @@ NO_MODELS = '{"models": {}}'
 MAX_EXITS = 3
 #: Seconds between two looks at whether executors are still started again.
 LOOK_SECONDS = 1.0
+#: A full system is what is measured: requests wait as long as a gateway lets them.
+FULL_LOAD = {"OMNIBUS_GATEWAY_DEADLINE": "600", "OMNIBUS_GATEWAY_QUEUE_SECONDS": "600"}
 PLAN_WAIT_SECONDS = 10.0  # seconds that the gateway may take to go by a new plan
 READY_TIMEOUT_SECONDS = 60.0  # seconds that it may take to see its executors
 
@@ -52,9 +54,7 @@ class Testbed:
         self._subject = subject
         self._log = log
         self._start_within = start_within
-        given = {"OMNIBUS_PLANNER_READY": f"{start_within:g}", "OMNIBUS_GATEWAY_DEADLINE": "600"}
-        unset = {name: value for name, value in given.items() if name not in os.environ}
-        self._stack = Stack(NO_MODELS, log=log, env={**unset, **env}, passing=True)
+        self._stack = Stack(NO_MODELS, log=log, env=service_environment(env, start_within), passing=True)
         self._exits = AsyncExitStack()
         #: By option, the fewest seconds from a plan being staged to its executor being ready.
         self.starts: dict[str, float] = {}
@@ -187,6 +187,13 @@ class Testbed:
 
     def _executors_text(self, options: list[str]) -> str:
         return f"executors of {', '.join(options) or 'the plan'} are"
+
+
+def service_environment(env: Mapping[str, str], start_within: float) -> dict[str, str]:
+    """Return ``env`` for services under full load whose executors may take ``start_within`` seconds to start; what the
+    environment of this process sets stays as it is."""
+    given = {**FULL_LOAD, "OMNIBUS_PLANNER_READY": f"{start_within:g}"}
+    return {**{name: value for name, value in given.items() if name not in os.environ}, **env}
 
 
 def _matches_trial(plan: Plan, name: str, trial: Trial) -> bool:

@@ -1,5 +1,6 @@
 """Records of an invocation besides the invocation itself: its end, and the attempts that were given up before it."""
 
+import asyncio
 from typing import NamedTuple
 
 import msgspec
@@ -11,6 +12,9 @@ from omnibus.bus.messages import Hop, PullCost
 from omnibus.errors import NotFound, ProblemDetails, ProtocolError
 from omnibus.graph import UNREADABLE, WIRE_VERSION, Invocation
 from omnibus.pricing import RequestUsage
+
+#: Seconds after its answer until an invocation that took little time is recorded, by its gateway.
+WHOLE_RECORD_SECONDS = 0.02
 
 
 class RecordedAnswer(msgspec.Struct, omit_defaults=True):
@@ -203,7 +207,12 @@ def parse_record(found: list[Delivery], id: str) -> Record:
 
 
 async def find_record(bus: Bus, id: str) -> Record:
-    """Find the record of ``id``. Raises ``NotFound`` and ``ProtocolError``."""
+    """Find the record of ``id``, also if its answer has just been sent. Raises ``NotFound`` and ``ProtocolError``."""
     if not graph.is_addressable(id) or "." in id:
         raise NotFound(f"{id[:80]!r} is no id of an invocation")
-    return parse_record(await bus.read_records(f"{subjects.ROOT}.inv.*.{id}"), id)
+    subject = f"{subjects.ROOT}.inv.*.{id}"
+    found = await bus.read_records(subject)
+    if not found:
+        await asyncio.sleep(2 * WHOLE_RECORD_SECONDS)
+        found = await bus.read_records(subject)
+    return parse_record(found, id)

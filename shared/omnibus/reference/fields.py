@@ -19,12 +19,13 @@ UNITS = {
     **dict.fromkeys(("metrics_port", "port"), "port"),
     **dict.fromkeys(("near", "verify_every", "least", "admit", "admit_queue"), "requests"),
     **dict.fromkeys(("videos", "videos_open", "videos_kept"), "videos"),
+    "app_workers": "workers",
     "responses": "responses", "realtime_sessions": "sessions",
     **dict.fromkeys(("max_inflight", "credits"), "invocations"),
     "batch_parallel": "lines", "body_rate": "bytes per second",
     "video_frames": "frames", "threads": "threads", "tensor_parallel": "GPUs", "pipeline_parallel": "groups",
     "head_lines": "lines", "batch": "rows", "adapter_rank": "rows", "adapter_slots": "adapters",
-    "links": "connections", "history": "plans", "replicas": "servers",
+    "links": "connections", "history": "plans", "replicas": "servers", "nats_cores": "cores",
 }  # fmt: skip
 #: Parts of the names of fields whose values are secret.
 _SECRET_WORDS = ("password", "secret", "token", "salt", "url")

@@ -36,6 +36,8 @@ class AppStore(StoreConnection):
     def __init__(self, settings: StoreSettings) -> None:
         super().__init__(settings)
         self._complained: dict[str, bytes] = {}
+        #: What was read last, by app: followers read all apps every few seconds, and most of them stay as they are.
+        self._decoded: dict[str, tuple[bytes, AppRecord]] = {}
         #: Texts that went through this connection, for a store that loses them.
         self._texts: dict[str, str] = {}
 
@@ -120,16 +122,19 @@ class AppStore(StoreConnection):
             both.get(self._redis_key(_LIFE))
             both.hgetall(self._redis_key(_APPS))
             life, bodies = await self._run_command(both.execute())
-        found = {}
+        before, self._decoded = self._decoded, {}
         for key, body in sorted(bodies.items()):
             name = key.decode(errors="replace")
+            known = before.get(name)
             try:
-                found[name] = self._decode_app(name, body)
+                record = known[1] if known is not None and known[0] == body else self._decode_app(name, body)
             except ProtocolError as error:
                 if self._complained.get(name) != body:
                     self._complained[name] = body
                     log.error("app %r is left out: %s", name, error)
-        return (life or b"").decode(), found
+                continue
+            self._decoded[name] = body, record
+        return (life or b"").decode(), {name: record for name, (_, record) in self._decoded.items()}
 
     def _decode_app(self, name: str, body: bytes) -> AppRecord:
         return app_record.decode_app_record(self._seal.verify(_app_label(name), body))

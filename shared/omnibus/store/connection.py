@@ -7,12 +7,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from redis.exceptions import ConnectionError as LostConnection
 from redis.exceptions import RedisError, ResponseError
 
 from omnibus.concurrency import keep_cancellation
 from omnibus.errors import StoreUnavailable
 from omnibus.settings import StoreSettings
 from omnibus.store.batches import CommandBatches
+from omnibus.store.own_connection import OwnConnection
 from omnibus.store.seal import Seal
 from omnibus.store.servers import RedisServers, describe_error
 from omnibus.urls import redact_url
@@ -52,6 +54,7 @@ class StoreConnection:
         self._servers = RedisServers(settings)
         self._redis = self._servers.client
         self._batches = CommandBatches(self._redis)
+        self._own = OwnConnection(self._redis)
         self._connections = asyncio.Semaphore(MAX_COMMANDS)
 
     async def open(self) -> None:
@@ -90,6 +93,16 @@ class StoreConnection:
     async def _run_batched(self, name: str, *arguments: Any, **options: Any) -> Any:
         """Run a command that each request of many sends; raises as ``_run_command``. All share one connection."""
         return await self._finish_command(self._batches.run_command(name, *arguments, **options))
+
+    async def _run_repeatable(self, *command: Any) -> Any:
+        """Run a command that comes often, and does no harm when it is run twice; raises as ``_run_command``."""
+        try:
+            return await self._finish_command(self._own.run_command(*command))
+        except StoreUnavailable as error:
+            if not isinstance(error.__cause__, LostConnection):
+                raise
+        # The server has closed what was idle, or was restarted: the pool finds out before it gives a connection.
+        return await self._run_command(self._redis.execute_command(*command))
 
     async def _run_command(self, command: Any) -> Any:
         """Answer to a coroutine of a command, or of a pipeline, which is sent once there is a connection for it.
@@ -149,9 +162,12 @@ class StoreConnection:
                         if not known or found != last:
                             known, last = True, found
                             yield found
-                        await keep_cancellation(
-                            announced.get_message(ignore_subscribe_messages=True, timeout=REREAD_SECONDS)
-                        )
+                        waited = REREAD_SECONDS
+                        # One reading for all that was announced meanwhile, and not one for each.
+                        while await keep_cancellation(
+                            announced.get_message(ignore_subscribe_messages=True, timeout=waited)
+                        ):
+                            waited = 0.0
             except (RedisError, OSError, StoreUnavailable) as error:
                 log.warning("store: %s; reading the %s again when it is back", describe_error(error), channel)
                 await asyncio.sleep(RETRY_PAUSE_SECONDS)

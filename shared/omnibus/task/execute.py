@@ -14,6 +14,7 @@ import asyncio
 import inspect
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
 from typing import Annotated, Any, Protocol
 
 import numpy as np
@@ -40,6 +41,9 @@ class TaskJob(Protocol):
 
 
 _END = object()
+_ASYNC_GENERATOR, _COROUTINE, _PLAIN = range(3)
+#: Functions whose kind is remembered.
+_MAX_KNOWN_FUNCTIONS = 1024
 _UNCOUNTED = nullcontext()
 
 
@@ -49,11 +53,12 @@ async def execute_task(task: Any, job: TaskJob, computing: AbstractContextManage
     ``computing`` is around the task's own ``run``, once all that it does not read by itself is there.
     """
     inputs = await _read_inputs(task.inputs_type, job)
-    if inspect.isasyncgenfunction(task.run):
+    how = _kind_of_run(type(task).run)
+    if how == _ASYNC_GENERATOR:
         with computing:
             async for told in task.run(inputs):
                 await _send_outputs(task, job, told, _single_part)
-    elif inspect.iscoroutinefunction(task.run):
+    elif how == _COROUTINE:
         with computing:
             await _send_outputs(task, job, await task.run(inputs), _parts_of)
     else:
@@ -63,6 +68,14 @@ async def execute_task(task: Any, job: TaskJob, computing: AbstractContextManage
     for name, (kind, _, _) in task.outputs_type.fields.items():
         if kind == STREAM:
             job.close(name)
+
+
+@lru_cache(_MAX_KNOWN_FUNCTIONS)
+def _kind_of_run(run: Any) -> int:
+    """Kind of the function ``run``, which takes ``inspect`` several microseconds that each call would pay."""
+    if inspect.isasyncgenfunction(run):
+        return _ASYNC_GENERATOR
+    return _COROUTINE if inspect.iscoroutinefunction(run) else _PLAIN
 
 
 async def _in_thread(task: Any, job: TaskJob, inputs: Any) -> None:

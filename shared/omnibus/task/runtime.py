@@ -14,8 +14,9 @@ from collections.abc import (
 )
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import lru_cache
 from itertools import count
-from typing import Any, Protocol, TypeVar, TypeVarTuple, overload
+from typing import Any, Protocol, TypeVar, TypeVarTuple, cast, overload
 
 from omnibus.errors import PlaceholderError
 from omnibus.task import purity
@@ -27,6 +28,9 @@ from omnibus.task.session import Segment, current_session
 R = TypeVar("R")
 A = TypeVar("A")
 Arguments = TypeVarTuple("Arguments")
+
+#: Functions of which is remembered whether they are asynchronous: to look takes several microseconds.
+_MAX_KNOWN_FUNCTIONS = 1024
 
 
 class Runtime(Protocol):
@@ -89,11 +93,17 @@ async def run(invoke: Callable[[R], A | Coroutine[Any, Any, A]], request: R) -> 
     if around is None:
         raise PlaceholderError("a task was called where nothing runs it: call it in an app's `serve`")
     purity.check_purity(invoke)
-    if inspect.iscoroutinefunction(invoke):
-        return await run_live(around, around.choice_point, invoke, request)
+    if _is_coroutine_function(getattr(invoke, "__func__", invoke)):
+        live = cast(Callable[[R], Awaitable[A]], invoke)
+        return await run_live(around, around.choice_point, live, request)
     step = around.next_step()
     recorded = record(invoke, request, around.choice_point, step, scope=around, calls=around.calls)
     return replay(invoke, request, recorded, await around.submit(recorded, step), step, scope=around)
+
+
+@lru_cache(_MAX_KNOWN_FUNCTIONS)
+def _is_coroutine_function(function: Any) -> bool:
+    return inspect.iscoroutinefunction(function)
 
 
 async def place_media(data: bytes, modality: str) -> dict[str, Any]:

@@ -1,11 +1,15 @@
 """Holders of the blocks of the arena, and the lifetime of each block. Pure bookkeeping: no clock, no sockets.
 
+All of it belongs to one thread, but for ``find_readable`` and ``pin``.
+
 The rule. A block is granted with one writer's lease and a number of expected readers.
 
 - The producer's ``seal`` ends the writer's lease: the bytes are complete. Readers may look earlier.
 - Each ``hold`` marks a reader at work, each ``release`` ends one expected read. A release without a
   hold declines the read. A holder that dies has released.
 - The block is free when it is sealed, no expected read remains and nobody holds it.
+- A transfer to another node has a *pin* on its block, which counts as a hold. Pins are taken by another thread, which
+  does not wait for this one: a block is freed only behind a lock, and never while it has one.
 - ``retain`` lets it live on from there, for readers that may begin again, until its invocation ends or
   ``reclaim_oldest`` takes it: an allocation that finds no room drops what is retained only, the oldest first.
 - A spare is granted before there is a tensor for it: it belongs to no invocation, and ``use_spare`` makes it a block as
@@ -22,6 +26,7 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import islice
 from math import inf
+from threading import Lock
 from typing import Protocol
 
 from omnibus.tensors.allocator import Allocator
@@ -59,12 +64,12 @@ class BlockOwner:
 class BlockLease:
     """One granted block.
 
-    ``readers`` is how many reads are still expected, ``holders`` how many each client has open now.
-    ``due`` belongs to whoever keeps the time. ``condemned`` is the reason, or empty.
+    ``readers`` is how many reads are still expected, ``holders`` how many each client has open now, ``pins`` who sends
+    it to another node. ``due`` belongs to whoever keeps the time. ``condemned`` is the reason, or empty.
     """
 
     __slots__ = (
-        "condemned", "deadline", "due", "generation", "holders", "id", "nbytes", "offset", "owner", "readers",
+        "condemned", "deadline", "due", "generation", "holders", "id", "nbytes", "offset", "owner", "pins", "readers",
         "retained", "spare", "tag", "writing",
     )  # fmt: skip
 
@@ -79,6 +84,7 @@ class BlockLease:
         self.deadline = 0.0
         self.due = NEVER_DUE
         self.holders: dict[BlockOwner, int] = {}
+        self.pins: set[object] = set()
         self.writing = True
         self.retained = False
         self.spare = False
@@ -87,6 +93,11 @@ class BlockLease:
     def end_reads(self, count: int) -> None:
         """``count`` expected reads are over. How many a spare will have is not known yet."""
         self.readers -= count if self.spare else min(count, self.readers)
+
+    @property
+    def is_open(self) -> bool:
+        """Somebody writes, reads or sends it now: its memory may not become that of another block."""
+        return bool(self.writing or self.holders or self.pins)
 
     def to_row(self) -> dict[str, object]:
         """The lease for people: small JSON."""
@@ -99,7 +110,7 @@ class BlockLease:
             "invocation": self.tag.decode(errors="replace"),
             "deadline": self.deadline,
             "readers": self.readers,
-            "held": sum(self.holders.values()),
+            "held": sum(self.holders.values()) + len(self.pins),
             "sealed": not self.writing,
             "retained": self.retained,
             "condemned": self.condemned,
@@ -136,6 +147,7 @@ class Ledger:
         self._idle: dict[int, BlockLease] = {}  # nobody needs them now, and they are retained
         self.idle_bytes = 0
         self._tags: dict[bytes, dict[int, BlockLease]] = {}
+        self._freeing = Lock()
 
     def __len__(self) -> int:
         return len(self._leases) - len(self.spares)
@@ -173,7 +185,8 @@ class Ledger:
         lease.tag, lease.nbytes, lease.deadline = tag, nbytes, deadline
         lease.readers = max(lease.readers + readers, 0)
         self._tags.setdefault(tag, {})[lease.id] = lease
-        self._leases[lease.id] = self._leases.pop(lease.id)  # the youngest
+        with self._freeing:
+            self._leases[lease.id] = self._leases.pop(lease.id)  # the youngest
 
     def find_spare(self, owner: BlockOwner, block: int, generation: int) -> BlockLease | None:
         """The lease of a spare of ``owner``; ``None`` when it was taken from it."""
@@ -183,7 +196,7 @@ class Ledger:
     def return_spare(self, lease: BlockLease) -> None:
         """The producer needs its spare no more, or is dead."""
         self._stop_writing(lease.owner, lease)
-        if lease.holders:  # the word of its use is lost
+        if lease.is_open:  # the word of its use is lost
             self._condemn_lease(lease, "orphaned")
         else:
             self._free_lease(lease, "")
@@ -212,14 +225,23 @@ class Ledger:
             self._free_if_unused(lease)
 
     def find_readable(self, block: int, generation: int) -> BlockLease | None:
-        """The lease of a block that a new reader may begin to read; ``None`` when it is gone or over."""
-        lease = self._find_lease(block, generation)
-        return None if lease is None or lease.condemned else lease
+        """The lease of a block that may be read by more; ``None`` when it is gone or over. For any thread."""
+        with self._freeing:  # a spare that is used changes its place
+            lease = self._leases.get(block)
+        return None if lease is None or lease.generation != generation or lease.condemned else lease
 
-    def unhold(self, owner: BlockOwner) -> None:
-        """``owner`` reads nothing any more, and what it read is as expected as before."""
-        for lease in tuple(owner.holding.values()):
-            self._let_go(owner, lease, lease.holders[owner])
+    def pin(self, pin: object, lease: BlockLease) -> bool:
+        """Keep a block from being freed until ``unpin``; false if it is gone or over. For any thread."""
+        with self._freeing:
+            if lease.condemned or self._leases.get(lease.id) is not lease:
+                return False
+            lease.pins.add(pin)
+            return True
+
+    def unpin(self, pin: object, lease: BlockLease) -> None:
+        """The block is not sent any more; reads are as expected as before."""
+        lease.pins.discard(pin)
+        if self._leases.get(lease.id) is lease:
             self._free_if_unused(lease)
 
     def end_reads(self, block: int, generation: int, count: int) -> None:
@@ -264,10 +286,10 @@ class Ledger:
 
     def reclaim_oldest(self) -> bool:
         """Free the oldest block that is only retained; returns whether there was one."""
-        lease = next(iter(self._idle.values()), None)
-        if lease is not None:
-            self._free_lease(lease, "reclaimed")
-        return lease is not None
+        while (lease := next((each for each in self._idle.values() if not each.pins), None)) is not None:
+            if self._free_lease(lease, "reclaimed"):
+                return True
+        return False
 
     def end_invocation(self, owner: BlockOwner, tag: bytes) -> None:
         """The invocation is over and ``owner`` has stopped working on it."""
@@ -281,7 +303,7 @@ class Ledger:
         self._condemn_lease(lease, "expired")
 
     def force_free(self, lease: BlockLease) -> None:
-        """Free a condemned block although somebody still has it open."""
+        """Free a condemned block although a client still has it open; one with pins is free once they are gone."""
         self._stop_writing(lease.owner, lease)
         for owner in tuple(lease.holders):
             self._let_go(owner, lease, lease.holders[owner])
@@ -353,7 +375,7 @@ class Ledger:
             self._linger(lease)
 
     def _free_if_unused(self, lease: BlockLease) -> None:
-        if lease.writing or lease.holders:
+        if lease.is_open:
             return
         if lease.condemned or not (lease.readers or lease.retained):
             self._free_lease(lease, lease.condemned or "released")
@@ -366,8 +388,12 @@ class Ledger:
         if self._idle.pop(lease.id, None) is not None:
             self.idle_bytes -= lease.nbytes
 
-    def _free_lease(self, lease: BlockLease, reason: str) -> None:
-        del self._leases[lease.id]
+    def _free_lease(self, lease: BlockLease, reason: str) -> bool:
+        """Free ``lease``, unless somebody has pinned it meanwhile, who will let go of it."""
+        with self._freeing:
+            if lease.pins:
+                return False
+            del self._leases[lease.id]
         self._end_spare(lease)
         self._remove_idle(lease)
         self._forget_tag(lease)
@@ -381,6 +407,7 @@ class Ledger:
             self.freed[reason] += 1
         if lease.owner.on_freed is not None:
             lease.owner.on_freed(lease)
+        return True
 
     def _forget_tag(self, lease: BlockLease) -> None:
         tagged = self._tags.get(lease.tag)

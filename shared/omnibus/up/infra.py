@@ -16,6 +16,7 @@ _READY_TIMEOUT_SECONDS = 15.0  # seconds; both take under 0.3 s on an idle machi
 _PROBE_TIMEOUT_SECONDS = 1.0  # seconds for one probe
 _PROBE_PAUSE_SECONDS = 0.02  # seconds between two probes
 _MAX_ANSWER_BYTES = 4096  # bytes of an answer that a probe reads
+_GO_CORES = "GOMAXPROCS"  # of programs in Go: threads that run at the same time
 _USER = "omnibus"  # of the NATS server, where it has a password
 
 
@@ -37,12 +38,14 @@ def prepare_nats(
     config: Path | None = None,
     environ: Mapping[str, str] | None = None,
     password: str = "",
+    cores: int = 0,
 ) -> InfraServer:
     """A NATS server with JetStream, whose streams live under ``directory``; port 0 takes a free one.
 
     ``config`` is a NATS configuration file for users and permissions. ``password``, where there is none, is that of
     the one user that may connect; the server reads it from a private file, since everybody sees arguments of
-    processes. Raises ``BusUnavailable`` when no server binary is found.
+    processes. ``cores`` is how many the server computes on at the same time, 0: as ``choose_nats_cores`` says. Raises
+    ``BusUnavailable`` when no server binary is found.
     """
     binary = binaries.find_binary(binaries.NATS, environ)
     port, monitor_port = _choose_ports(port, monitor_port)
@@ -57,6 +60,7 @@ def prepare_nats(
     spec = ProcessSpec(
         "nats",
         argv,
+        env={} if os.environ.get(_GO_CORES) else {_GO_CORES: str(cores or choose_nats_cores())},
         cwd=store,
         ready=partial(nats_ready, monitor_port),
         ready_within=_READY_TIMEOUT_SECONDS,
@@ -66,6 +70,16 @@ def prepare_nats(
     return InfraServer(
         spec, f"nats://{who}{LOOPBACK}:{port}", (port, monitor_port), f"http://{LOOPBACK}:{monitor_port}"
     )
+
+
+def choose_nats_cores() -> int:
+    """Return a quarter of the cores that this process may use, one at least.
+
+    The server sends small messages between processes that share its machine: threads of Go that look for more work take
+    the time of those whose messages it sends.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // 4)
 
 
 def prepare_valkey(

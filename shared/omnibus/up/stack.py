@@ -184,7 +184,10 @@ class Stack:
         free = [port for port in free_ports(self._gateways + 4) if port != self._requested_port]
         # Loopback is open to every user of this machine.
         word, other = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
-        self.nats = infra.prepare_nats(self.directory, port=free.pop(), monitor_port=free.pop(), password=word)
+        cores = read_settings(UpSettings, {**os.environ, **self._extra}).nats_cores
+        self.nats = infra.prepare_nats(
+            self.directory, port=free.pop(), monitor_port=free.pop(), password=word, cores=cores
+        )
         self.valkey = infra.prepare_valkey(self.directory, port=free.pop(), password=other, durable=True)
         self.ports = [self._requested_port or free.pop(), *free[: self._gateways - 1]]
         scheme = "https" if self.certificate else "http"

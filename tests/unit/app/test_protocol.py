@@ -274,3 +274,29 @@ async def test_a_sender_can_wait_until_the_other_end_has_room():
 
     assert waits
     await ends.arrived.wait()
+
+
+async def test_senders_that_wait_for_room_share_a_write():
+    class Counted:
+        def __init__(self, transport: asyncio.Transport) -> None:
+            self.written: list[bytes] = []
+            self._transport = transport
+
+        def write(self, data: bytes) -> None:
+            self.written.append(data)
+            self._transport.write(data)
+
+    ends = Ends()
+    ours, _ = await ends.open()
+    counted = ours._transport = Counted(ours._transport)
+
+    async def send(body: bytes) -> None:
+        ours.send(frame(body))
+        await ours.drain()
+
+    await asyncio.gather(send(b"one"), send(b"two"), send(bytes(64 << 10)), send(b"three"))
+    while len(ends.heard) < 4:
+        ends.arrived.clear()
+        await ends.arrived.wait()
+
+    assert [len(data) for data in counted.written] == [len(frame(b"onetwo")) + 4 + 4 + (64 << 10), len(frame(b"three"))]

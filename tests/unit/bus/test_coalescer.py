@@ -63,14 +63,18 @@ async def test_the_next_turn_makes_the_next_frame(wire: Wire):
     assert wire.frames == [("to.a", [0]), ("to.a", [1])]
 
 
-async def test_a_lazy_message_leaves_with_the_next_urgent_one(wire: Wire):
+async def test_a_lazy_message_leaves_with_the_next_urgent_one_for_its_receiver_and_wakes_no_other(wire: Wire):
     wire.outbox.send("to.a", chunk(0), lazy=True)
     wire.outbox.send("to.b", chunk(5), lazy=True)
     wire.outbox.send("to.a", chunk(1))
+    wire.outbox.send("to.a", chunk(2), lazy=True)
 
     await wire.more()
+    soon = list(wire.frames)
+    await wire.more()
 
-    assert wire.frames == [("to.a", [0, 1]), ("to.b", [5])]
+    assert soon == [("to.a", [0, 1, 2])]
+    assert wire.frames == [*soon, ("to.b", [5])]
 
 
 async def test_a_lazy_message_without_company_leaves_after_a_moment(wire: Wire):

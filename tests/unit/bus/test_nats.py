@@ -12,7 +12,7 @@ import uvloop
 from nats.aio.client import Client
 
 from omnibus.bus import Delivery, subjects
-from omnibus.bus.nats import NatsBus
+from omnibus.bus.nats import NatsBus, connection
 from omnibus.errors import BusUnavailable, Fatal, ProtocolError
 from omnibus.settings import BusSettings
 from omnibus.up import infra
@@ -66,6 +66,48 @@ async def test_subscriptions_and_records_outlive_a_killed_server(tmp_path: Path)
         await until(lambda: heard == [b"while it was away", b"afterwards"])
         assert await kept()
         await bus.drain()
+
+
+async def test_a_lazy_message_leaves_with_the_next_one_or_alone(bus: NatsBus, monkeypatch: pytest.MonkeyPatch):
+    heard: list[bytes] = []
+    await bus.subscribe("lazy.*", lambda delivery: heard.append(delivery.data))
+    monkeypatch.setattr(connection, "LAZY_COMMAND_SECONDS", 0.0)
+    bus.publish("lazy.a", b"alone", lazy=True)
+    await until(lambda: heard == [b"alone"])
+    monkeypatch.setattr(connection, "LAZY_COMMAND_SECONDS", 60.0)
+    bus.publish("lazy.a", b"waits", lazy=True)
+    await asyncio.sleep(0.01)
+    before = list(heard)
+
+    bus.publish("lazy.b", b"takes it along")
+
+    await until(lambda: heard == [b"alone", b"waits", b"takes it along"])
+    assert before == [b"alone"]
+
+
+async def test_what_is_published_in_turns_that_follow_each_other_leaves_together(
+    bus: NatsBus, monkeypatch: pytest.MonkeyPatch
+):
+    heard: list[bytes] = []
+    await bus.subscribe("turn.*", lambda delivery: heard.append(delivery.data))
+    flushes: list[int] = []
+    flush = bus._nc._flush_pending_commands
+    monkeypatch.setattr(bus._nc, "_flush_pending_commands", lambda: (flushes.append(len(heard)), flush()))
+    monkeypatch.setattr(connection, "JOIN_SECONDS", 60.0)
+
+    for number in range(3):
+        bus.publish("turn.a", b"%d" % number)
+        bus.call_before_flush(lambda: bus.publish("turn.a", b"last"))
+        await asyncio.sleep(0)
+    await until(lambda: heard == [b"0", b"1", b"2", b"last", b"last", b"last"])
+    joined = len(flushes)
+    monkeypatch.setattr(connection, "JOIN_SECONDS", 0.0)
+    for _ in range(3):
+        bus.publish("turn.a", b"alone")
+        await asyncio.sleep(0)
+    await until(lambda: len(heard) == 9)
+
+    assert (joined, len(flushes)) == (1, 4)
 
 
 def test_a_bus_closes_without_its_server_though_messages_are_left(tmp_path: Path, caplog: pytest.LogCaptureFixture):

@@ -116,13 +116,13 @@ async def serve_text_and_images(home: House) -> None:
 @pytest.mark.parametrize(
     ("case", "allowed", "direct"),
     [
-        (tell, Cost(475, 5.5), True),
+        (tell, Cost(455, 5.5), True),
         (stream, Cost(1500, 5.5), True),
-        (tell, Cost(490, 5.5), False),
+        (tell, Cost(470, 5.5), False),
         (stream, Cost(1540, 5.5), False),
-        (rush, Cost(1150, 9), True),
+        (rush, Cost(950, 9), True),
         (look, Cost(980, 8.4), False),
-        (speak, Cost(2350, 20), True),
+        (speak, Cost(2200, 18), True),
     ],
     ids=[
         "text",

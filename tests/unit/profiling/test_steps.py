@@ -26,9 +26,10 @@ def test_what_was_not_busy_has_no_seconds_whatever_was_served():
 
 
 def test_a_language_model_that_is_busy_with_few_sequences_is_not_the_bottleneck():
-    few, full, queued = step({"thinker": 1.0}, 0.3), step({"thinker": 1.0}, 0.95), step({"thinker": 1.0}, 0.3, True)
+    few, most, full = (step({"thinker": 1.0}, fill) for fill in (0.3, 0.85, 0.95))
+    queued = step({"thinker": 1.0}, 0.3, True)
 
-    assert [each.is_bottleneck for each in (few, full, queued)] == [False, True, True]
+    assert [each.is_bottleneck for each in (few, most, full, queued)] == [False, False, True, True]
     [note] = bottleneck_notes("Th", {"thinker": few})
     assert note.startswith("Th was not the bottleneck for thinker (100% busy, batches 30% full)")
     assert list(bottleneck_notes("Th", {})) == []

@@ -1,9 +1,12 @@
 """The servers that we start ourselves: reachable, on loopback only, on ports that outlive a restart."""
 
+import os
 import socket
+from pathlib import Path
 
 import nats
 import psutil
+import pytest
 import redis.asyncio as redis
 
 from omnibus.up import infra
@@ -36,6 +39,19 @@ async def test_nats_is_ready_with_jetstream_and_a_new_enough_version(nats_url):
     assert client.connected_server_version.major == 2
     assert client.connected_server_version.minor >= 12
     await client.close()
+
+
+@pytest.mark.parametrize(("machine", "own"), [(1, 1), (2, 1), (7, 1), (8, 2), (64, 16)])
+def test_nats_computes_on_a_quarter_of_the_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: int, own: int
+):
+    monkeypatch.delenv("GOMAXPROCS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(machine)))
+
+    assert infra.prepare_nats(tmp_path).spec.env == {"GOMAXPROCS": str(own)}
+    assert infra.prepare_nats(tmp_path, cores=3).spec.env == {"GOMAXPROCS": "3"}
+    monkeypatch.setenv("GOMAXPROCS", "5")
+    assert infra.prepare_nats(tmp_path, cores=3).spec.env == {}
 
 
 async def test_a_durable_store_has_its_data_after_a_kill(tmp_path):

@@ -5,7 +5,7 @@ import { badge, card, facts, fill, h, morph, table, trouble } from "./dom.js";
 import { ago } from "./format.js";
 import { every } from "./refresh.js";
 
-const WORKERS = { ready: "good", starting: "info", restarting: "warn", broken: "bad" };
+const WORKERS = { ready: "good", cold: "info", starting: "info", restarting: "warn", broken: "bad" };
 const REFRESH_MS = 5000;
 
 export function apps(room) {

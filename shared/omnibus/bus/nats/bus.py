@@ -74,7 +74,15 @@ class NatsBus:
     def clustered(self) -> bool:
         return self._nc.is_clustered
 
-    def publish(self, subject: str, data: bytes, *, reply: str = "", headers: dict[str, str] | None = None) -> None:
+    def publish(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        reply: str = "",
+        headers: dict[str, str] | None = None,
+        lazy: bool = False,
+    ) -> None:
         if len(data) > self._settings.max_payload:
             raise TooLarge(
                 f"{len(data)} bytes for {subject} are over the bus limit of {self._settings.max_payload}: "
@@ -85,7 +93,13 @@ class NatsBus:
             raise BusUnavailable(f"cannot publish to {subject}: the connection to NATS is closed")
         if nc.pending_data_size + len(data) > MAX_PENDING_BYTES:
             raise BusUnavailable(f"the connection to NATS has {nc.pending_data_size} bytes waiting: try again")
-        nc.send_command(encode_publish(subject, data, reply, headers))
+        nc.send_command(encode_publish(subject, data, reply, headers), lazy)
+
+    def call_before_flush(self, publish: Callable[[], None]) -> None:
+        self._nc.call_before_flush(publish)
+
+    def flush_soon(self) -> None:
+        self._nc.flush_soon()
 
     async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> Callable[[], Awaitable[None]]:
         unsubscribe = await self._send_subscription(subject, handler, queue)

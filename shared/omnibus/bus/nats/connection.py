@@ -9,6 +9,7 @@ import contextlib
 import logging
 import ssl
 from collections.abc import Callable
+from time import monotonic
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,6 +18,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from omnibus.bus import Delivery, Handler
+from omnibus.bus.nats.message_reader import MessageReader
 from omnibus.bus.permissions import inbox_prefix
 from omnibus.concurrency import finish_within, keep_cancellation
 from omnibus.errors import BadRequest, BusUnavailable, Fatal, ProtocolError
@@ -33,6 +35,10 @@ MIN_SERVER_VERSION = (2, 12)
 PING_INTERVAL_SECONDS, MAX_OUTSTANDING_PINGS = 2, 2
 #: Bytes that the socket may not have taken yet for more to be written at once; else the flusher waits for it.
 _MAX_UNWRITTEN_BYTES = 64 << 10
+#: Seconds in which commands of turns that follow each other are joined: each write wakes the server, and its receivers.
+JOIN_SECONDS = 0.001
+#: Seconds that a lazy command waits at most for another one to leave with.
+LAZY_COMMAND_SECONDS = 0.02
 #: Seconds that closing a connection which was never made may take.
 _CLOSE_SECONDS = 1.0
 _NO_RESPONDERS = b" 503"
@@ -48,7 +54,11 @@ class NatsConnection(Client):
         self.on_reconnect: Callable[[], None] = lambda: None
         self.last_problem: Exception | None = None
         self.refusal: Exception | None = None  # a server's, of this user; what follows it is a closed connection
-        self._flushes = False  # by the end of this turn of the event loop
+        self._flushes = False  # soon
+        self._grows = False  # something was queued in this turn of the event loop
+        self._flush_by = 0.0  # of ``monotonic``
+        self._before_flush: list[Callable[[], None]] = []
+        self._lazy_flush: asyncio.TimerHandle | None = None
 
     @property
     def takes_commands(self) -> bool:
@@ -75,6 +85,13 @@ class NatsConnection(Client):
         if _is_refusal(error):
             self.refusal = error
 
+    async def _read_loop(self) -> None:
+        stream = getattr(self._transport, "_io_reader", None)  # a web socket has none
+        if stream is not None:
+            reader = MessageReader(stream, self._ps, self.handlers, self.stats)
+            stream.feed_data = reader.feed_data
+        await super()._read_loop()
+
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
         handler = self.handlers.get(sid)
         if handler is None:
@@ -89,25 +106,62 @@ class NatsConnection(Client):
         except Exception:  # the reader must outlive any one message
             log.exception("handler of %s failed", subject.decode())
 
-    def send_command(self, command: bytes) -> None:
-        """Queue protocol bytes, which leave by the end of this turn of the event loop with all others of it."""
+    def send_command(self, command: bytes, lazy: bool = False) -> None:
+        """Queue protocol bytes, which leave with all others of this turn of the event loop, and of those right behind.
+        Those that are ``lazy`` wake nobody: they leave with the next ones, or after ``LAZY_COMMAND_SECONDS``.
+        """
         self._pending.append(command)
         self._pending_data_size += len(command)
         self.stats["out_msgs"] += 1
         self.stats["out_bytes"] += len(command)
+        if lazy:
+            if self._lazy_flush is None:  # who takes it along leaves the timer: one for each request would cost more
+                self._lazy_flush = asyncio.get_running_loop().call_later(LAZY_COMMAND_SECONDS, self._flush_lazy)
+        else:
+            self.flush_soon()
+
+    def flush_soon(self) -> None:
+        """Something is to leave: with what the next turn brings, as long as each turn brings more."""
+        self._grows = True
         if not self._flushes:
             self._flushes = True
-            asyncio.get_running_loop().call_soon(self._flush_turn)
+            self._flush_by = monotonic() + JOIN_SECONDS
+            asyncio.get_running_loop().call_soon(self._end_turn)
 
-    def _flush_turn(self) -> None:
+    def call_before_flush(self, publish: Callable[[], None]) -> None:
+        """Call ``publish`` before what is pending leaves; what it queues leaves as well."""
+        self._before_flush.append(publish)
+        self.flush_soon()
+
+    def _end_turn(self) -> None:
+        if self._grows and monotonic() < self._flush_by:
+            self._grows = False
+            asyncio.get_running_loop().call_soon(self._end_turn)
+        else:
+            self._flush_pending_commands()
+
+    def _flush_lazy(self) -> None:
+        self._lazy_flush = None
+        if not self._flushes:
+            self._flush_pending_commands()
+
+    def _flush_pending_commands(self) -> None:
         """Write what is pending, or wake the flusher of nats-py: it waits for a slow socket, and sees to a lost one."""
+        if self._before_flush:
+            self._flushes = True  # no other flush need follow
+            before, self._before_flush = self._before_flush, []
+            for publish in before:
+                try:
+                    publish()
+                except Exception:  # what else waits must leave
+                    log.exception("messages were not sent")
         self._flushes = False
         if not self._pending or not self.is_connected:
             return
         writer = getattr(self._transport, "_io_writer", None)  # a web socket has none
         if writer is not None and _takes_more(writer.transport):
             pending, self._pending, self._pending_data_size = self._pending, [], 0
-            writer.writelines(pending)
+            writer.transport.writelines(pending)
         elif self._flush_queue is not None and self._flush_queue.empty():
             self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
 

@@ -79,6 +79,21 @@ async def test_much_leaves_at_once_so_that_a_slow_reader_is_noticed(writes: Writ
     assert b"".join(writes.made) == before + b"tail"
 
 
+async def test_what_is_all_of_its_turn_leaves_at_once_behind_what_waits(writes: Writes):
+    transport = joined(writes)
+
+    transport.write_now(b"one")
+    transport.write(b"two ")
+    transport.write_now(b"three")
+    at_once = list(writes.made)
+    writes.closed = True
+    transport.write_now(b"late")
+    await asyncio.sleep(0)
+
+    assert at_once == [b"one", b"two three"]
+    assert writes.made == at_once
+
+
 async def test_a_connection_is_closed_behind_what_was_written(writes: Writes):
     transport = joined(writes)
 

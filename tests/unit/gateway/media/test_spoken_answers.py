@@ -176,6 +176,20 @@ async def test_what_waits_is_written_together_and_nobody_goes_on_before(noting: 
     files.close()
 
 
+async def test_answers_that_come_one_by_one_wait_for_no_others(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(spoken_answers, "WRITE_INTERVAL_SECONDS", 3600.0)
+    files = FileStore(GatewaySettings(media_dir=str(tmp_path)))
+    spoken, ids = SpokenAnswers(store, files, 60), names(2)
+
+    for id in ids:
+        await spoken.store_answer(id, "hello", b"sound", "wav")
+
+    assert set(await store.spoken_answers(ids)) == set(ids)
+    files.close()
+
+
 async def test_a_store_that_hangs_holds_nobody_up_and_answers_are_kept_later(
     noting: Noting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

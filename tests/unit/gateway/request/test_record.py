@@ -187,6 +187,39 @@ async def test_what_ends_soon_is_one_message_that_says_both(tmp_path: Path):
     assert (found.ended.status, found.invocation.seed) == ("done", 5)  # type: ignore[union-attr]
 
 
+async def recorded(home: House) -> int:
+    return len(await home.bus.read_records(f"{subjects.ROOT}.inv.>"))
+
+
+async def test_records_of_what_ends_soon_are_published_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(record, "COLLECT_SECONDS", 60.0)
+    monkeypatch.setattr(record, "MAX_COLLECTED", 3)
+    async with house(tmp_path, hold_seconds=60.0) as home:
+        await home.all_of(VL)
+        counts = []
+        for _ in range(4):
+            await home.ask(**ASKED)
+            await home.emptied()
+            counts.append(await recorded(home))
+        home.records.close()
+        counts.append(await recorded(home))
+
+    assert counts == [0, 0, 3, 3, 4]
+
+
+async def test_who_looks_for_a_record_finds_it_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    async with house(tmp_path, hold_seconds=60.0) as home:
+        await home.all_of(VL)
+        there = await home.ask(**ASKED)
+        elsewhere = await records.find_record(home.bus, there.headers["x-request-id"])
+        monkeypatch.setattr(record, "COLLECT_SECONDS", 60.0)
+        here = await home.ask(**ASKED)
+        own = await home.records.find(here.headers["x-request-id"])
+
+    assert elsewhere.ended is not None
+    assert own.ended is not None
+
+
 async def test_what_lasts_longer_is_recorded_before_its_end(tmp_path: Path):
     go = asyncio.Event()
 

@@ -129,6 +129,24 @@ def test_clients_that_wait_for_their_answers_are_no_overload():
     assert world.outcome.refused == 0
 
 
+@pytest.mark.parametrize(
+    ("deadline", "queue_seconds", "reason"),
+    [
+        (600.0, 30.0, r"would wait 30\.. s for those before it, longer than the 1\.0 s that engines take"),
+        (20.0, 60.0, r"would take 1[67]\.. s, and it has 20\.0 s"),
+    ],
+    ids=["queue", "deadline"],
+)
+def test_refusals_say_which_time_is_too_short(deadline: float, queue_seconds: float, reason: str):
+    world = World(Executor(1, constant(1.0)), deadline, queue_seconds=queue_seconds)
+    world.one_by_one(10)
+
+    with pytest.raises(Overloaded, match=reason):
+        for _ in range(40):
+            check_queue_time(world.drains, deadline, queue_seconds)
+            world.come(0)
+
+
 @pytest.mark.parametrize("kind", EXECUTORS)
 def test_refusals_say_when_there_is_room(kind: str):
     world, begin = overloaded(EXECUTORS[kind])

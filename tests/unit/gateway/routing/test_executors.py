@@ -1,5 +1,7 @@
 """Who may get work: executors that are ready, were heard of lately and move."""
 
+from random import Random
+
 import msgspec
 import pytest
 
@@ -223,3 +225,19 @@ def test_an_options_state_is_that_of_its_best_executor(clock: Clock):
     assert members.option_state("m", "E") == "silent"
     members.handle_status(status("b"))
     assert members.option_state("m", "E") == "ok"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_least_loaded_is_the_same_with_and_without_all_loads(clock: Clock, seed: int):
+    """With equals, and with work of other gateways below and above what is tolerated."""
+    chance, tables = Random(seed), (ExecutorTable(), ExecutorTable())
+    for number in range(chance.randint(2, 6)):
+        inflight, work = chance.choice((0, 1, 8, 60)), chance.choice((0, 0, 3, 40))
+        for members in tables:
+            members.handle_status(status(f"e{number}", inflight=inflight))
+            members.get(f"e{number}").charge_work(work)  # type: ignore[union-attr]
+
+    for turn in range(8):
+        every = least_loaded(tables[0], turn=turn)
+        assert every is not None
+        assert tables[1].least_loaded(tables[1].serving_executors("m", "E"), turn) == every.status.id

@@ -32,9 +32,8 @@ pytestmark = pytest.mark.timeout(900)  # of a busy machine: it takes some second
 
 EXAMPLE = ROOT / "examples" / "simulated"
 MODEL = "omni"
-#: As a planner has them that nobody has set anything for, but that a plan is simulated once, and seconds between two looks
-#: at the load: both are dear.
-SETTINGS = PlannerSettings(models=str(EXAMPLE / "models.json"), simulate=0.01)
+#: As a planner has them that nobody has set anything for, and seconds between two looks at the load, which are dear.
+SETTINGS = PlannerSettings(models=str(EXAMPLE / "models.json"))
 LOOK_SECONDS = SETTINGS.window
 MINUTES = 10
 SEEN, HEARD, TEXT, SPOKEN = "vision+thinker", "audio+thinker+talker+vocoder", "thinker", "thinker+talker+vocoder"

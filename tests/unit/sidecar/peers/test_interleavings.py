@@ -90,7 +90,7 @@ class TwoNodes(RuleBasedStateMachine):
         self.reads_a = self.wire.reads = OutgoingReads(self.a.ledger, b"k" * 32, freed)
         if self.free_early:
             self.reads_a.stop_sending = lambda lease: False  # type: ignore[method-assign]
-            self.a.ledger.hold = lambda *_: None  # type: ignore[method-assign]
+            self.a.ledger.pin = lambda *_: True  # type: ignore[method-assign]
         mirrors_a = Mirrors(self.a, _ARENA_BYTES, self.wire.start_transfer, self.wire.send_over)
         self.a.connect_nodes(mirrors_a, self.reads_a, dict)
         self.mirrors = Mirrors(self.b, _ARENA_BYTES // 2, self.wire.start_transfer, self.wire.send_over)

@@ -74,7 +74,7 @@ async def test_a_sender_that_lets_go_before_it_has_sent_would_send_bytes_of_some
 
     def release_all() -> None:
         reads = a.plane.reads
-        for owner in list(reads._aborts):
+        for owner in list(reads._sending):
             reads.abandon_read(owner)
         released.set()
 

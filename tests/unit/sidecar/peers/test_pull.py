@@ -1,16 +1,26 @@
 """Tensors of another node: the same bytes, each pulled once, freed on both nodes before any deadline."""
 
 import asyncio
+import socket
 
 import numpy as np
 import pytest
 
 from omnibus.errors import ArenaFull, NodeUnreachable, StaleHandle
-from omnibus.tensors.peer_protocol import PeerVerb
+from omnibus.tensors.peer_protocol import (
+    COPIED,
+    FRAME_BYTES,
+    PeerFrame,
+    PeerVerb,
+    PullStatus,
+    decode_peer_frame,
+    encode_peer_frame,
+)
 from services.sidecar.peers import dialler, listener
 from services.sidecar.peers.stream import write_frame
 from tests.unit.sidecar.node import soon, until
 from tests.unit.sidecar.peers.pair import two_nodes
+from tests.unit.sidecar.peers.raw import greeted
 
 
 async def test_a_tensor_of_another_node_has_the_same_bytes_and_is_freed_on_both(tmp_path):
@@ -202,3 +212,47 @@ async def test_an_invocation_that_ends_frees_what_is_on_its_way(tmp_path):
         await asyncio.wait([reading])
         consumer.end_invocation("i")
         await until(lambda: a.blocks == b.blocks == 0)
+
+
+async def test_another_node_is_answered_while_the_ledger_is_busy(tmp_path):
+    """The loop of the ledger is this one, and it does nothing from the request to the last byte."""
+    async with two_nodes(tmp_path) as (a, _), await a.client() as producer:
+        handle = await producer.put(np.full(1000, 7, np.uint8), invocation="i", deadline=soon())
+        reader = await greeted(a)
+        connection = reader._socket.dup()
+        connection.settimeout(10.0)
+        get = PeerFrame(PeerVerb.GET, 1, handle.id, handle.generation, handle.key, 0, 1000, 30.0, COPIED)
+
+        connection.sendall(encode_peer_frame(get))
+        head = decode_peer_frame(connection.recv(FRAME_BYTES, socket.MSG_WAITALL))
+        came = connection.recv(1000, socket.MSG_WAITALL)
+        connection.sendall(encode_peer_frame(PeerFrame(PeerVerb.DONE, 1, reads=1)))
+        connection.close()
+
+        assert (head.verb, head.status) == (PeerVerb.HEAD, PullStatus.OK)
+        assert set(came) == {7}
+        await until(lambda: a.blocks == 0)
+
+
+async def test_two_reads_on_one_connection_end_for_themselves_while_the_ledger_is_busy(tmp_path):
+    """The second begins before the ledger knows that the first is over."""
+    async with two_nodes(tmp_path) as (a, _), await a.client() as producer:
+        handles = [await producer.put(np.full(1000, 7, np.uint8), invocation="i", deadline=soon()) for _ in range(2)]
+        reader = await greeted(a)
+        connection = reader._socket.dup()
+        connection.settimeout(10.0)
+
+        for number, handle in enumerate(handles):
+            get = PeerFrame(PeerVerb.GET, number, handle.id, handle.generation, handle.key, 0, 1000, 30.0, COPIED)
+            connection.sendall(encode_peer_frame(get))
+            assert len(connection.recv(FRAME_BYTES + 1000, socket.MSG_WAITALL)) == FRAME_BYTES + 1000
+            if number == 0:
+                connection.sendall(encode_peer_frame(PeerFrame(PeerVerb.DONE, number, reads=1)))
+        connection.close()
+
+        (left,) = [lease for lease in await producer.ledger() if lease["id"] == handles[1].id]
+        assert (a.blocks, left["held"], left["readers"]) == (1, 1, 1)
+        reader.abort()
+        await until(lambda: a.counters["sent_bytes_total"] == 1000)
+        producer.discard(handles[1])
+        await until(lambda: a.blocks == 0)
