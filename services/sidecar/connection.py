@@ -8,7 +8,7 @@ from typing import cast
 import msgspec
 
 from omnibus.errors import ProtocolError
-from omnibus.tensors.ledger import BlockOwner
+from omnibus.tensors.block_lease import BlockOwner
 from omnibus.tensors.protocol import (
     FrameReader,
     SidecarFrame,

@@ -12,7 +12,8 @@ import msgspec
 from omnibus.errors import ProtocolError
 from omnibus.tensors.allocator import Allocator
 from omnibus.tensors.arena import HEADER_BYTES, Arena
-from omnibus.tensors.ledger import BlockLease, BlockOwner, Ledger
+from omnibus.tensors.block_lease import BlockLease, BlockOwner
+from omnibus.tensors.ledger import Ledger
 from omnibus.tensors.protocol import PullRequest, SidecarFrame, Verb, decode_pull, encode_text
 from services.sidecar.backing import Backing
 from services.sidecar.settings import SidecarConfig
@@ -81,7 +82,7 @@ class Desk:
 
     def __init__(self, settings: SidecarConfig, arena: Arena, boot: int, loop: AbstractEventLoop) -> None:
         self.settings = settings
-        self.allocator = Allocator(arena.size, backed=0)
+        self.allocator = Allocator(arena.size, backed=0, header=HEADER_BYTES)
         self.backing = Backing(arena, self.allocator, loop, self._on_backing_changed)
         self.ledger = Ledger(self.allocator, arena, boot, HEADER_BYTES, self._start_grace)
         self.ledger.clear_on_free = settings.clear_on_free

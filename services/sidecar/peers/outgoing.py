@@ -10,7 +10,8 @@ is given away too early would reach the reader with the bytes of somebody else. 
 from collections.abc import Callable
 from typing import NamedTuple
 
-from omnibus.tensors.ledger import BlockLease, Ledger
+from omnibus.tensors.block_lease import BlockLease
+from omnibus.tensors.ledger import Ledger
 from omnibus.tensors.peer_protocol import PeerFrame, PeerVerb, PullStatus, block_key
 
 

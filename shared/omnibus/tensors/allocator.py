@@ -11,16 +11,23 @@ from sortedcontainers import SortedList
 
 #: Every block starts at a multiple of this and is a multiple of it long (bytes): one cache line.
 ALIGNMENT_BYTES = 64
+#: From how many bytes on a block's data begins ``_IN_PAGE_BYTES`` behind the beginning of a page, where its hole has
+#: room for that. Large arrays elsewhere begin 16 to 64 bytes behind one. Past the caches glibc copies four pages side
+#: by side where the target's place in its page is up to 256 bytes behind the source's, and two else, which takes a
+#: tenth longer.
+PLACED_BYTES = 1 << 20
+_PAGE_BYTES, _IN_PAGE_BYTES = 4096, 256
 
 
 class Allocator:
-    """Hands out byte ranges of ``[0, backed)``, which may grow up to ``size``. Knows nothing of owners or headers.
+    """Hands out byte ranges of ``[0, backed)``, which may grow up to ``size``. Knows nothing of owners.
 
-    ``used`` and ``peak`` are bytes; ``touched`` is the highest end that was ever handed out. ``backed`` is where
-    the memory ends that has pages; without it, all of it has.
+    ``header`` is how many bytes of a block are in front of its data. ``used`` and ``peak`` are bytes; ``touched`` is the
+    highest end that was ever handed out. ``backed`` is where the memory ends that has pages; without it, all of it has.
     """
 
-    def __init__(self, size: int, backed: int | None = None) -> None:
+    def __init__(self, size: int, backed: int | None = None, header: int = 0) -> None:
+        self._header = header
         self.size = size - size % ALIGNMENT_BYTES
         self.backed = 0
         self.used = 0
@@ -73,7 +80,7 @@ class Allocator:
         if place == len(self._by_size):
             return None
         hole, start = self._by_size.pop(place)
-        self._split_hole(start, hole, length)
+        start += self._split_hole(start, hole, length)
         self._taken[start] = length
         self.used += length
         self.peak = max(self.peak, self.used)
@@ -109,10 +116,17 @@ class Allocator:
         """Offset of the free memory at the end of the backed memory, in bytes; ``backed`` when there is none."""
         return self._by_end.get(self.backed, self.backed)
 
-    def _split_hole(self, start: int, hole: int, length: int) -> None:
+    def _split_hole(self, start: int, hole: int, length: int) -> int:
+        """Take ``length`` bytes out of a hole; returns how far behind its beginning."""
         del self._by_start[start], self._by_end[start + hole]
-        if hole > length:
-            self._add_hole(start + length, hole - length)
+        front = (_IN_PAGE_BYTES - start - self._header) % _PAGE_BYTES if length >= PLACED_BYTES else 0
+        if front + length > hole:
+            front = 0
+        if front:
+            self._add_hole(start, front)
+        if hole > front + length:
+            self._add_hole(start + front + length, hole - front - length)
+        return front
 
     def _add_hole(self, start: int, length: int) -> None:
         self._by_size.add((length, start))

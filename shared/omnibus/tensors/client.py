@@ -289,7 +289,7 @@ class TensorClient:
         """
         self._mirrors.end_invocation(invocation)
         if self._link is not None:
-            self._link.send_lazily(encode_frame(SidecarFrame(Verb.END, text=encode_tag(invocation))))
+            self._link.send(encode_frame(SidecarFrame(Verb.END, text=encode_tag(invocation))))
 
     async def stats(self) -> dict[str, Any]:
         """The sidecar's counters."""

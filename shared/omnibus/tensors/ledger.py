@@ -25,14 +25,11 @@ cancelled request must not meet the bytes of the next one. Those clients let go 
 from collections import Counter
 from collections.abc import Callable
 from itertools import islice
-from math import inf
 from threading import Lock
 from typing import Protocol
 
 from omnibus.tensors.allocator import Allocator
-
-#: ``due`` of a lease that is over.
-NEVER_DUE = inf
+from omnibus.tensors.block_lease import NEVER_DUE, BlockLease, BlockOwner
 
 
 class Headers(Protocol):
@@ -43,78 +40,6 @@ class Headers(Protocol):
     def clear_header(self, offset: int) -> None: ...
 
     def zero_bytes(self, offset: int, nbytes: int) -> None: ...
-
-
-class BlockOwner:
-    """One client: the blocks that it is writing and those that it is reading, by id, and the bytes of its spares.
-
-    ``on_freed`` is called with each block that was granted to it, once it is free.
-    """
-
-    __slots__ = ("holding", "name", "on_freed", "spare_bytes", "writing")
-
-    def __init__(self, name: str, on_freed: "Callable[[BlockLease], None] | None" = None) -> None:
-        self.name = name
-        self.on_freed = on_freed
-        self.spare_bytes = 0
-        self.writing: dict[int, BlockLease] = {}
-        self.holding: dict[int, BlockLease] = {}
-
-
-class BlockLease:
-    """One granted block.
-
-    ``readers`` is how many reads are still expected, ``holders`` how many each client has open now, ``pins`` who sends
-    it to another node. ``due`` belongs to whoever keeps the time. ``condemned`` is the reason, or empty.
-    """
-
-    __slots__ = (
-        "condemned", "deadline", "due", "generation", "holders", "id", "nbytes", "offset", "owner", "pins", "readers",
-        "retained", "spare", "tag", "writing",
-    )  # fmt: skip
-
-    def __init__(self, id: int, generation: int, offset: int, nbytes: int, owner: BlockOwner, tag: bytes) -> None:
-        self.id = id
-        self.generation = generation
-        self.offset = offset
-        self.nbytes = nbytes
-        self.owner = owner
-        self.tag = tag
-        self.readers = 0
-        self.deadline = 0.0
-        self.due = NEVER_DUE
-        self.holders: dict[BlockOwner, int] = {}
-        self.pins: set[object] = set()
-        self.writing = True
-        self.retained = False
-        self.spare = False
-        self.condemned = ""
-
-    def end_reads(self, count: int) -> None:
-        """``count`` expected reads are over. How many a spare will have is not known yet."""
-        self.readers -= count if self.spare else min(count, self.readers)
-
-    @property
-    def is_open(self) -> bool:
-        """Somebody writes, reads or sends it now: its memory may not become that of another block."""
-        return bool(self.writing or self.holders or self.pins)
-
-    def to_row(self) -> dict[str, object]:
-        """The lease for people: small JSON."""
-        return {
-            "id": self.id,
-            "generation": self.generation,
-            "offset": self.offset,
-            "nbytes": self.nbytes,
-            "owner": self.owner.name,
-            "invocation": self.tag.decode(errors="replace"),
-            "deadline": self.deadline,
-            "readers": self.readers,
-            "held": sum(self.holders.values()) + len(self.pins),
-            "sealed": not self.writing,
-            "retained": self.retained,
-            "condemned": self.condemned,
-        }
 
 
 class Ledger:

@@ -2,7 +2,8 @@
 
 from omnibus.tensors.allocator import Allocator
 from omnibus.tensors.arena import HEADER_BYTES, Arena
-from omnibus.tensors.ledger import BlockLease, BlockOwner, Ledger
+from omnibus.tensors.block_lease import BlockLease, BlockOwner
+from omnibus.tensors.ledger import Ledger
 
 SIZE = 1 << 16
 

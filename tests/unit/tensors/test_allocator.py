@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omnibus.tensors.allocator import ALIGNMENT_BYTES, Allocator
+from omnibus.tensors.allocator import ALIGNMENT_BYTES, PLACED_BYTES, Allocator
 
 SIZE = 64 * ALIGNMENT_BYTES
 
@@ -157,3 +157,24 @@ def test_what_a_block_is_shrunk_by_is_free_and_joined_with_the_hole_behind_it():
     allocator.free(second)
 
     assert (allocator.used, allocator.holes, allocator.largest_hole) == (0, 1, SIZE)
+
+
+def test_data_of_large_blocks_has_one_place_in_its_page_and_the_gap_before_it_is_for_small_ones():
+    header = ALIGNMENT_BYTES
+    allocator = Allocator(4 * PLACED_BYTES, header=header)
+    _take(allocator, 1)
+
+    large = _take(allocator, PLACED_BYTES)
+    assert (large + header) % 4096 == 256
+    assert _take(allocator, ALIGNMENT_BYTES) < large
+
+    allocator.free(large)
+    assert _take(allocator, PLACED_BYTES) == large
+
+
+def test_a_large_block_that_fits_only_elsewhere_in_its_page_is_granted():
+    allocator = Allocator(PLACED_BYTES, header=ALIGNMENT_BYTES)
+
+    assert allocator.allocate(PLACED_BYTES) == 0
+    allocator.free(0)
+    assert allocator.largest_hole == PLACED_BYTES

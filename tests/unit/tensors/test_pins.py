@@ -10,7 +10,8 @@ import pytest
 
 from omnibus.tensors.allocator import Allocator
 from omnibus.tensors.arena import HEADER_BYTES, Arena
-from omnibus.tensors.ledger import BlockLease, BlockOwner, Ledger
+from omnibus.tensors.block_lease import BlockLease, BlockOwner
+from omnibus.tensors.ledger import Ledger
 
 SIZE = 1 << 12
 NBYTES = 100

@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 )
 
 from omnibus.tensors.arena import Arena
-from omnibus.tensors.ledger import BlockOwner
+from omnibus.tensors.block_lease import BlockOwner
 from omnibus.tensors.protocol import PullRequest, SidecarFrame, Verb, encode_tag
 from services.sidecar.peers.incoming import Mirrors
 from services.sidecar.peers.outgoing import OutgoingReads
