@@ -20,6 +20,7 @@ MEASURED = (
     "omnibus.executor.scheduler",
     "omnibus.executor.step_budget",
     "omnibus.plan",
+    "omnibus.families.image_tokens",
 )
 #: Modules of the lab that only show what was measured.
 _SHOWING = tuple(

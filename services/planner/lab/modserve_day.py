@@ -11,7 +11,7 @@ from typing import NamedTuple
 from omnibus.plan import ModelPlan
 from omnibus.profile import TypeProfile
 from services.planner.lab.experiment import Findings, PaperClaim, Plot, Table, Value
-from services.planner.lab.modserve import INTERNVL_26B, LLAMA, ServedModel, build_model, run_system
+from services.planner.lab.modserve import INTERNVL_26B, LLAMA, SIZES, ServedModel, build_model, run_system
 from services.planner.lab.modserve_load import BY_WORK, IN_TURN, MODSERVE, MONOLITH, PLANNED, meets_tail_goals
 from services.planner.lab.workloads import TrafficMix, usual_sizes
 from services.planner.lab.world import MODEL, LabModel
@@ -132,6 +132,7 @@ def compare_day() -> Findings:
             "monolith on four GPUs, S text on four, E images on one",
             "Text, requests with images, and images of each hour of 2024-10-18, read off the published plots of the "
             f"Azure LMM trace; so many times as many that in the busiest hour {_PEAK_GPUS} GPUs of monoliths are full",
+            SIZES,
             "Each hour is planned for its rate with 10 % to spare, and with more until the goals are met: of each "
             f"request type 99 % within {_FACTOR:g} times what one with an image, or none, takes alone. The paper does "
             "not say its multiple, and plans each five minutes; starts are not simulated",

@@ -1,16 +1,22 @@
 """Workloads of the lab: Azure-like requests with images, from the figures that were published of the trace.
 
 Half of the requests have images: two thirds of these one, most others a few, some up to 16 (figure 11). Arrivals are
-burstier than Poisson. Sizes of text and answers are lognormal. The rates of the day are read off the published plots of
-the Azure LMM trace of 2025 (Microsoft, CC-BY 4.0), per 7.5 minutes of 2024-10-18 with its burst of images.
+burstier than Poisson. Texts and images are as those of ShareGPT-4o, which ModServe is measured with: prompts are short
+("low text token count"; no figure is published), images have 500 pixels a side in the median and one in twenty more
+than 1,000 (section 3.2), and make as many tokens as the rule of the model's family says. Sizes are lognormal. The rates
+of the day are read off the published plots of the Azure LMM trace of 2025 (Microsoft, CC-BY 4.0), per 7.5 minutes of
+2024-10-18 with its burst of images.
 """
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from itertools import accumulate
-from math import log
+from math import exp, log
+from statistics import NormalDist
 from typing import NamedTuple
 
 from omnibus.executor.sim.distributions import Draw
+from omnibus.families.image_tokens import image_tokens
 from services.planner.lab.world import MODEL
 from services.planner.simulate.arrivals import Arrival
 
@@ -19,14 +25,24 @@ _IMAGE_COUNTS = {1: 0.66, 2: 0.05, 3: 0.15, 4: 0.03, 5: 0.03, 8: 0.02, 10: 0.03,
 #: The part of short gaps, and how much shorter than the mean they are: a coefficient of variation of 1.5.
 _SHORT_GAPS, _SHORT_FACTOR = 0.6, 0.35
 #: Median tokens of text and of answers, and their coefficients of variation.
-_TEXT, _TEXT_VARIATION, _ANSWER, _ANSWER_VARIATION = 600.0, 1.0, 100.0, 0.8
+_TEXT, _TEXT_VARIATION, _ANSWER, _ANSWER_VARIATION = 60.0, 1.0, 100.0, 0.8
+#: Median pixels of an image's side, and standard deviations of the logarithms of its size and of width over height.
+_IMAGE_SIDE, _SIDE_DEVIATION, _SHAPE_DEVIATION = 500.0, 0.45, 0.3
+#: Images that a mean is of.
+_MEAN_IMAGES = 4000
 
 
 class ImageModel(NamedTuple):
-    """Sizes of a model with images: tokens of an image, and whether its language model reads them as a prompt."""
+    """Sizes of a model with images: the family whose rule says an image's tokens, and whether its language model reads
+    them as a prompt."""
 
-    image_tokens: float
+    family: str
     reads_images: bool
+
+    @property
+    def image_tokens(self) -> float:
+        """Mean tokens of an image."""
+        return _mean_image_tokens(self.family)
 
 
 class TrafficMix(NamedTuple):
@@ -47,7 +63,7 @@ def azure_like(model: ImageModel, mix: TrafficMix, seconds: float, seed: int = 1
 
 def usual_sizes(model: ImageModel, images: int) -> Mapping[str, float]:
     """Mean sizes of a request."""
-    return _build_sizes(model, images, _TEXT, _ANSWER)
+    return _build_sizes(model, images, images * model.image_tokens, _TEXT, _ANSWER)
 
 
 def mean_images(mean: float = 0.0) -> float:
@@ -72,10 +88,23 @@ def _image_count(draw: Draw, mean: float) -> int:
 
 def _sizes(draw: Draw, model: ImageModel, images: int) -> dict[str, float]:
     text = _TEXT * draw.lognormal(_TEXT_VARIATION)
-    return _build_sizes(model, images, text, max(1.0, _ANSWER * draw.lognormal(_ANSWER_VARIATION)))
+    answer = max(1.0, _ANSWER * draw.lognormal(_ANSWER_VARIATION))
+    return _build_sizes(model, images, sum(_image_tokens(draw, model.family) for _ in range(images)), text, answer)
 
 
-def _build_sizes(model: ImageModel, images: int, text: float, answer: float) -> dict[str, float]:
-    tokens = images * model.image_tokens
+def _build_sizes(model: ImageModel, images: int, tokens: float, text: float, answer: float) -> dict[str, float]:
     sizes = {"prompt_tokens": text + (tokens if model.reads_images else 0.0), "completion_tokens": answer}
     return sizes | ({"image_tokens": tokens, "images": float(images)} if images else {})
+
+
+def _image_tokens(draw: Draw, family: str) -> float:
+    """Tokens of the next image."""
+    side = _IMAGE_SIDE * exp(_SIDE_DEVIATION * NormalDist().inv_cdf(draw.uniform()))
+    stretch = exp(_SHAPE_DEVIATION / 2 * NormalDist().inv_cdf(draw.uniform()))
+    return float(image_tokens(family, round(side * stretch), round(side / stretch)))
+
+
+@cache
+def _mean_image_tokens(family: str) -> float:
+    draw = Draw("images", family)
+    return sum(_image_tokens(draw, family) for _ in range(_MEAN_IMAGES)) / _MEAN_IMAGES
