@@ -22,8 +22,9 @@ _PAGE_BYTES, _IN_PAGE_BYTES = 4096, 256
 class Allocator:
     """Hands out byte ranges of ``[0, backed)``, which may grow up to ``size``. Knows nothing of owners.
 
-    ``header`` is how many bytes of a block are in front of its data. ``used`` and ``peak`` are bytes; ``touched`` is the
-    highest end that was ever handed out. ``backed`` is where the memory ends that has pages; without it, all of it has.
+    ``header`` is how many bytes of a block are in front of its data. ``used`` and ``peak`` are bytes; ``touched`` is
+    the highest end that was ever handed out. ``backed`` is where the memory ends that has pages; without it, all of it
+    has.
     """
 
     def __init__(self, size: int, backed: int | None = None, header: int = 0) -> None:
