@@ -1,5 +1,6 @@
 """Invocations from the record stream: one, or the latest ones that somebody looks for."""
 
+import asyncio
 import math
 import time
 from collections.abc import Sequence
@@ -58,6 +59,8 @@ class History:
 
     async def find_page(self, query: Query) -> SummaryPage:
         """The latest that match, newest first. ``next`` may follow a page that has fewer than asked for."""
+        if not query.before:  # the first page: what was answered by now, at any gateway, is on its way to the stream
+            await asyncio.sleep(2 * records.WHOLE_RECORD_SECONDS)
         found: list[Summary] = []
         ends: dict[str, EndRecord] = {}
         below, read = query.before, 0

@@ -1,5 +1,6 @@
 """The list of invocations and the waterfall of one, over HTTP."""
 
+import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,6 +9,7 @@ import httpx
 import pytest
 
 from omnibus import graph
+from omnibus.recording.records import WHOLE_RECORD_SECONDS
 from services.gateway.replay import history
 from tests.unit.cli.documents import invocation
 from tests.unit.gateway.house import OMNI, VL, House, error, house, image, text
@@ -49,6 +51,13 @@ async def test_the_latest_come_first_with_status_and_times(home: House):
     first = listed["data"][0]
     assert (first["status"], first["model"], first["app"]) == ("done", VL, "chat")
     assert 0 <= first["first"] <= first["seconds"]
+
+
+async def test_what_was_just_answered_at_any_gateway_is_listed(home: House):
+    running = await _running(home)
+    asyncio.get_running_loop().call_later(WHOLE_RECORD_SECONDS, home.records.write_begin, running)
+
+    assert ids(await page(home)) == [running.invocation.id]
 
 
 async def test_pages_follow_each_other_without_gaps_or_repeats(home: House):
