@@ -60,7 +60,7 @@ class History:
     async def find_page(self, query: Query) -> SummaryPage:
         """The latest that match, newest first. ``next`` may follow a page that has fewer than asked for."""
         if not query.before:  # the first page: what was answered by now, at any gateway, is on its way to the stream
-            await asyncio.sleep(2 * records.WHOLE_RECORD_SECONDS)
+            await asyncio.sleep(records.RECORDED_WITHIN_SECONDS)
         found: list[Summary] = []
         ends: dict[str, EndRecord] = {}
         below, read = query.before, 0

@@ -15,6 +15,8 @@ from omnibus.pricing import RequestUsage
 
 #: Seconds after its answer until an invocation that took little time is recorded, by its gateway.
 WHOLE_RECORD_SECONDS = 0.02
+#: Seconds after its answer in which its record comes to the stream, from any gateway.
+RECORDED_WITHIN_SECONDS = 2 * WHOLE_RECORD_SECONDS
 
 
 class RecordedAnswer(msgspec.Struct, omit_defaults=True):
@@ -213,6 +215,6 @@ async def find_record(bus: Bus, id: str) -> Record:
     subject = f"{subjects.ROOT}.inv.*.{id}"
     found = await bus.read_records(subject)
     if not found:
-        await asyncio.sleep(2 * WHOLE_RECORD_SECONDS)
+        await asyncio.sleep(RECORDED_WITHIN_SECONDS)
         found = await bus.read_records(subject)
     return parse_record(found, id)
