@@ -64,11 +64,15 @@ class ProblemDetails(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
 
 
 class OmnibusError(Exception):
-    """Root of the tree. ``code`` is stable and machine-readable; ``status`` is the HTTP status."""
+    """Root of the tree. ``code`` is stable and machine-readable; ``status`` is the HTTP status.
+
+    ``retry_helps``: the same request may succeed a moment later, so clients should send it again by themselves.
+    """
 
     code: ClassVar[str] = "internal_error"
     status: ClassVar[int] = 500
     kind: ClassVar[str] = "server_error"
+    retry_helps: bool = False
 
     def __init__(self, message: str, *, stage: str = "", executor: str = "", param: str = "", attempt: int = 0) -> None:
         super().__init__(message)
@@ -143,7 +147,7 @@ class HeadTooLarge(TooLarge):
 
 
 class TooSlow(Rejected):
-    code, status = "request_timeout", 408
+    code, status, retry_helps = "request_timeout", 408, True
 
 
 class ClientClosed(Rejected):
@@ -155,17 +159,21 @@ class BadInput(Rejected):
 
 
 class Retryable(OmnibusError):
-    code, status = "unavailable", 503
+    code, status, retry_helps = "unavailable", 503, True
 
 
 class Overloaded(Retryable):
-    """Admission was refused. ``retry_after`` is in seconds; by ``reason`` it is counted where it was."""
+    """Admission was refused. ``retry_after`` is in seconds; 0: waiting does not help.
+
+    By ``reason`` it is counted where it was refused.
+    """
 
     code, status, kind = "overloaded", 429, "rate_limit_error"
 
     def __init__(self, message: str, *, retry_after: float = 1.0, reason: str = "", **where: Any) -> None:
         super().__init__(message, **where)
         self.retry_after = retry_after
+        self.retry_helps = retry_after > 0
         self.reason = reason
 
 
@@ -207,7 +215,7 @@ class StoreUnavailable(Retryable):
 
 
 class StorageFull(Retryable):
-    code, status = "storage_full", 507
+    code, status, retry_helps = "storage_full", 507, False  # the operator has to free space first
 
 
 class HubUnavailable(Retryable):
@@ -227,7 +235,7 @@ class NoSandbox(Fatal):
 
 
 class StageFailed(Fatal):
-    code, status = "stage_failed", 502
+    code, status, retry_helps = "stage_failed", 502, True
 
 
 class DeadlineExceeded(Fatal):
@@ -235,7 +243,7 @@ class DeadlineExceeded(Fatal):
 
 
 class SequenceGap(Fatal):
-    code, status = "sequence_gap", 502
+    code, status, retry_helps = "sequence_gap", 502, True
 
 
 class CannotContinue(Fatal):
@@ -243,7 +251,7 @@ class CannotContinue(Fatal):
 
 
 class StaleHandle(Fatal):
-    code, status = "stale_handle", 502
+    code, status, retry_helps = "stale_handle", 502, True
 
 
 class GraphError(Fatal):
@@ -290,7 +298,7 @@ def from_problem(problem: ProblemDetails) -> OmnibusError:
     }
     kind = _BY_CODE.get(problem.code, Fatal)
     if kind is Overloaded:
-        return Overloaded(problem.message, retry_after=problem.retry_after or 1.0, **where)
+        return Overloaded(problem.message, retry_after=problem.retry_after, **where)
     if kind is NodeUnreachable:
         return NodeUnreachable(problem.message, node=problem.node, **where)
     return kind(problem.message, **where)

@@ -15,8 +15,12 @@ is stable; the message says what happened and what to do.
 
 The body of an answer is `{"error": {"message", "type", "param", "code", "request_id", "stage", "executor", "attempt"}}`,
 with the first four as in OpenAI's API: `param` names the place in the request; `stage` and `executor`, where they are
-known, the part of a model that failed. A stream that fails ends with the same object. Where another try is worth it,
-`Retry-After` says in how many seconds.
+known, the part of a model that failed. A stream that fails ends with the same object.
+
+Clients of OpenAI retry each 408, 409, 429 and 5xx twice on their own. So each error carries `x-should-retry`: `true` where
+the same request may succeed a moment later, `false` where a retry would only repeat the work or the rejection. With
+`overloaded`, `Retry-After` is a wait in seconds that all clients obey: 1 to 60. A wait of more than 120 seconds, or a
+limit that waiting does not lift, comes with `x-should-retry: false`.
 
 This page is made from `shared/omnibus/errors.py`, by `python -m tests.pages`.
 """
@@ -47,9 +51,10 @@ def subclasses_of(root: type[OmnibusError]) -> Iterator[type[OmnibusError]]:
 
 
 def _section(root: type[OmnibusError]) -> str:
-    rows = ["| code | HTTP | class | meaning |", "|---|---|---|---|"]
+    rows = ["| code | HTTP | retry | class | meaning |", "|---|---|---|---|---|"]
     said = meanings()
     for each in subclasses_of(root):
         meaning = to_markdown(said[each.__name__]) or HTTPStatus(each.status).phrase
-        rows.append(f"| `{each.code}` | {each.status} | `{each.__name__}` | {meaning} |")
+        retry = "yes" if each.retry_helps else "no"
+        rows.append(f"| `{each.code}` | {each.status} | {retry} | `{each.__name__}` | {meaning} |")
     return "\n".join([f"## {root.__name__}", "", GROUPS[root], "", *rows, ""])

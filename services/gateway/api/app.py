@@ -31,7 +31,7 @@ from services.gateway.http.direct import DirectRoute
 from services.gateway.http.open_requests import OpenRequests
 from services.gateway.http.response import send_error
 from services.gateway.openai import openapi
-from services.gateway.openai.errors import error_body
+from services.gateway.openai.errors import error_body, error_headers
 from services.gateway.routing.router import Router
 from services.gateway.tenancy import body_budget
 
@@ -194,7 +194,8 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
     kind: type[OmnibusError] = NotFound if error.status_code == 404 else Rejected
     path = request.scope["path"]
     typed = kind(_unknown_route_message(path) if error.status_code == 404 else str(error.detail))
-    return Response(error_body(typed), error.status_code, media_type="application/json", headers=error.headers)
+    headers = {**error_headers(typed), **(error.headers or {})}
+    return Response(error_body(typed), error.status_code, media_type="application/json", headers=headers)
 
 
 def _unknown_route_message(path: str) -> str:

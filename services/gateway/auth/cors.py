@@ -9,6 +9,7 @@ from omnibus.settings import GatewaySettings
 #: Headers of responses that pages may read.
 _EXPOSED_HEADERS = (
     "retry-after",
+    "x-should-retry",
     "x-request-id",
     "x-omnibus-path",
     "x-omnibus-epoch",

@@ -21,7 +21,7 @@ from omnibus.settings import GatewaySettings
 from services.gateway.http.direct import ON_LEFT as ON_LEFT
 from services.gateway.http.direct import DirectResponse, DirectRoute
 from services.gateway.http.transport import TurnTransport
-from services.gateway.openai.errors import error_body
+from services.gateway.openai.errors import error_body, error_headers
 
 #: Key of the scope that is there once all of the request's body is: nobody has to wait for it.
 BODY_COMPLETE = "omnibus.whole"
@@ -318,7 +318,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             return
         body = error_body(error)
         head = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\nconnection: close\r\n"
-        about = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        retry = "".join(f"{name.lower()}: {value}\r\n" for name, value in error_headers(error).items())
+        about = f"{retry}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
         self.transport.write((head + about).encode() + body)
         # Closed with bytes unread the kernel would take the answer back.
         self._timer = self.loop.call_later(_LINGER_SECONDS, self.transport.close)

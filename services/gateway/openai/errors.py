@@ -25,6 +25,11 @@ class ErrorBody(Struct, frozen=True):
     error: ErrorDetail
 
 
+#: Clients of OpenAI ignore a larger ``Retry-After`` and retry within seconds (before 3.0), or give up above 120 s.
+MAX_RETRY_AFTER_SECONDS = 60
+#: With its two retries a client waits no longer than this; a request that has to wait longer is not worth one.
+_MAX_WAIT_SECONDS = 2 * MAX_RETRY_AFTER_SECONDS
+
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -34,10 +39,15 @@ def status_of(error: OmnibusError | ProblemDetails) -> int:
 
 
 def error_headers(error: OmnibusError | ProblemDetails) -> dict[str, str]:
-    """Extra response headers: Retry-After (whole seconds, at least 1) and WWW-Authenticate."""
+    """Extra response headers: x-should-retry, Retry-After (1 to 60 whole seconds) and WWW-Authenticate.
+
+    Clients of OpenAI retry each 408, 409, 429 and 5xx twice unless ``x-should-retry`` says otherwise.
+    """
     typed = _typed_error(error)
-    retry_after = getattr(typed, "retry_after", 0.0)
-    headers = {"Retry-After": str(max(1, ceil(retry_after)))} if retry_after else {}
+    wait = ceil(getattr(typed, "retry_after", 0.0))
+    headers = {"x-should-retry": "true" if typed.retry_helps and wait <= _MAX_WAIT_SECONDS else "false"}
+    if wait:
+        headers["Retry-After"] = str(min(wait, MAX_RETRY_AFTER_SECONDS))
     if isinstance(typed, Unauthorized):
         headers["WWW-Authenticate"] = "Bearer"
     return headers

@@ -79,8 +79,8 @@ def test_an_overload_keeps_its_wait():
     assert again.retry_after == 7.5
 
 
-def test_an_overload_without_a_wait_gets_one_second():
-    assert from_problem(ProblemDetails("overloaded", "full")).to_problem().retry_after == 1.0
+def test_an_overload_that_waiting_does_not_lift_stays_one():
+    assert from_problem(ProblemDetails("overloaded", "delete some")).to_problem().retry_after == 0.0
 
 
 def test_an_unknown_code_is_fatal_and_keeps_its_message():

@@ -5,6 +5,7 @@ import base64
 import io
 import wave
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import openai
@@ -17,7 +18,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from omnibus.encoding.audio import encode_audio, to_pcm16
-from omnibus.errors import OmnibusError, Overloaded, StageFailed
+from omnibus.errors import Conflict, DeadlineExceeded, OmnibusError, Overloaded, StageFailed, StageUnavailable
 from services.gateway.media import inspect
 from services.gateway.media.fetcher import Fetcher
 from services.gateway.openai import chat_response, chat_stream, errors
@@ -27,6 +28,15 @@ from services.gateway.openai.parse import parse_chat, read_body
 from tests.unit.gateway.samples import picture, sound, tone
 
 LIMITS = inspect.MediaLimits(body_bytes=1 << 20)
+#: Models that fail, each with its error.
+FAILING_MODELS = {
+    "busy": partial(Overloaded, "Busy.", retry_after=3),
+    "full": partial(Overloaded, "Delete some.", retry_after=0),
+    "busy_for_minutes": partial(Overloaded, "Busy.", retry_after=121),
+    "late": partial(DeadlineExceeded, "Late."),
+    "taken": partial(Conflict, "Taken."),
+    "absent": partial(StageUnavailable, "Absent."),
+}
 
 
 async def answer(http: Request) -> Response:
@@ -35,8 +45,8 @@ async def answer(http: Request) -> Response:
         request = parse_chat(await read_body(http.stream(), LIMITS.body_bytes))
         messages, refs = convert_messages(request)
         items = await inspect.load_media(refs, Fetcher(), LIMITS)
-        if request.model == "busy":
-            raise Overloaded("Busy.", retry_after=3)
+        if request.model in FAILING_MODELS:
+            raise FAILING_MODELS[request.model]()
     except OmnibusError as error:
         body, headers = errors.error_body(error, "req-1"), errors.error_headers(error)
         return Response(body, errors.status_of(error), headers, "application/json")
@@ -191,6 +201,24 @@ async def test_overload_is_a_rate_limit_with_a_time_to_wait(client: AsyncOpenAI)
         await client.chat.completions.create(model="busy", messages=[{"role": "user", "content": "hi"}])
 
     assert caught.value.response.headers["retry-after"] == "3"
+
+
+@pytest.mark.behaviour(
+    "openai 3.52",
+    "sends a request again, twice, for each 408, 409, 429 and 5xx",
+    "says `x-should-retry: false` for what would fail again, as a missed deadline",
+    source="openai-python, `_base_client.py`, `_should_retry`",
+)
+@pytest.mark.parametrize(
+    ("model", "requests"), [("full", 1), ("busy_for_minutes", 1), ("late", 1), ("taken", 1), ("absent", 2)]
+)
+async def test_the_client_sends_again_only_what_may_succeed(client: AsyncOpenAI, model: str, requests: int) -> None:
+    retrying = client.with_options(max_retries=1)
+
+    with pytest.raises(openai.APIStatusError) as caught:
+        await retrying.chat.completions.create(model=model, messages=[{"role": "user", "content": "hi"}])
+
+    assert int(caught.value.response.request.headers["x-stainless-retry-count"]) == requests - 1
 
 
 async def test_an_error_in_the_middle_of_a_stream_is_raised_by_the_client(client: AsyncOpenAI) -> None:

@@ -41,16 +41,48 @@ def test_a_failing_executor_and_attempt_are_named() -> None:
     assert (body["stage"], body["executor"], body["attempt"], body["request_id"]) == ("llm", "ex-1", 2, None)
 
 
-@pytest.mark.parametrize(("seconds", "header"), [(0.2, "1"), (1.0, "1"), (1.2, "2"), (30.0, "30")])
-def test_overload_says_when_to_come_back_in_whole_seconds(seconds: float, header: str) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "header", "retried"),
+    [
+        (0.2, "1", True),
+        (1.0, "1", True),
+        (1.2, "2", True),
+        (30.0, "30", True),
+        (90.0, "60", True),
+        (121.0, "60", False),
+    ],
+)
+def test_overload_states_a_wait_that_clients_obey_or_rules_a_retry_out(
+    seconds: float, header: str, retried: bool
+) -> None:
     error = errors.Overloaded("m", retry_after=seconds)
 
-    assert error_headers(error) == error_headers(error.to_problem()) == {"Retry-After": header}
+    headers = error_headers(error)
+
+    assert headers == error_headers(error.to_problem())
+    assert headers == {"x-should-retry": str(retried).lower(), "Retry-After": header}
 
 
-def test_other_errors_have_only_the_headers_they_need() -> None:
-    assert error_headers(errors.BadRequest("m")) == {}
-    assert error_headers(errors.Unauthorized("m")) == {"WWW-Authenticate": "Bearer"}
+def test_a_limit_that_waiting_does_not_lift_rules_a_retry_out() -> None:
+    error = errors.Overloaded("delete some", retry_after=0)
+
+    assert error_headers(error) == error_headers(error.to_problem()) == {"x-should-retry": "false"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "retried"),
+    [
+        (errors.BadRequest, "false"), (errors.TooSlow, "true"), (errors.Conflict, "false"),
+        (errors.StageUnavailable, "true"), (errors.StorageFull, "false"), (errors.StageFailed, "true"),
+        (errors.DeadlineExceeded, "false"), (errors.AppFailed, "false"), (errors.ProtocolError, "false"),
+    ],
+)  # fmt: skip
+def test_each_error_rules_a_retry_in_or_out(kind: type[errors.OmnibusError], retried: str) -> None:
+    assert error_headers(kind("m")) == error_headers(kind("m").to_problem()) == {"x-should-retry": retried}
+
+
+def test_a_missing_key_names_the_scheme() -> None:
+    assert error_headers(errors.Unauthorized("m")) == {"x-should-retry": "false", "WWW-Authenticate": "Bearer"}
 
 
 def test_an_unknown_code_is_a_server_error() -> None:

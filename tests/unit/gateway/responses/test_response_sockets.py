@@ -221,7 +221,7 @@ async def test_one_lane_holds_so_many_requests_and_a_connection_so_many_lanes(pa
             over += [event] if event.get("status") == 429 else []
 
     assert [error["stream_id"] for error in over] == ["a", f"lane {connection.MAX_LANES - 1}"]
-    assert over[0]["error"]["headers"] == {"Retry-After": "1"}
+    assert over[0]["error"]["headers"] == {"x-should-retry": "true", "Retry-After": "1"}
     await pair.first.emptied()
 
 
