@@ -155,7 +155,7 @@ class GatewayService:
     ) -> RequestFactory:
         """All that a request needs between its route and its end."""
         router = plans.router
-        settings, limit = self._settings, read_settings(BusSettings).max_payload
+        settings, limit = self._settings, bus.max_body
         loads = LoadReporter(router, bus, limit)
         self._closing.callback(loads.close)
         dispatcher = self._dispatcher = Dispatcher(

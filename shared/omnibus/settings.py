@@ -33,7 +33,8 @@ class BusSettings(Settings, frozen=True):
     connect_timeout: float = 10.0
     #: Servers of a cluster that keep a copy of each stream: 3 of three servers lose nothing when one is lost.
     replicas: int = 1
-    #: Bytes that one message may have. Larger inputs travel by handle.
+    #: Bytes that one message may have, headers included; the NATS server's ``max_payload`` may not be smaller. Larger
+    #: inputs travel by handle.
     max_payload: int = 64 * 1024
     #: Seconds and bytes that recorded invocations are kept.
     record_seconds: float = 24 * 3600.0

@@ -148,6 +148,17 @@ async def test_a_message_over_the_limit_is_refused_before_it_is_sent(bus: Bus):
     assert await heard.until(1) == [b"x" * LIMIT]
 
 
+async def test_headers_count_towards_the_limit(bus: Bus):
+    deliveries = Heard()
+    await bus.subscribe("a", deliveries)
+
+    with pytest.raises(TooLarge, match=f"bytes for a are over the bus limit of {LIMIT}"):
+        bus.publish("a", b"x" * (LIMIT - 10), headers={"Traceparent": "0" * 55})
+    bus.publish("a", b"x" * bus.max_body, headers={"Traceparent": "0" * 55})
+
+    assert await deliveries.until(1) == [b"x" * bus.max_body]
+
+
 async def test_a_closed_bus_says_so(bus: Bus):
     await bus.drain()
     await bus.drain()

@@ -5,6 +5,14 @@ from typing import Any, NamedTuple, Protocol
 
 from omnibus.bus.subjects import INVOCATIONS, StreamSpec
 
+#: Bytes kept free in each message for its headers: a trace, a record's id.
+_HEADER_ROOM_BYTES = 1024
+
+
+def body_room(max_payload: int) -> int:
+    """Return the bytes that a body may have in messages of ``max_payload`` bytes."""
+    return max(max_payload - _HEADER_ROOM_BYTES, max_payload // 2)
+
 
 class Delivery(NamedTuple):
     """One message as it arrived. ``refused`` is set when the server found no subscriber for a publish."""
@@ -59,6 +67,10 @@ class Bus(Protocol):
     def clustered(self) -> bool:
         """True if there are several servers: somebody whom the server cannot find may be on the way to another one."""
 
+    @property
+    def max_body(self) -> int:
+        """Bytes of a message's body that always fit beside its headers."""
+
     def publish(
         self,
         subject: str,
@@ -70,8 +82,8 @@ class Bus(Protocol):
     ) -> None:
         """Hand ``data`` to the connection; never waits. What is ``lazy`` may leave with what is published next.
 
-        Raises ``TooLarge`` over the payload limit and ``BusUnavailable`` when the connection is closed
-        or its buffer is full.
+        Raises ``TooLarge`` when headers and ``data`` together are over the payload limit, and ``BusUnavailable`` when
+        the connection is closed or its buffer is full.
         """
 
     def call_before_flush(self, publish: Callable[[], None]) -> None:

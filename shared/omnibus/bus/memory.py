@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from itertools import count
 from typing import Any
 
-from omnibus.bus import Delivery, Handler, Responder, Stored, StreamState, request_reply
+from omnibus.bus import Delivery, Handler, Responder, Stored, StreamState, body_room, request_reply
 from omnibus.bus.subjects import INVOCATIONS, StreamSpec
 from omnibus.errors import BusUnavailable, Conflict, TooLarge
 from omnibus.settings import BusSettings
@@ -45,6 +45,10 @@ class MemoryBus:
         self._numbers: dict[str, int] = {}  # of the last message of each stream
         self._tasks: set[asyncio.Task[None]] = set()
 
+    @property
+    def max_body(self) -> int:
+        return body_room(self._settings.max_payload)
+
     def publish(
         self,
         subject: str,
@@ -56,8 +60,9 @@ class MemoryBus:
     ) -> None:
         if not self.connected:
             raise BusUnavailable(f"cannot publish to {subject}: the bus is closed")
-        if len(data) > self._settings.max_payload:
-            raise TooLarge(f"{len(data)} bytes for {subject} are over the bus limit of {self._settings.max_payload}")
+        size = len(data) + sum(len(f"{key}: {value}\r\n".encode()) for key, value in (headers or {}).items())
+        if size > self._settings.max_payload:
+            raise TooLarge(f"{size} bytes for {subject} are over the bus limit of {self._settings.max_payload}")
         asyncio.get_running_loop().call_soon(self._deliver_message, Delivery(subject, data, reply, headers))
 
     def call_before_flush(self, publish: Callable[[], None]) -> None:

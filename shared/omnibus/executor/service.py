@@ -86,7 +86,7 @@ class ExecutorService:
         if self.settings.pin_arena and self.settings.device.startswith("cuda"):
             self._tensors.observe_mappings(plugins.import_object(_PIN_MEMORY, "OMNIBUS_EXECUTOR_PIN_ARENA"))
         meter = open_meter(self.settings.device, read_settings(VllmSettings).gpus)
-        self.executor = Executor(identity, runners, self._bus, self._tensors, bus.max_payload, meter)
+        self.executor = Executor(identity, runners, self._bus, self._tensors, self._bus.max_body, meter)
         await self.executor.startup()
         self._roles = RoleSwitch(
             self.executor,

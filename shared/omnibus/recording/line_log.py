@@ -12,8 +12,9 @@ from omnibus.bus import Bus
 from omnibus.bus.subjects import StreamSpec
 from omnibus.errors import ProtocolError
 
-#: Bytes of one piece: well below the bus's limit.
+#: Bytes of one piece, where the bus takes as many; and of the head before it.
 PIECE_BYTES = 48 * 1024
+_HEAD_BYTES = 32
 
 
 class LineAssembler(ABC):
@@ -61,8 +62,9 @@ class LineWriter:
 
         Raises ``Conflict`` when somebody else writes this log, and ``BusUnavailable``.
         """
-        for begin in range(0, len(data), PIECE_BYTES):
-            await self._append_piece(b"+" if begin else b"=", data[begin : begin + PIECE_BYTES])
+        step = min(PIECE_BYTES, self._bus.max_body - _HEAD_BYTES)
+        for begin in range(0, len(data), step):
+            await self._append_piece(b"+" if begin else b"=", data[begin : begin + step])
 
     async def _append_piece(self, kind: bytes, piece: bytes) -> None:
         body = b"%d%b\n%b" % (self._pieces, kind, piece)

@@ -13,7 +13,7 @@ from nats.aio.client import Client
 
 from omnibus.bus import Delivery, subjects
 from omnibus.bus.nats import NatsBus, connection
-from omnibus.errors import BusUnavailable, Fatal, ProtocolError
+from omnibus.errors import BusUnavailable, Fatal, ProtocolError, TooLarge
 from omnibus.settings import BusSettings
 from omnibus.up import infra
 from omnibus.up.ports import free_ports
@@ -183,6 +183,44 @@ async def test_a_wrong_password_is_said(tmp_path: Path):
         bad = BusSettings(url=url, user="gateway", password="wrong", connect_timeout=1)
         with pytest.raises(BusUnavailable, match=f"{url} refuses user 'gateway': check OMNIBUS_BUS_USER and"):
             await NatsBus.connect(bad, "test")
+
+
+@pytest.mark.behaviour(
+    "nats-py 2.16",
+    "compares the data alone with `max_payload`; the server counts headers too and closes the connection",
+    "counts headers and data, and raises a typed error before anything is sent",
+    source="NATS protocol, HPUB: total bytes = headers + payload",
+)
+async def test_headers_that_the_server_would_count_never_end_the_connection(tmp_path: Path):
+    config = tmp_path / "small.conf"
+    config.write_text("max_payload: 65536\n")
+    async with running(infra.prepare_nats(tmp_path, config=config)) as owned:
+        bus = await NatsBus.connect(BusSettings(url=owned.server.url), "test")
+        await bus.open_records(90.0, 1 << 19)
+
+        for size in (65536 - 20, 65536):
+            with pytest.raises(TooLarge, match="over the bus limit of 65536"):
+                bus.publish("a", b"x" * size, headers={"Traceparent": "0" * 55})
+        with pytest.raises(TooLarge, match="over the bus limit of 65536"):
+            await bus.store_record(f"{subjects.record_subject('a', 'b')}", b"x" * 65536, "id")
+        await bus.store_record(subjects.record_subject("a", "b"), b"x" * bus.max_body, "id")
+
+        assert [len(each.data) for each in await bus.read_records(subjects.record_subject("a", "b"))] == [bus.max_body]
+        assert (bus.connected, bus.reconnects) == (True, 0)
+        await bus.drain()
+
+
+async def test_a_server_that_takes_smaller_messages_is_rejected_by_name(tmp_path: Path):
+    config = tmp_path / "small.conf"
+    config.write_text("max_payload: 32768\n")
+    async with running(infra.prepare_nats(tmp_path, config=config)) as owned:
+        with pytest.raises(Fatal, match="at most 32768 bytes .* or lower OMNIBUS_BUS_MAX_PAYLOAD"):
+            await NatsBus.connect(BusSettings(url=owned.server.url), "test")
+
+        bus = await NatsBus.connect(BusSettings(url=owned.server.url, max_payload=32768), "test")
+
+        assert bus.max_body == 32768 - 1024
+        await bus.drain()
 
 
 @pytest.mark.parametrize("subject", ["a b", "a\r\nPUB b 0", "a\tb", "a\x00", "a\x7f"])

@@ -15,9 +15,15 @@ from nats.aio.msg import Msg
 from nats.micro.request import Request
 from nats.micro.service import EndpointConfig
 
-from omnibus.bus import Delivery, Handler, Responder, Stored, StreamState, request_reply
+from omnibus.bus import Delivery, Handler, Responder, Stored, StreamState, body_room, request_reply
 from omnibus.bus.nats.acks import RecordAcks
-from omnibus.bus.nats.connection import MAX_PENDING_BYTES, NatsConnection, encode_publish, open_connection
+from omnibus.bus.nats.connection import (
+    MAX_PENDING_BYTES,
+    NatsConnection,
+    encode_headers,
+    encode_publish,
+    open_connection,
+)
 from omnibus.bus.nats.streams import StreamKeeper
 from omnibus.bus.subjects import INVOCATIONS, StreamSpec
 from omnibus.concurrency import finish_within, keep_cancellation
@@ -74,6 +80,10 @@ class NatsBus:
     def clustered(self) -> bool:
         return self._nc.is_clustered
 
+    @property
+    def max_body(self) -> int:
+        return body_room(min(self._settings.max_payload, self._nc.max_payload))
+
     def publish(
         self,
         subject: str,
@@ -83,17 +93,25 @@ class NatsBus:
         headers: dict[str, str] | None = None,
         lazy: bool = False,
     ) -> None:
-        if len(data) > self._settings.max_payload:
-            raise TooLarge(
-                f"{len(data)} bytes for {subject} are over the bus limit of {self._settings.max_payload}: "
-                "larger inputs travel by handle"
-            )
         nc = self._nc
+        head = encode_headers(headers)
+        self._check_size(subject, len(head) + len(data), self._settings.max_payload)
         if not nc.takes_commands:
             raise BusUnavailable(f"cannot publish to {subject}: the connection to NATS is closed")
         if nc.pending_data_size + len(data) > MAX_PENDING_BYTES:
             raise BusUnavailable(f"the connection to NATS has {nc.pending_data_size} bytes waiting: try again")
-        nc.send_command(encode_publish(subject, data, reply, headers), lazy)
+        nc.send_command(encode_publish(subject, data, reply, head), lazy)
+
+    def _check_size(self, subject: str, size: int, limit: int) -> None:
+        """Raise ``TooLarge`` for a message over ``limit``, or over what the server takes: it would end the connection.
+
+        The server counts headers and data together; nats-py compares the data alone.
+        """
+        limit = min(limit, self._nc.max_payload)
+        if size > limit:
+            raise TooLarge(
+                f"{size} bytes for {subject} are over the bus limit of {limit}: larger inputs travel by handle"
+            )
 
     def call_before_flush(self, publish: Callable[[], None]) -> None:
         self._nc.call_before_flush(publish)
@@ -124,6 +142,7 @@ class NatsBus:
         return unsubscribe
 
     async def request(self, subject: str, data: bytes, timeout: float) -> bytes:
+        self._check_size(subject, len(data), self._settings.max_payload)
         try:
             return (await self._nc.request(subject, data, timeout=timeout)).data
         except nats.errors.NoRespondersError as error:
@@ -219,9 +238,11 @@ class NatsBus:
             self._acks.send(subject, data, id)
 
     async def store_record(self, subject: str, data: bytes, id: str) -> None:
-        """Publish a record and wait until its stream has it. Raises ``BusUnavailable``."""
+        """Publish a record and wait until its stream has it. Raises ``BusUnavailable`` and ``TooLarge``."""
+        headers = {"Nats-Msg-Id": id}
+        self._check_size(subject, len(encode_headers(headers)) + len(data), self._nc.max_payload)
         try:
-            await self._js.publish(subject, data, headers={"Nats-Msg-Id": id})
+            await self._js.publish(subject, data, headers=headers)
         except (nats.errors.Error, TimeoutError) as error:
             raise BusUnavailable(f"{subject} was not kept: {error or 'timed out'}") from error
 
@@ -243,6 +264,7 @@ class NatsBus:
 
     async def append_record(self, stream: StreamSpec, subject: str, data: bytes, id: str, after: int) -> int:
         headers = {"Nats-Msg-Id": id, "Nats-Expected-Last-Subject-Sequence": str(after)}
+        self._check_size(subject, len(encode_headers(headers)) + len(data), self._nc.max_payload)
         give_up = time.monotonic() + APPEND_TIMEOUT_SECONDS
         while True:
             try:

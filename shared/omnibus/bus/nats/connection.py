@@ -170,20 +170,26 @@ def _takes_more(transport: asyncio.WriteTransport) -> bool:
     return not transport.is_closing() and transport.get_write_buffer_size() <= _MAX_UNWRITTEN_BYTES
 
 
-def encode_publish(subject: str, data: bytes, reply: str, headers: dict[str, str] | None) -> bytes:
-    """PUB or HPUB with its payload.
+def encode_headers(headers: dict[str, str] | None) -> bytes:
+    """Headers as the server counts them. Raises ``ValueError`` for a value with a line break."""
+    if headers is None:
+        return b""
+    lines = "".join(f"{key}: {value}\r\n" for key, value in headers.items())
+    if "\n" in lines.replace("\r\n", ""):
+        raise ValueError("a header value may not hold a line break")
+    return f"NATS/1.0\r\n{lines}\r\n".encode()
+
+
+def encode_publish(subject: str, data: bytes, reply: str, head: bytes) -> bytes:
+    """PUB or HPUB with its payload; ``head`` is encoded headers, or nothing.
 
     Parts of subjects come from messages, so a blank or line break in one must not become protocol.
     """
     both = f"{subject}{reply}"
     if " " in both or not both.isprintable():
         raise ProtocolError(f"{subject[:80]!r} or {reply[:80]!r} is no subject")
-    if headers is None:
+    if not head:
         return b"PUB %b %b %d\r\n%b\r\n" % (subject.encode(), reply.encode(), len(data), data)
-    lines = "".join(f"{key}: {value}\r\n" for key, value in headers.items())
-    head = f"NATS/1.0\r\n{lines}\r\n".encode()
-    if b"\n" in lines.replace("\r\n", "").encode():
-        raise ValueError("a header value may not hold a line break")
     sizes = (len(head), len(head) + len(data))
     return b"HPUB %b %b %d %d\r\n%b%b\r\n" % (subject.encode(), reply.encode(), *sizes, head, data)
 
@@ -191,8 +197,8 @@ def encode_publish(subject: str, data: bytes, reply: str, headers: dict[str, str
 async def open_connection(settings: BusSettings, name: str) -> NatsConnection:
     """Connect within ``settings.connect_timeout``.
 
-    Raises ``BusUnavailable`` with the URL and what was wrong last, ``Fatal`` for a server that is too old, and
-    ``BadRequest`` for files of TLS that cannot be read.
+    Raises ``BusUnavailable`` with the URL and what was wrong last, ``Fatal`` for a server that is too old or takes
+    smaller messages, and ``BadRequest`` for files of TLS that cannot be read.
     """
     connection = NatsConnection()
     urls = split_urls(settings.url)
@@ -223,14 +229,25 @@ async def open_connection(settings: BusSettings, name: str) -> NatsConnection:
         raise BusUnavailable(
             _describe_failure(settings, connection.refusal or connection.last_problem or error)
         ) from error
-    version = connection.connected_server_version
-    if (version.major, version.minor) < MIN_SERVER_VERSION:
+    if problem := _server_problem(connection, settings):
         await connection.close()
-        raise Fatal(
-            f"NATS server {version} is too old: Omnibus needs {MIN_SERVER_VERSION[0]}.{MIN_SERVER_VERSION[1]} or newer"
-        )
+        raise Fatal(problem)
     _bind_metrics(connection)
     return connection
+
+
+def _server_problem(connection: NatsConnection, settings: BusSettings) -> str:
+    """What Omnibus needs and the connected server does not offer; empty if nothing."""
+    version = connection.connected_server_version
+    if (version.major, version.minor) < MIN_SERVER_VERSION:
+        needed = ".".join(map(str, MIN_SERVER_VERSION))
+        return f"NATS server {version} is too old: Omnibus needs {needed} or newer"
+    if connection.max_payload < settings.max_payload:
+        return (
+            f"the NATS server accepts messages of at most {connection.max_payload} bytes (max_payload) and Omnibus "
+            f"sends {settings.max_payload}: raise max_payload in its configuration, or lower OMNIBUS_BUS_MAX_PAYLOAD"
+        )
+    return ""
 
 
 def _is_refusal(error: BaseException) -> bool:
