@@ -20,8 +20,10 @@ _DIGEST_BYTES = 4
 #: Formats whose bytes follow from the samples one by one: a sample that differs by a step moves nothing after it, so
 #: they are counted. What a codec makes of such samples has other lengths, so its bytes are compared.
 _COUNTED = ("pcm16", "wav")
-_PART = r"\.(\d{1,15})\.([0-9a-f]{8})"
-_ID = re.compile(rf"([A-Za-z0-9_-]{{1,64}}){_PART}{_PART}\.(\d{{1,3}})(?:{_PART}{_PART})?", re.ASCII)
+#: Numbers as ids have them, without leading zeros: each position has one id.
+_NUMBER = r"(0|[1-9]\d{0,14})"
+_PART = rf"\.{_NUMBER}\.([0-9a-f]{{8}})"
+_ID = re.compile(rf"([A-Za-z0-9_-]{{1,64}}){_PART}{_PART}\.(0|[1-9]\d{{0,2}})(?:{_PART}{_PART})?", re.ASCII)
 
 
 class Position(NamedTuple):

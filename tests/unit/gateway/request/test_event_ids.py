@@ -44,7 +44,13 @@ def test_sound_of_a_codec_that_differs_is_no_continuation():
         again.audio(b"z" * 30)
 
 
-@pytest.mark.parametrize("last", ["x", "a.b.c", "t.1.00000000.0.00000000", f"{'t' * 65}.0.00000000.0.00000000.0", "ö"])
+@pytest.mark.parametrize(
+    "last",
+    [
+        "x", "a.b.c", "t.1.00000000.0.00000000", f"{'t' * 65}.0.00000000.0.00000000.0", "ö",
+        "t.012.00000000.0.00000000.0", "t.12.00000000.0.00000000.00",
+    ],
+)  # fmt: skip
 def test_what_is_no_event_id_is_refused(last: str):
     with pytest.raises(BadRequest):
         parse_event_id(last)
