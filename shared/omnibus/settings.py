@@ -302,8 +302,9 @@ class PlannerSettings(Settings, frozen=True):
     cooldown: float = 60.0
     #: Requests in a window below which the load says nothing.
     least: int = 30
-    #: Seconds of CPU time for which a plan is simulated and solved once more until promise and simulation agree, before
-    #: it is promised; 0: plans are promised as they were solved.
+    #: Seconds of a core, about, in which a plan is simulated and solved once more until promise and simulation agree,
+    #: before it is promised; 0: plans are promised as they were solved. Simulated requests are counted instead of time,
+    #: so that the same question has the same answer on each machine.
     simulate: float = 5.0
 
 

@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.pages import clients, errors, first_steps, mistakes, settings, sizing, tasks, testing, values
+from tests.pages import behaviours, clients, errors, first_steps, mistakes, settings, sizing, tasks, testing, values
 
 DOCS = Path(__file__).parents[2] / "docs"
 #: File in ``docs/`` to what makes its text.
 PAGES: dict[str, Callable[[], str]] = {
+    "behaviours.md": behaviours.page,
     "clients.md": clients.page,
     "errors.md": errors.page,
     "first-steps.md": first_steps.page,

@@ -42,6 +42,7 @@ def solve_cells(
     choose = _choose_printed if printed else _choose_mixture
     goal, chosen = choose(best, group.goal, demands[name], room, gpu, asked.weights[name])
     solution = _merge_cells(solver, terms, best, chosen, goal)
+    terms = msgspec.structs.replace(terms, admissible=_merge_levels(terms, best, chosen))
     unserved = group.missing_components(demands, solution)
     places = _place_cells({size: best[size] for size in chosen.cells}, chosen, room, gpu)
     return PlanningOutcome(
@@ -116,6 +117,19 @@ def _choose_printed(
     if not found.cells:
         raise Infeasible(f"{have or 0} GPUs hold no cell: the smallest that serves requests has {min(best)}")
     return THROUGHPUT, found
+
+
+def _merge_levels(terms: Terms, best: Mapping[int, Solution], chosen: Mixture) -> dict[str, tuple[float, ...]]:
+    """Admissible work of all cells together, by option. Replicas share a queue within their cell alone, so their work
+    adds up over cells and is not that of one pool of as many.
+    """
+    merged: dict[str, tuple[float, ...]] = {}
+    for option, levels in terms.admissible.items():
+        cells_of = [(best[size].replicas.get(option, 0), count) for size, count in chosen.cells.items()]
+        total = sum(each * count for each, count in cells_of)
+        work = sum(levels[each - 1] * count for each, count in cells_of if each)
+        merged[option] = tuple(work * number / total for number in range(1, total + 1)) or levels
+    return merged
 
 
 def _merge_cells(solver: Solver, terms: Terms, best: Mapping[int, Solution], chosen: Mixture, goal: str) -> Solution:

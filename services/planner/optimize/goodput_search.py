@@ -6,7 +6,6 @@ others, are replayed with requests that come at random, and the best is improved
 to another option (``solve.goodput``), as TriInfer's objective asks (section 2.2).
 """
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -21,7 +20,7 @@ from services.planner.optimize.planner import Planner
 from services.planner.optimize.result import PlanningResult
 from services.planner.simulate.arrivals import TypeRate, poisson_arrivals
 from services.planner.simulate.outcome import goal_shares
-from services.planner.simulate.run import PlanSimulation, SimulatedPlan
+from services.planner.simulate.run import REQUESTS_PER_SECOND, PlanSimulation, SimulatedPlan
 from services.planner.solve.goodput import improve_goodput
 
 #: The share of requests that are to meet all goals, as gateways are held to it (``autoscale.attainment``).
@@ -42,7 +41,8 @@ class Goodput(NamedTuple):
 
 
 class GoodputSearch:
-    """Search for the plan of the one model of ``planner`` with the most goodput, for ``within`` seconds of CPU time."""
+    """Search for the plan of the one model of ``planner`` with the most goodput, in as many replays as a core makes
+    within ``within`` seconds, about: a count, so that each machine finds the same plan."""
 
     def __init__(
         self, planner: Planner, load: Loads | None, types: TypesAtRate, simulable: Simulable, within: float
@@ -51,7 +51,7 @@ class GoodputSearch:
         self._load = load
         self._types = types
         self._simulable = simulable
-        self._end = time.thread_time() + within
+        self._replays_left = within * REQUESTS_PER_SECOND / _REPLAYED_REQUESTS
         self._name, self._ready = next(iter(planner.inputs.items()))
         self._known: dict[tuple[tuple[str, int], ...], PlanningResult] = {}
         self._rates: dict[tuple[tuple[str, int], ...], float] = {}
@@ -69,7 +69,7 @@ class GoodputSearch:
         return bool(asked.goals.active_goals()) and plain and same_gpus and not ready.lent and not planner.nodes
 
     def find_best(self, results: Sequence[PlanningResult], margin: float = 0.0) -> Goodput | None:
-        """The best of ``results``, and of their neighbours as long as there is time.
+        """The best of ``results``, and of their neighbours as long as replays are left.
 
         The first of them where none is better by the part ``margin``; None when none keeps the goals.
         """
@@ -85,8 +85,8 @@ class GoodputSearch:
         return Goodput(self._known[best], self._rates[best]) if rate > 0 else None
 
     def _judge(self, replicas: Mapping[str, int], beyond: float) -> float:
-        """Goodput of ``replicas`` with the best paths; 0 or ``beyond`` if it is no more than that, or time is over."""
-        if beyond > 0 and time.thread_time() > self._end:
+        """Goodput of ``replicas`` with the best paths; 0 or ``beyond`` if it is no more, or no replays are left."""
+        if beyond > 0 and self._replays_left <= 0:
             return 0.0
         result = self._known.get(_key(replicas)) or self._routed(replicas)
         if result is None:
@@ -118,6 +118,7 @@ class GoodputSearch:
 
     def _meets_goals(self, plan: SimulatedPlan, rate: float) -> bool:
         """Return whether enough of ``rate`` req/s meet all goals."""
+        self._replays_left -= 1
         seconds = _REPLAYED_REQUESTS / rate
         run = PlanSimulation(plan, seconds, seconds * _WARM_UP_FRACTION, 1)
         try:

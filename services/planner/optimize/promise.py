@@ -9,7 +9,6 @@ rules of others are simulated as well where they may serve more: the best plan i
 """
 
 import math
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from threading import Lock
 from typing import Any, NamedTuple
@@ -37,7 +36,7 @@ from services.planner.optimize.spares import without_spares
 from services.planner.simulate.arrivals import TypeRate, even_arrivals, poisson_arrivals
 from services.planner.simulate.devices import ModelDevices
 from services.planner.simulate.outcome import SimulationOutcome
-from services.planner.simulate.run import SimulatedPlan, simulate_plan
+from services.planner.simulate.run import REQUESTS_PER_SECOND, SimulatedPlan, simulate_plan
 
 #: Promise and simulation agree when they differ by no more than this part.
 AGREEMENT_FRACTION = 0.05
@@ -96,8 +95,11 @@ class PromiseChecker:
     def plan(
         self, load: Loads | None = None, running: Mapping[str, ModelPlan] | None = None, *, within: float
     ) -> PlanningResult:
-        """The best deployment whose promise a simulation confirms, as ``Planner.plan`` finds it; rounds begin for
-        ``within`` seconds of CPU time. What cannot be simulated is promised as it was solved; its explanation says why.
+        """The best deployment whose promise a simulation confirms, as ``Planner.plan`` finds it.
+
+        Rounds begin until they have simulated ``within`` times ``REQUESTS_PER_SECOND`` requests: a count, so that the
+        same question has the same answer on each machine and under each load. What cannot be simulated is promised as
+        it was solved; its explanation says why.
         """
         with self._turn:
             return self._plan_in_rounds(load, running or {}, within)
@@ -110,12 +112,13 @@ class PromiseChecker:
         baselines = self.planner.plan_baselines(load) if within > 0 else {}  # before seconds are corrected
         for inputs in self.planner.inputs.values():
             inputs.costs.corrections.penalise_unmeasured()
-        found, began = list[tuple[PlanningResult, SimulatedPromise]](), time.thread_time()
+        found, left = list[tuple[PlanningResult, SimulatedPromise]](), within * REQUESTS_PER_SECOND
         while len(found) < MAX_ROUNDS:
             result = self.planner.plan(load, running, explain=False)
             promise = self.simulate(result, load)
             found.append((result, promise))
-            if promise.agrees or time.thread_time() - began > within:
+            left -= sum(each.came for each in promise.outcome.types)
+            if promise.agrees or left <= 0:
                 break
             self._correct_seconds(result, promise, load)
         rounds, policy = len(found), ""

@@ -16,6 +16,8 @@ from services.planner.simulate.report import Observations, build_outcome
 
 #: The part of the time after which requests are observed: before it executors fill up.
 WARM_UP_FRACTION = 0.15
+#: Requests that a core simulates in a second, about. Budgets are counts of requests by it: the same on every machine.
+REQUESTS_PER_SECOND = 2000
 
 
 class SimulatedPlan(NamedTuple):

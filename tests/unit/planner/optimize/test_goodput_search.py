@@ -1,15 +1,20 @@
 """Goals: what is promised within them is what a simulation serves within them, and no other plan serves more."""
 
+import time
+from typing import Any
+
 import pytest
 
 from omnibus.cli.format.plan import plan_lines
 from omnibus.plan import Plan
 from omnibus.profile import ModelProfile
+from services.planner.optimize import goodput_search
 from services.planner.optimize.promise import PromiseChecker
 from services.planner.optimize.result import PlanningResult
+from services.planner.simulate import run
 from services.planner.simulate.arrivals import TypeRate, poisson_arrivals
 from services.planner.simulate.cluster import SimulatedModel
-from services.planner.simulate.run import SimulatedPlan, simulate_plan
+from services.planner.simulate.run import PlanSimulation, SimulatedPlan, simulate_plan
 from tests.unit.planner.optimize import testbed
 from tests.unit.planner.score import engines
 
@@ -54,9 +59,27 @@ def test_what_is_promised_within_goals_is_served_within_them_and_not_much_more_i
     assert "req/s of which 99 of 100 are within the goals, simulated" in shown
 
 
-def test_other_replicas_are_tried_as_long_as_there_is_time(profile: ModelProfile, planned: PlanningResult):
+def test_other_replicas_are_tried_as_long_as_replays_are_left(profile: ModelProfile, planned: PlanningResult):
     assert goodput(planned) >= goodput(plan_within(profile, 1e-9)) > 0
     assert sum(each.replicas for each in planned.models["q"].options.values()) <= 8
+
+
+def test_the_same_question_has_the_same_answer_on_a_slower_machine(
+    profile: ModelProfile, planned: PlanningResult, monkeypatch: pytest.MonkeyPatch
+):
+    class SlowSimulation(PlanSimulation):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            end = time.thread_time() + 0.5
+            while time.thread_time() < end:
+                pass
+
+    for module in (run, goodput_search):
+        monkeypatch.setattr(module, "PlanSimulation", SlowSimulation)
+
+    slow = plan_within(profile, 2.0)
+
+    assert (slow.models, slow.capacity, goodput(slow)) == (planned.models, planned.capacity, goodput(planned))
 
 
 def test_a_plan_without_goals_says_nothing_of_them():

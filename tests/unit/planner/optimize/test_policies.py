@@ -3,8 +3,20 @@
 import pytest
 
 from omnibus.errors import BadRequest
+from services.planner.declared.planned_spec import GpuType
 from services.planner.solve.problem import Infeasible
-from tests.unit.planner.optimize.testbed import SPLIT, E, L, model, option, planner, profile, types
+from tests.unit.planner.optimize.testbed import (
+    SPLIT,
+    E,
+    L,
+    goals,
+    model,
+    option,
+    planner,
+    profile,
+    replicas,
+    types,
+)
 
 STAGED = profile(
     {
@@ -26,26 +38,26 @@ def planned(measured=None, declared=None, **asked):
 
 
 def test_a_monolith_takes_all_gpus_or_as_many_as_the_rate_needs():
-    replicas, most = planned(policy="monolith")
-    assert replicas == {"EL": 8}
+    counts, most = planned(policy="monolith")
+    assert counts == {"EL": 8}
     assert most == pytest.approx(8 / (0.6 * 0.7 + 0.4 * 0.35))
 
-    replicas, _ = planned(policy="monolith", goal="gpus", rate=5.0, headroom=0.0)
-    assert replicas == {"EL": 3}  # 5 x 0.56 s of work per second
+    counts, _ = planned(policy="monolith", goal="gpus", rate=5.0, headroom=0.0)
+    assert counts == {"EL": 3}  # 5 x 0.56 s of work per second
 
 
 def test_load_over_capacity_rounds_each_stage_up():
-    replicas, most = planned(policy="modserve")
-    assert replicas == {"E": 2, "L": 5}
+    counts, most = planned(policy="modserve")
+    assert counts == {"E": 2, "L": 5}
     assert most == pytest.approx(5 / 0.3)
 
-    replicas, _ = planned(policy="modserve", goal="gpus", rate=10.0, headroom=0.0)
-    assert replicas == {"E": 2, "L": 3}  # 1.2 and 3 s of work per second
+    counts, _ = planned(policy="modserve", goal="gpus", rate=10.0, headroom=0.0)
+    assert counts == {"E": 2, "L": 3}  # 1.2 and 3 s of work per second
 
 
 def test_algorithm_2_compares_its_three_methods_with_instances_by_their_work():
-    replicas, _ = planned(STAGED, SPLIT, policy="triinfer")
-    assert replicas == {"E": 1, "P": 2, "D": 5}  # 8 x 0.1, 0.2 and 0.5 of 0.8 s
+    counts, _ = planned(STAGED, SPLIT, policy="triinfer")
+    assert counts == {"E": 1, "P": 2, "D": 5}  # 8 x 0.1, 0.2 and 0.5 of 0.8 s
     without = profile({name: each for name, each in STAGED.options.items() if name != "D"}, components=STAGED.components,
                       types=STAGED.types, order=STAGED.order)  # fmt: skip
     with pytest.raises(BadRequest, match="no option is D alone"):
@@ -60,6 +72,20 @@ def test_greedy_cells_take_small_ones_where_one_larger_cell_is_enough():
 
     assert exact == {"E": 1, "L": 3}
     assert greedy == {"E": 3, "L": 3}
+
+
+def test_cells_with_goals_say_what_all_of_them_may_do_together():
+    """One cell has less room than all of them, and its replicas share no queue with those of another."""
+    apart = profile({"E": E, "L": L})
+    one, four = (
+        planner(apart, {"H100": GpuType(count, 80.0)}, policy="greedy_cells", cells=8, goals=goals(done=8.0)).plan()
+        for count in (8, 32)
+    )
+
+    assert replicas(four.models["q"]) == {name: 4 * count for name, count in replicas(one.models["q"]).items()}
+    assert max(replicas(four.models["q"]).values()) > 8
+    assert four.capacity["q"] == pytest.approx(4 * one.capacity["q"])
+    assert four.explain["planned"]["models"]["q"]["capacity"] == pytest.approx(four.capacity["q"])
 
 
 @pytest.mark.parametrize(
