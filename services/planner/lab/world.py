@@ -43,7 +43,7 @@ _STEADY_SECONDS = 300.0
 _SIZES: dict[str, dict[str, Any]] = {"encode": {"tokens": {"any": 1}}} | {
     kind: {"steps": 1} for kind in ("think", "decode", "talk")
 }
-#: Seconds of CPU time in which a plan is solved and simulated again.
+#: Seconds in which a plan is solved and simulated again, counted in simulated requests.
 _PLAN_SECONDS = 5.0
 #: Requests that tell what a role takes.
 _MEASURED_REQUESTS = 80
