@@ -31,6 +31,12 @@ class RecordedAnswer(msgspec.Struct, omit_defaults=True):
     usage: dict[str, int] = {}
     #: Characters of the text, which may be recorded in part or not at all.
     characters: int = 0
+    #: Calls of tools (see ``omnibus.structured.calls``) and reasoning, recorded as the text is; no digest: none came,
+    #: or they are of a build that did not record them.
+    calls: str = ""
+    calls_sha256: str = ""
+    reasoning: str = ""
+    reasoning_sha256: str = ""
 
 
 class Moved(msgspec.Struct, frozen=True, omit_defaults=True):
