@@ -6,8 +6,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from omnibus.structured.calls import CALL
 from omnibus.tensors.item import Item
 
+#: What the closing chunk of an answer says about it.
+_CLOSING = frozenset({"finish_reason", "usage"})
 _encode = msgspec.json.Encoder(order="sorted").encode
 
 
@@ -20,8 +23,10 @@ class Fingerprint:
         self._chunks: list[dict[str, Any]] = []
         self._arrays = hashlib.sha256()
         self._nbytes = 0
-        #: How much there was: characters of texts by key, and arrays with the rows in them and the shape of a row.
+        #: How much there was: characters of texts by key, calls of tools, and arrays with their rows, and the shape of
+        #: a row.
         self.characters: dict[str, int] = {}
+        self.calls = 0
         self.arrays = self.rows = 0
         self.row_shape: tuple[int, ...] = ()
 
@@ -36,6 +41,7 @@ class Fingerprint:
             if isinstance(value, str):
                 self._texts.setdefault(key, hashlib.sha256()).update(value.encode())
                 self.characters[key] = self.characters.get(key, 0) + len(value)
+                self.calls += value.count(CALL) if key == "calls" else 0
             elif isinstance(value, list):
                 self._lists.setdefault(key, []).extend(value)
             else:
@@ -67,7 +73,8 @@ class Fingerprint:
     @property
     def has_content(self) -> bool:
         """True if anything but the closing chunk of an answer came."""
-        return bool(self._texts or self._lists or self._nbytes or any("usage" not in each for each in self._chunks))
+        told = self._texts.keys() - _CLOSING or self._lists or self._nbytes
+        return bool(told or any(each.keys() - _CLOSING for each in self._chunks))
 
     def hexdigest(self, *, cached: bool = False) -> str:
         """64 hex digits; of nothing, the empty string.

@@ -26,6 +26,7 @@ from services.gateway.replay.verdict import (
     describe_content,
 )
 from services.gateway.request.accumulator import AnswerAccumulator
+from services.gateway.request.choices_accumulator import ChoicesAccumulator
 from services.gateway.tasks.chat import APP
 
 #: 16-bit steps by which a replayed sample may differ: float sums depend on the batch they ran in.
@@ -69,11 +70,16 @@ class ReplayComparison:
     ) -> OutputVerdict:
         node, output = key
         component, content = now.nodes[node].component, stream.fingerprint or Fingerprint()
-        said = OutputVerdict(f"{component}.{output}", None, describe_content(content), component=component)
+        said = OutputVerdict(f"{component}.{output}", None, describe_content(output, content), component=component)
         if not stream.is_whole:
             return said._replace(why="it ended early")
         if (digest := ended.outputs.get(f"{node}.{output}")) is not None:
-            return _compare_digests(said, digest, content)
+            found = _compare_digests(said, digest, content)
+            if found.identical is False and isinstance(got, ChoicesAccumulator):
+                found = found._replace(why=_locate_choice(ended.answer, got) or found.why)
+            if found.identical is False and is_speech(now, key) and ended.answer.audio_sha256:
+                return await self._compare_audio(said, ended.answer, got)  # which may differ by a step
+            return found
         if now.app != APP or not _has_answer(ended.answer):
             return said._replace(why="the record has no digest of it")
         if is_speech(now, key):
@@ -144,6 +150,14 @@ def _compare_digests(said: OutputVerdict, digest: str, content: Fingerprint) -> 
         return said._replace(identical=True, is_empty=not content.has_content)
     missing = "it was empty" if not digest else "it is empty now" if not content.hexdigest() else ""
     return said._replace(identical=False, why=missing or "its digest is another one")
+
+
+def _locate_choice(before: RecordedAnswer, got: ChoicesAccumulator) -> str:
+    """The place in the texts of all answers to a request, one after the other; empty where these are equal."""
+    now = got.to_answer()
+    if before.text_sha256 == now.text_sha256:
+        return ""
+    return f"{compare_text(TEXT, before.text, len(before.text) == before.characters, now.text)} of all answers"
 
 
 def _compare_answer(

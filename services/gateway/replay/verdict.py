@@ -13,6 +13,7 @@ from services.gateway.dispatch.digest import Fingerprint
 from services.gateway.replay.positions import find_text_position
 
 #: Lists of numbers in the chunks of an output, as people call them.
+_TEXTS = ("text", "reasoning")
 _LIST_NAMES = {"ids": "tokens", "codes": "codes"}
 
 
@@ -84,25 +85,31 @@ def _amount_text(part: SegmentVerdict, each: OutputVerdict, *, several: bool) ->
 # What there is of an output
 
 
-def describe_content(content: Fingerprint) -> str:
-    """How much of what kind ``content`` holds: ``41 characters of text, 12 tokens``."""
-    parts = [f"{count} characters of {key}" for key, count in content.characters.items() if key != "calls"]
-    if "calls" in content.characters:
-        parts.append(f"{content.characters['calls']} characters of tool calls")
+def describe_content(output: str, content: Fingerprint) -> str:
+    """How much of what kind the ``content`` of ``output`` holds: ``41 characters of text, 12 tokens``."""
+    parts = [f"{count} characters of {key}" for key, count in content.characters.items() if key in _TEXTS]
+    if content.calls:
+        parts.append(_count_text(content.calls, "tool call"))
     parts += [f"{count} {_LIST_NAMES.get(key, f'elements of {key}')}" for key, count in content.lengths.items()]
     if content.arrays:
-        parts.append(_describe_arrays(content))
-    if content.values and content.has_content and not content.characters:
-        parts.append("1 value" if content.values == 1 else f"{content.values} values")
+        parts.append(_describe_arrays(output, content))
+    if not parts and content.has_content:
+        parts.append(_count_text(max(1, content.values), "value"))
     return ", ".join(parts) or "empty"
 
 
-def _describe_arrays(content: Fingerprint) -> str:
+def _count_text(count: int, what: str) -> str:
+    return f"1 {what}" if count == 1 else f"{count} {what}s"
+
+
+def _describe_arrays(output: str, content: Fingerprint) -> str:
     shape = content.row_shape
+    if output == "audio":
+        return f"{content.rows} samples" + (f" of {shape[0]} channels" if shape else "")
     if not shape:
-        return f"{content.rows} samples or numbers"
+        return f"{content.rows} numbers"
     if len(shape) == 2 and shape[-1] in (3, 4):  # rows of pixels
-        return f"{content.arrays} images of {content.rows // content.arrays} x {shape[0]} pixels"
+        return f"{_count_text(content.arrays, 'image')} of {content.rows // content.arrays} x {shape[0]} pixels"
     if len(shape) == 3 and shape[-1] in (3, 4):
         return f"{content.rows} frames of {shape[0]} x {shape[1]} pixels"
     return f"{content.rows} rows of {' x '.join(map(str, shape))}"

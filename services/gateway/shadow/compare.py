@@ -66,6 +66,7 @@ def find_differences(
     return found
 
 
+_CLOSING = ("finish_reason", "usage")
 #: By whether it is the candidate's that is not there.
 _MISSING = {True: "it is not there in full", False: "it is there in full, and is not where it is compared with"}
 
@@ -74,7 +75,7 @@ def has_content(chunks: Sequence[RecordedChunk]) -> bool:
     """Return whether an output holds anything to compare, beside the closing chunk of an answer."""
     return any(
         (chunk.array is not None and chunk.array.size > 0)
-        or ("usage" not in chunk.data and any(value not in ("", [], None) for value in chunk.data.values()))
+        or any(key not in _CLOSING and value not in ("", [], None) for key, value in chunk.data.items())
         for chunk in chunks
     )
 

@@ -103,7 +103,7 @@ async def test_one_segment_runs_alone_by_its_own_id(place: Estate):
     running, done = await replay(place, ids[2])
 
     assert (running["replay_of"], "segments" in running) == (ids[2], False)
-    assert (done["identical"], done["compared"]) == (True, ["add.n (1 value)", "add.y (2 samples or numbers)"])
+    assert (done["identical"], done["compared"]) == (True, ["add.n (1 value)", "add.y (2 numbers)"])
 
 
 @pytest.mark.parametrize(("start", "first"), [("2:add", 2), ("2:0", 2), ("add", 1), ("fold", 4), ("4:1", 4), ("", 0)])
