@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from hashlib import sha256
 from typing import Any
@@ -13,6 +13,7 @@ from omnibus.app import protocol
 from omnibus.canary.gate import GateRules
 from omnibus.encoding.audio import to_pcm16
 from omnibus.errors import OmnibusError
+from omnibus.recording.records import RecordedAnswer
 from services.gateway.apps.call import Call
 from services.gateway.apps.mirrored_request import MirroredRequest
 from services.gateway.apps.recorded_calls import RecordedCall
@@ -22,9 +23,11 @@ from services.gateway.dispatch.streams import merge_streams
 from services.gateway.media.blob_store import MediaStore
 from services.gateway.replay.mirrored import digest_chunks
 from services.gateway.request.ends import app_deadline_error
-from services.gateway.shadow.compare import describe_difference
+from services.gateway.shadow.compare import count_comparable, describe_difference, has_content
 from services.gateway.shadow.compare_json import describe_json_difference
 
+#: Parts of a chat's chunks that are texts.
+_TEXTS = ("text", "calls", "reasoning")
 #: An output of a graph: its step, the node and its name.
 OutputKey = tuple[int, int, str]
 
@@ -123,20 +126,44 @@ def _collect_outputs(request: MirroredRequest) -> dict[str, Any]:
 
 
 def is_as_recorded(recorded: RecordedCall, tried: ReplayedCall) -> bool:
-    """Return whether ``tried`` gave the recorded answer, and its graphs the recorded outputs, bit by bit."""
+    """Return whether ``tried`` gave the recorded answer, and its graphs the recorded outputs, bit by bit.
+
+    It is not where neither the answer nor an output that both have holds anything.
+    """
+    digests = _recorded_digests(recorded, tried)
+    if any(not _is_recorded_output(tried.outputs.get(key), digest) for key, digest in digests.items()):
+        return False
     if recorded.call.kind == protocol.CHAT:
-        answer = recorded.answer
-        texts = "".join(chunk.data.get("text", "") for chunk in tried.streams.get("text", ()))
-        same = sha256(texts.encode()).hexdigest() == answer.text_sha256 and (
-            not answer.audio_sha256 or _audio_digest(tried.streams.get("audio", ())) == answer.audio_sha256
-        )
-    else:
-        same = tried.digest == recorded.call.answer_sha256
-    return same and all(
-        digest_chunks(tried.outputs[key]) == digest
-        for key, digest in _recorded_digests(recorded, tried).items()
-        if key in tried.outputs
-    )
+        return _is_recorded_chat(recorded.answer, tried.streams) and (_speaks(tried) or bool(digests))
+    return tried.digest == recorded.call.answer_sha256 and (bool(tried.parts) or bool(digests))
+
+
+def _is_recorded_output(chunks: Sequence[RecordedChunk] | None, digest: str) -> bool:
+    """Return whether an output has a recorded ``digest``; one that was not given in full has none."""
+    return chunks is not None and digest in (digest_chunks(chunks), digest_chunks(chunks, cached=True))
+
+
+def _is_recorded_chat(answer: RecordedAnswer, streams: Mapping[str, Sequence[RecordedChunk]]) -> bool:
+    """Return whether a chat gave the recorded text, calls of tools, reasoning and audio."""
+    said = {name: "".join(chunk.data.get(name, "") for chunk in streams.get("text", ())) for name in _TEXTS}
+    expected = (answer.text_sha256, answer.calls_sha256, answer.reasoning_sha256)
+    found = (_text_digest(said["text"]), *(_text_digest(said[name]) if said[name] else "" for name in _TEXTS[1:]))
+    audio = _audio_digest(streams["audio"]) if answer.audio_sha256 and "audio" in streams else ""
+    return found == expected and audio == answer.audio_sha256
+
+
+def _speaks(tried: ReplayedCall) -> bool:
+    return any(map(has_content, tried.streams.values()))
+
+
+def has_comparison(control: ReplayedCall, tried: ReplayedCall) -> bool:
+    """Return whether there is anything to compare: an answer of either that is not empty, or an output of both."""
+    answered = any(call.parts or _speaks(call) for call in (control, tried))
+    return answered or count_comparable(control.outputs, tried.outputs) > 0
+
+
+def _text_digest(text: str) -> str:
+    return sha256(text.encode()).hexdigest()
 
 
 def _audio_digest(chunks: Sequence[RecordedChunk]) -> str:

@@ -12,7 +12,13 @@ from collections.abc import Sequence
 from omnibus.canary.gate import GateRules
 from omnibus.errors import Conflict, OmnibusError, Overloaded
 from omnibus.service import until_cancelled
-from services.gateway.apps.call_replay import ReplayedCall, describe_call_difference, is_as_recorded, replay_call
+from services.gateway.apps.call_replay import (
+    ReplayedCall,
+    describe_call_difference,
+    has_comparison,
+    is_as_recorded,
+    replay_call,
+)
 from services.gateway.apps.mirrored_request import MirroredRequest
 from services.gateway.apps.recorded_calls import RecordedCall, find_calls
 from services.gateway.apps.response_schemas import AppCanaryRequest, AppCanaryView, ComparedCall
@@ -80,8 +86,7 @@ class AppCanary:
         if found.failure is not None:
             what = f"{found.failure.code}: {found.failure.message}"
             return ComparedCall(recorded.id, FAILED, what, found.failure.stage)
-        stage, what = describe_call_difference(control, found, rules)
-        return ComparedCall(recorded.id, DIFFERED, what, stage) if what else ComparedCall(recorded.id, SAME)
+        return _compare_answers(recorded.id, control, found, rules)
 
     async def _run_control(self, recorded: RecordedCall, serving: WorkerSupervisor | None) -> ReplayedCall:
         """The same call, answered by what serves."""
@@ -129,6 +134,13 @@ class AppCanary:
             except OmnibusError:  # the plan has no such model any more
                 continue
         return found
+
+
+def _compare_answers(id: str, control: ReplayedCall, tried: ReplayedCall, rules: GateRules) -> ComparedCall:
+    if not has_comparison(control, tried):
+        return ComparedCall(id, SKIPPED, "its answer is empty, and no output of its graphs is in both")
+    stage, what = describe_call_difference(control, tried, rules)
+    return ComparedCall(id, DIFFERED, what, stage) if what else ComparedCall(id, SAME)
 
 
 def _check_calls(name: str, found: Sequence[ComparedCall]) -> None:

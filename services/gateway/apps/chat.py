@@ -40,7 +40,9 @@ class AppChats:
         if not app:
             return self._chat.open_request(model, seed, pinned)
         self._registry.worker(app)  # what nobody answers is not fetched
-        return self._runs.open_request(app, seed=seed, pinned=pinned)
+        run = self._runs.open_request(app, seed=seed, pinned=pinned)
+        run.model_name = model  # as its client calls it
+        return run
 
     def is_served_by_app(self, model: str) -> bool:
         """Return whether ``model`` is an app's."""

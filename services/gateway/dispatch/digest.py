@@ -6,8 +6,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from omnibus.structured.calls import CALL
 from omnibus.tensors.item import Item
 
+#: What the closing chunk of an answer says about it.
+_CLOSING = frozenset({"finish_reason", "usage"})
 _encode = msgspec.json.Encoder(order="sorted").encode
 
 
@@ -20,6 +23,12 @@ class Fingerprint:
         self._chunks: list[dict[str, Any]] = []
         self._arrays = hashlib.sha256()
         self._nbytes = 0
+        #: How much there was: characters of texts by key, calls of tools, and arrays with their rows, and the shape of
+        #: a row.
+        self.characters: dict[str, int] = {}
+        self.calls = 0
+        self.arrays = self.rows = 0
+        self.row_shape: tuple[int, ...] = ()
 
     def add_item(self, item: Item) -> None:
         if item.array is not None:
@@ -31,6 +40,8 @@ class Fingerprint:
                 continue
             if isinstance(value, str):
                 self._texts.setdefault(key, hashlib.sha256()).update(value.encode())
+                self.characters[key] = self.characters.get(key, 0) + len(value)
+                self.calls += value.count(CALL) if key == "calls" else 0
             elif isinstance(value, list):
                 self._lists.setdefault(key, []).extend(value)
             else:
@@ -45,10 +56,41 @@ class Fingerprint:
             self._arrays.update(f"{array.dtype.str}{array.shape[1:]}".encode())
         self._arrays.update(array.tobytes())
         self._nbytes += array.nbytes
+        self.arrays += 1
+        self.rows += len(array) if array.ndim else 1
+        self.row_shape = array.shape[1:]
 
-    def hexdigest(self) -> str:
-        """64 hex digits; of nothing, the empty string."""
+    @property
+    def lengths(self) -> dict[str, int]:
+        """Elements of the lists, by key."""
+        return {key: len(found) for key, found in self._lists.items()}
+
+    @property
+    def values(self) -> int:
+        """Chunks that hold other values, as a number or an object."""
+        return len(self._chunks)
+
+    @property
+    def has_content(self) -> bool:
+        """True if anything but the closing chunk of an answer came."""
+        told = self._texts.keys() - _CLOSING or self._lists or self._nbytes
+        return bool(told or any(each.keys() - _CLOSING for each in self._chunks))
+
+    def hexdigest(self, *, cached: bool = False) -> str:
+        """64 hex digits; of nothing, the empty string.
+
+        Prompt tokens that a cache had do not count: they are those of the run, not of its answer. With ``cached`` they
+        do, as in records of earlier builds.
+        """
         if not (self._texts or self._lists or self._chunks or self._nbytes):
             return ""
         texts = {key: text.hexdigest() for key, text in self._texts.items()}
-        return hashlib.sha256(_encode([texts, self._lists, self._chunks, self._arrays.hexdigest()])).hexdigest()
+        chunks = self._chunks if cached else [_without_cached(chunk) for chunk in self._chunks]
+        return hashlib.sha256(_encode([texts, self._lists, chunks, self._arrays.hexdigest()])).hexdigest()
+
+
+def _without_cached(chunk: dict[str, Any]) -> dict[str, Any]:
+    usage = chunk.get("usage")
+    if not isinstance(usage, dict) or "cached_tokens" not in usage:
+        return chunk
+    return {**chunk, "usage": {name: count for name, count in usage.items() if name != "cached_tokens"}}

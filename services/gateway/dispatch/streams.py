@@ -204,6 +204,11 @@ class ItemStream:
         return bool(self._ready)
 
     @property
+    def is_whole(self) -> bool:
+        """True if all of it has come, whether or not it was read."""
+        return self.ended and self._failure is None
+
+    @property
     def is_exhausted(self) -> bool:
         """True if its reader has got all that there is, and it did not fail."""
         return self.ended and not self._ready and self._failure is None

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from functools import lru_cache
 
 from omnibus.plan import CPU, DeploymentOption, Plan, PriceList
 from omnibus.pricing import SECONDS_PER_HOUR, RequestUsage, StageRate, join_usages, stage_usage, sum_stages
@@ -80,6 +81,11 @@ class UsageMeter:
             rate = self._rates[model, option] = _option_rate(plan, model, option)
         return rate
 
+    def _device_rate(self, rate: StageRate, executor: str) -> StageRate:
+        """``rate``, of a place without a GPU where ``executor`` says that it computes on the CPU."""
+        member = self._router.members.get(executor)
+        return _without_gpu(rate) if member is not None and member.status.device == CPU else rate
+
     def measure(self, running: InflightInvocation) -> RequestUsage:
         """The usage of ``running`` as far as its stages have reported."""
         invocation, hops, plan = running.invocation, running.hops, self._router.plan
@@ -91,6 +97,8 @@ class UsageMeter:
             if hop is None:
                 continue
             rate = self._plan_rate(plan, node.model or invocation.model, option)
+            if not rate.gpu:  # the plan names no type: the executor knows its device
+                rate = self._device_rate(rate, hop.executor)
             stages.append(stage_usage(index, node.component, option, rate, hop.computed, hop.joules))
             if hop.pulls:
                 nbytes += sum([cost.nbytes for cost in hop.pulls])
@@ -102,6 +110,11 @@ class UsageMeter:
         for running in segments:
             await _wait_reported(running)
         return join_usages(map(self.measure, segments))
+
+
+@lru_cache(maxsize=64)
+def _without_gpu(rate: StageRate) -> StageRate:
+    return rate._replace(gpu=CPU)
 
 
 async def _wait_reported(running: InflightInvocation) -> None:

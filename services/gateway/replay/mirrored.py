@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from omnibus.bus.messages import Hop
@@ -28,12 +29,13 @@ class MirroredRun(NamedTuple):
         return {f"{node}.{output}": digest_chunks(chunks) for (node, output), chunks in sorted(self.outputs.items())}
 
 
-def digest_chunks(chunks: list[RecordedChunk]) -> str:
-    """Return the digest of an output; see ``omnibus.recording.records.KeptOutput.digest``."""
+def digest_chunks(chunks: Sequence[RecordedChunk], *, cached: bool = False) -> str:
+    """Return the digest of an output; see ``omnibus.recording.records.KeptOutput.digest``, and ``Fingerprint`` for
+    ``cached``."""
     fingerprint = Fingerprint()
     for chunk in chunks:
         fingerprint.add_item(Item(chunk.data, chunk.array))
-    return fingerprint.hexdigest()
+    return fingerprint.hexdigest(cached=cached)
 
 
 async def finish_mirrored(running: InflightInvocation, dispatcher: Dispatcher) -> MirroredRun:

@@ -1,7 +1,8 @@
 """Options of a replay beside the recorded invocation: headers of the message, and what they mean for its graph.
 
 ``Omnibus-From``   the number of a node, or a component: only this node and those after it run; what they read of nodes
-                   before it comes from the record
+                   before it comes from the record. ``SEGMENT:STAGE`` begins in a later segment of a request that has
+                   several; a component alone is looked for in all of them
 ``Omnibus-Path``   a path's name, as in the HTTP header ``x-omnibus-path``; else the recorded one is taken
 ``Omnibus-Route``  ``recorded`` for just the executors that the document names, or one for each node, comma separated,
                    empty for any
@@ -34,6 +35,13 @@ class ReplayOptions(NamedTuple):
     path: str = ""
     executors: tuple[str, ...] = ()
     digests: bool = False
+
+
+def parse_digests_only(headers: Mapping[str, str], recorded: Invocation) -> ReplayOptions | None:
+    """The options of a run whose digests alone are wanted; None for a replay. Raises as ``parse_replay_options``."""
+    if not any(name.lower() == DIGESTS and value.strip() for name, value in headers.items()):
+        return None
+    return parse_replay_options(headers, recorded)
 
 
 def parse_replay_options(headers: Mapping[str, str] | None, recorded: Invocation) -> ReplayOptions:

@@ -7,41 +7,61 @@ can do no more than sending the request again.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from secrets import token_hex
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
-import numpy as np
 
 from omnibus import graph, tracing
 from omnibus.bus import Delivery
 from omnibus.encoding.audio import to_pcm16
-from omnibus.errors import BadRequest, DeadlineExceeded, NotFound, OmnibusError, StageUnavailable
+from omnibus.errors import BadRequest, DeadlineExceeded, OmnibusError, StageUnavailable
 from omnibus.graph import DIGEST, HANDLE, GraphNode, Invocation
 from omnibus.recording.forks import PLAYER_PREFIX
-from omnibus.recording.records import EndRecord, RecordedAnswer, split_records
+from omnibus.recording.records import RecordedAnswer, RequestLinks, split_records
 from omnibus.tensors.client import TensorClient
 from services.gateway.dispatch.capture import unpack_chunks
 from services.gateway.dispatch.digest import Fingerprint
 from services.gateway.dispatch.dispatcher import Dispatcher
 from services.gateway.dispatch.inflight import TEXT, InflightInvocation
 from services.gateway.dispatch.playback import OutputPlayer
-from services.gateway.dispatch.streams import ResultStream, merge_streams
+from services.gateway.dispatch.streams import merge_streams
 from services.gateway.media.blob_store import MediaStore
 from services.gateway.replay import options
+from services.gateway.replay.comparison import ReplayComparison, is_speech
 from services.gateway.replay.mirrored import MirroredRun, finish_mirrored
 from services.gateway.replay.options import ReplayOptions
+from services.gateway.replay.segments import ReplaySegment, find_segments
+from services.gateway.replay.verdict import SegmentVerdict, summarize
 from services.gateway.request.accumulator import AnswerAccumulator
 from services.gateway.request.arena_inputs import restore_input
 from services.gateway.request.choices_accumulator import ChoicesAccumulator
 from services.gateway.request.prompt_salt import salt_prompt
-from services.gateway.request.record import MAX_RECORDED_CHARS, Records, output_digests
-from services.gateway.routing.router import ExecutorRoute, Router
+from services.gateway.request.record import MAX_RECORDED_CHARS, Records, cut_answer
+from services.gateway.routing.router import ExecutorRoute, InvocationTicket, Router
 from services.gateway.tasks.chat import APP
 
-#: 16-bit steps by which a replayed sample may differ: float sums depend on the batch they ran in.
-MAX_SAMPLE_DIFFERENCE = 1
+
+class SegmentPlace(NamedTuple):
+    """Place of a graph in a replay: its number among ``count``; ``first`` is the id of the replay's first graph."""
+
+    first: str
+    number: int
+    count: int
+
+    @property
+    def id(self) -> str:
+        return f"{self.first}_{self.number}" if self.number else self.first
+
+    @property
+    def parent(self) -> str:
+        return self.first if self.number else ""
+
+    @property
+    def later_ids(self) -> tuple[str, ...]:
+        """Ids of the graphs that follow, of the first one."""
+        return () if self.number else tuple([f"{self.first}_{each}" for each in range(1, self.count)])
 
 
 class Replayer:
@@ -60,11 +80,12 @@ class Replayer:
         try:
             recorded = graph.decode_invocation(split_records(delivery.data)[0])
             graph.verify_uses(recorded.nodes)
-            wished = options.parse_replay_options(delivery.headers, recorded)
-            if wished.digests:
+            headers = delivery.headers or {}
+            wished = options.parse_digests_only(headers, recorded)
+            if wished is not None:
                 yield msgspec.json.encode(await self._find_digests(recorded, wished))
                 return
-            async for part in self._run_replay(recorded, wished, tracing.extract_context(delivery.headers)):
+            async for part in self._run_replay(recorded, headers):
                 yield msgspec.json.encode(part)
         except OmnibusError as error:
             yield msgspec.json.encode({"status": "failed", "problem": error.to_problem()})
@@ -76,28 +97,38 @@ class Replayer:
             raise run.failure
         return {"status": "done", "route": run.route, "digests": run.digests()}
 
-    async def _run_replay(
-        self, recorded: Invocation, wished: ReplayOptions, trace: tracing.Carrier
-    ) -> AsyncIterator[dict[str, Any]]:
-        running, player = await self._submit_replay(recorded, wished, trace)
-        self._records.write_begin(running)
-        now = running.invocation
-        got = _open_accumulator(running)
-        try:
-            begun = {"id": now.id, "replay_of": recorded.id, "path": now.path, "route": now.route}
-            yield {"status": "running", **begun, **({"from": wished.start} if wished.start else {})}
-            for stream in running.streams.values() if now.app != APP or isinstance(got, ChoicesAccumulator) else ():
-                stream.fingerprint = Fingerprint()
-            await self._collect_in_time(running, got)
-        except BaseException as error:  # also when whoever asked has left
-            self._end_failed(running, got, error)
-            raise
-        finally:
-            player.stop()
-        self._dispatcher.complete(running, lambda: self._records.write_end(running, "done", got))
-        answer = got.to_answer()
-        shown = msgspec.structs.replace(answer, text=answer.text[:MAX_RECORDED_CHARS])
-        yield {"status": "done", "id": now.id, "answer": shown, **await self._compare_answers(recorded, running, got)}
+    async def _run_replay(self, recorded: Invocation, headers: Mapping[str, str]) -> AsyncIterator[dict[str, Any]]:
+        """Run all segments of ``recorded``, one after the other, and compare each with its own record."""
+        segments = await find_segments(self._records, recorded, headers)
+        trace = tracing.extract_context(headers)
+        first = self._router.issue_ticket(segments[0].recorded.model, segments[0].recorded.type)
+        verdicts, answer = list[SegmentVerdict](), RecordedAnswer()
+        for number, segment in enumerate(segments):
+            place = SegmentPlace(first.id, number, len(segments))
+            ticket = (
+                first
+                if not number
+                else self._router.issue_ticket(segment.recorded.model, segment.recorded.type, place.id)
+            )
+            running, player = await self._submit_replay(segment, ticket, place, trace)
+            got = _open_accumulator(running)
+            try:
+                yield _describe_begin(segment, running, place)
+                await self._collect_in_time(running, got)
+            except BaseException as error:  # also when whoever asked has left
+                self._end_failed(running, got, error)
+                raise
+            finally:
+                player.stop()
+            self._end_done(running, got, place)
+            comparison = ReplayComparison(segment.recorded, segment.ended, self._keep)
+            verdicts.append(await comparison.compare(running, got))
+            answer = cut_answer(got.to_answer(), MAX_RECORDED_CHARS)
+        yield {"status": "done", "id": first.id, "answer": answer, **summarize(verdicts)}
+
+    def _end_done(self, running: InflightInvocation, got: AnswerAccumulator, place: SegmentPlace) -> None:
+        links = RequestLinks(place.later_ids)
+        self._dispatcher.complete(running, lambda: self._records.write_end(running, "done", got, links))
 
     async def _collect_in_time(self, running: InflightInvocation, got: AnswerAccumulator) -> None:
         try:
@@ -113,9 +144,9 @@ class Replayer:
         self._records.write_end(running, status, got)
 
     async def _submit_replay(
-        self, recorded: Invocation, wished: ReplayOptions, trace: tracing.Carrier
+        self, segment: ReplaySegment, ticket: InvocationTicket, place: SegmentPlace, trace: tracing.Carrier
     ) -> tuple[InflightInvocation, OutputPlayer]:
-        ticket = self._router.issue_ticket(recorded.model, recorded.type)
+        recorded, wished = segment.recorded, segment.options
         now = time.time()
         deadline = now + max(1.0, recorded.deadline - recorded.created)
         outputs = options.requested_outputs(recorded, wished.start)
@@ -129,8 +160,12 @@ class Replayer:
             self._tensors.end_invocation(ticket.id)
             raise
         invocation = self._build_invocation(recorded, ticket.id, route, nodes, now, deadline)
-        invocation = msgspec.structs.replace(invocation, outputs=outputs)
-        return self._dispatcher.submit(invocation, route.work, along, trace, player.prepare_attempts), player
+        invocation = msgspec.structs.replace(invocation, outputs=outputs, parent=place.parent, step=place.number)
+        running = self._dispatcher.submit(invocation, route.work, along, trace, player.prepare_attempts)
+        for stream in running.streams.values():
+            stream.fingerprint = Fingerprint()
+        self._records.write_begin(running)
+        return running, player
 
     async def run_mirrored(self, recorded: Invocation, wished: ReplayOptions, salt: str) -> MirroredRun:
         """Run ``recorded`` again for comparison alone: it is not recorded, it does not move to another executor, and it
@@ -214,54 +249,27 @@ class Replayer:
         return value
 
     async def _collect_outputs(self, running: InflightInvocation, got: AnswerAccumulator) -> None:
-        if running.invocation.app != APP:
-            async for _ in merge_streams(
-                {f"{node}.{output}": stream for (node, output), stream in running.streams.items()}
-            ):
-                pass  # their fingerprints are all that is compared
-            return
-        if isinstance(got, ChoicesAccumulator):
-            choices = {str(place): stream for place, stream in enumerate(running.streams.values())}
-            async for batch in merge_streams(choices):
-                for name, item in batch:
-                    got.add_text(int(name), item.data)
-            return
-        streams = {
-            name: stream for name in ("text", "audio") for stream in _chat_streams(running, sound=name == "audio")
-        }
+        """Read all outputs to their ends; those of a chat are its answer."""
+        now = running.invocation
+        streams = {f"{node}.{output}": stream for (node, output), stream in running.streams.items()}
+        places = {name: number for number, name in enumerate(streams)}
         async for batch in merge_streams(streams):
-            for name, item in batch:
-                got.add_item(name, item.data, item.array)
-                if item.array is not None:
-                    got.add_pcm(to_pcm16(item.array))
+            for name, item in batch if now.app == APP else ():
+                if isinstance(got, ChoicesAccumulator):
+                    got.add_text(places[name], item.data)
+                elif is_speech(now, streams[name].origin):
+                    got.add_item("audio", item.data, item.array)
+                    if item.array is not None:
+                        got.add_pcm(to_pcm16(item.array))
+                elif streams[name].origin[1] == TEXT:
+                    got.add_item(TEXT, item.data, item.array)
 
-    async def _compare_answers(
-        self, recorded: Invocation, running: InflightInvocation, got: AnswerAccumulator
-    ) -> dict[str, Any]:
-        """``identical`` is None when the recorded answer is unknown."""
-        answer = got.to_answer()
-        try:
-            _, ended = await self._records.find(recorded.id)
-        except NotFound:  # its retention has passed: the body came from somewhere else
-            ended = None
-        if ended is None or ended.status != "done":
-            return {"identical": None, "why": "the recorded invocation has no finished answer"}
-        if recorded.app != APP or isinstance(got, ChoicesAccumulator):
-            return _compare_outputs(ended, output_digests(running))
-        if _chat_streams(running, sound=False) and ended.answer.text_sha256 != answer.text_sha256:
-            return {"identical": False, "why": "the text differs"}
-        same = not any(_chat_streams(running, sound=True)) or await self._is_same_audio(ended, answer, got.pcm)
-        return {"identical": same} if same else {"identical": False, "why": "the sound differs"}
 
-    async def _is_same_audio(self, ended: EndRecord, answer: RecordedAnswer, pcm: bytes) -> bool:
-        if ended.answer.audio_sha256 == answer.audio_sha256:
-            return True
-        try:
-            before = np.frombuffer(await self._keep.get(ended.answer.audio_sha256), "<i2").astype(np.int32)
-        except OmnibusError:
-            return False
-        now = np.frombuffer(pcm, "<i2").astype(np.int32)
-        return len(before) == len(now) and int(np.abs(before - now).max(initial=0)) <= MAX_SAMPLE_DIFFERENCE
+def _describe_begin(segment: ReplaySegment, running: InflightInvocation, place: SegmentPlace) -> dict[str, Any]:
+    now, start = running.invocation, segment.options.start
+    begun = {"id": now.id, "replay_of": segment.recorded.id, "path": now.path, "route": now.route}
+    several = {"segment": place.number, "segments": place.count} if place.count > 1 else {}
+    return {"status": "running", **begun, **several, **({"from": start} if start else {})}
 
 
 def _open_accumulator(running: InflightInvocation) -> AnswerAccumulator:
@@ -293,18 +301,3 @@ def refuse_other_routes(route: ExecutorRoute) -> Callable[[frozenset[str]], Exec
         raise StageUnavailable(f"executor {', '.join(sorted(lost))[:80]} was lost, and a comparison moves to no other")
 
     return find_route
-
-
-def _chat_streams(running: InflightInvocation, *, sound: bool) -> list[ResultStream]:
-    """A chat's streams: those of a vocoder, or of whoever writes."""
-    nodes = running.invocation.nodes
-    return [stream for (node, _), stream in running.streams.items() if (nodes[node].component == "vocoder") is sound]
-
-
-def _compare_outputs(ended: EndRecord, now: dict[str, str]) -> dict[str, Any]:
-    """Results that the recorded request read, against this time's."""
-    known = {name: digest for name, digest in ended.outputs.items() if digest and name in now}
-    if not known:
-        return {"identical": None, "why": "the recorded invocation has no digests of results"}
-    other = sorted(name for name, digest in known.items() if now.get(name) != digest)
-    return {"identical": not other, **({"why": f"results differ: {', '.join(other)}"} if other else {})}

@@ -111,10 +111,16 @@ class AnswerAccumulator:
         return usage if self.price is UNSET else msgspec.structs.replace(usage, omnibus=self.price)
 
     def to_answer(self) -> RecordedAnswer:
-        text = self.text
+        text, calls, reasoning = self.text, "", ""
+        if self.structured:
+            calls, reasoning = "".join(self._calls), "".join(self._reasoning)
         return RecordedAnswer(
             text=text,
             text_sha256=hashlib.sha256(text.encode()).hexdigest(),
+            calls=calls,
+            calls_sha256=hashlib.sha256(calls.encode()).hexdigest() if calls else "",
+            reasoning=reasoning,
+            reasoning_sha256=hashlib.sha256(reasoning.encode()).hexdigest() if reasoning else "",
             audio_sha256=hashlib.sha256(self.pcm).hexdigest() if self._samples else "",
             audio_seconds=self._samples / self.rate,
             rate=self.rate if self._samples else 0,

@@ -148,7 +148,6 @@ class Records:
         full = self.rules.keeps_content(tenant)
         if got is not None and full and answer.audio_sha256:
             self.media.put_nowait(answer.audio_sha256, got.pcm)
-        shown = answer.text[:MAX_RECORDED_CHARS] if full else ""
         recorded = full and status == "done"
         ended = EndRecord(
             inv=invocation.id,
@@ -160,7 +159,7 @@ class Records:
             path=invocation.path,
             route=invocation.route,
             hops=tuple(running.hops[node] for node in sorted(running.hops)),
-            answer=msgspec.structs.replace(answer, text=shown),
+            answer=cut_answer(answer, MAX_RECORDED_CHARS if full else 0),
             problem=running.failure.to_problem() if running.failure is not None else None,
             outputs=output_digests(running),
             segments=links.segments,
@@ -234,12 +233,19 @@ class Records:
         return await records.find_record(self.bus, id)
 
 
+def cut_answer(answer: RecordedAnswer, chars: int) -> RecordedAnswer:
+    """``answer`` with at most ``chars`` characters of each of its texts; digests cover all of them."""
+    return msgspec.structs.replace(
+        answer, text=answer.text[:chars], calls=answer.calls[:chars], reasoning=answer.reasoning[:chars]
+    )
+
+
 def output_digests(running: InflightInvocation) -> dict[str, str]:
-    """Digests of the results that are watched, by ``<node>.<output>``."""
+    """Digests of the results that are watched, by ``<node>.<output>``; none of what had not come to its end."""
     return {
         f"{node}.{output}": stream.fingerprint.hexdigest()
         for (node, output), stream in running.streams.items()
-        if stream.fingerprint is not None
+        if stream.fingerprint is not None and stream.is_whole
     }
 
 

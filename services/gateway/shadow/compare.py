@@ -42,21 +42,55 @@ class _JoinedOutput(NamedTuple):
 
 
 def find_differences(
-    nodes: Sequence[GraphNode], control: Outputs, candidate: Outputs, rules: GateRules
+    nodes: Sequence[GraphNode],
+    control: Outputs,
+    candidate: Outputs,
+    rules: GateRules,
+    requested: Sequence[tuple[int, str]] = (),
 ) -> list[OutputDifference]:
     """Outputs of ``candidate`` that differ from those of ``control``, in the order of the graph: the first one is the
-    cause of those behind it. Outputs that only one of them has in full are left out."""
+    cause of those behind it.
+
+    One of the ``requested`` that only one of them has in full differs. Others are left out then: a stage that does not
+    need an output any more may stop reading it sooner or later.
+    """
     found = []
-    for node, output in sorted(control.keys() & candidate.keys()):
-        what = describe_difference(control[node, output], candidate[node, output], rules)
+    both = control.keys() & candidate.keys()
+    for node, output in sorted(both | ((control.keys() ^ candidate.keys()) & set(requested))):
+        if (node, output) not in both:
+            what = _MISSING[(node, output) in control]
+        else:
+            what = describe_difference(control[node, output], candidate[node, output], rules)
         if what:
             found.append(OutputDifference(node, nodes[node].component, output, what))
     return found
 
 
+_CLOSING = ("finish_reason", "usage")
+#: By whether it is the candidate's that is not there.
+_MISSING = {True: "it is not there in full", False: "it is there in full, and is not where it is compared with"}
+
+
+def has_content(chunks: Sequence[RecordedChunk]) -> bool:
+    """Return whether an output holds anything to compare, beside the closing chunk of an answer."""
+    return any(
+        (chunk.array is not None and chunk.array.size > 0)
+        or any(key not in _CLOSING and value not in ("", [], None) for key, value in chunk.data.items())
+        for chunk in chunks
+    )
+
+
+def count_comparable(control: Mapping[Any, Sequence[RecordedChunk]], tried: Mapping[Any, Any]) -> int:
+    """Count the outputs that both have, and that hold anything in either."""
+    return sum(has_content(control[key]) or has_content(tried[key]) for key in control.keys() & tried.keys())
+
+
 def describe_difference(control: Sequence[RecordedChunk], candidate: Sequence[RecordedChunk], rules: GateRules) -> str:
     """The difference of two outputs in words; empty where they are as equal as ``rules`` demand."""
     one, other = _join_output(control), _join_output(candidate)
+    rates = [sorted({chunk.data["rate"] for chunk in side if "rate" in chunk.data}) for side in (control, candidate)]
+    if rates[0] != rates[1]:
+        return f"{rates[1]} samples/s, {rates[0]} is expected"
     return _text_difference(one, other, rules) or _array_difference(one.arrays, other.arrays, rules)
 
 
@@ -136,10 +170,10 @@ def _relative_error(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> f
     difference = scale = 0.0
     for start in range(0, len(flat_one), _BLOCK_ELEMENTS):
         block, against = (each[start : start + _BLOCK_ELEMENTS].astype(np.float64) for each in (flat_one, flat_other))
-        same_holes = np.array_equal(np.isfinite(block), np.isfinite(against))
-        if not same_holes:
-            return inf
         whole = np.isfinite(block)
+        same_holes = np.array_equal(whole, np.isfinite(against))
+        if not same_holes or not np.array_equal(block[~whole], against[~whole], equal_nan=True):
+            return inf
         difference += float(np.square(block[whole] - against[whole]).sum())
         scale += float(np.square(block[whole]).sum())
     if not difference:

@@ -181,7 +181,7 @@ class CandidateMirror:
             )
             for side in order
         }
-        if is_void(runs[0], runs[1]):
+        if is_void(recorded, runs[0], runs[1]):
             return None
         return await asyncio.to_thread(compare_runs, candidate, recorded, runs[0], runs[1])
 

@@ -9,7 +9,7 @@ from omnibus.canary.gate import DIFFERED, FAILED, PAIRS, SLOWER, GateRules
 from omnibus.errors import Overloaded
 from omnibus.graph import Invocation
 from services.gateway.replay.mirrored import MirroredRun
-from services.gateway.shadow.compare import OutputDifference, find_differences
+from services.gateway.shadow.compare import OutputDifference, count_comparable, find_differences
 
 #: Seconds by which runs may differ whatever they take: less is chance.
 MIN_SLOWER_SECONDS = 0.005
@@ -27,9 +27,13 @@ class Comparison(NamedTuple):
     finding: dict[str, Any] | None
 
 
-def is_void(control: MirroredRun, candidate: MirroredRun) -> bool:
-    """Return whether the two say nothing: what serves failed as well, or there was no room."""
-    return control.failure is not None or isinstance(candidate.failure, Overloaded)
+def is_void(recorded: Invocation, control: MirroredRun, candidate: MirroredRun) -> bool:
+    """Return whether the two say nothing: what serves failed as well, there was no room, or no output that both have
+    holds anything."""
+    if control.failure is not None or isinstance(candidate.failure, Overloaded):
+        return True
+    one_sided = (control.outputs.keys() ^ candidate.outputs.keys()) & set(recorded.outputs)
+    return candidate.failure is None and not one_sided and not count_comparable(control.outputs, candidate.outputs)
 
 
 def compare_runs(candidate: Candidate, recorded: Invocation, control: MirroredRun, tried: MirroredRun) -> Comparison:
@@ -40,9 +44,9 @@ def compare_runs(candidate: Candidate, recorded: Invocation, control: MirroredRu
         counts[FAILED] = 1
         what = f"{tried.failure.code}: {tried.failure.message}"
         return Comparison("failed", counts, {**about, "outcome": "failed", "what": what, "stage": tried.failure.stage})
-    differences = find_differences(recorded.nodes, control.outputs, tried.outputs, candidate.rules)
+    differences = find_differences(recorded.nodes, control.outputs, tried.outputs, candidate.rules, recorded.outputs)
     slower = _is_slower(control.seconds, tried.seconds, candidate.rules)
-    counts["compared"] = len(control.outputs.keys() & tried.outputs.keys())
+    counts["compared"] = count_comparable(control.outputs, tried.outputs)
     if slower:
         counts[SLOWER] = 1
     if differences:

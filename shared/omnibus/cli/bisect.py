@@ -5,7 +5,7 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -15,45 +15,72 @@ from omnibus.bus.subjects import REPLAY
 from omnibus.cli import plans
 from omnibus.cli.format.tables import table_lines
 from omnibus.cli.invocations import REPLAY_IDLE_SECONDS, connect_bus
-from omnibus.cli.output import print_json
+from omnibus.cli.output import print_json, report_not_compared
 from omnibus.cluster.desired import ExecutorKind, replica_counts
 from omnibus.cluster.presence import ReadyExecutors
 from omnibus.errors import BadRequest, OmnibusError
 from omnibus.graph import Invocation, encode_invocation
 from omnibus.recording import records
 from omnibus.recording.bisect import FAILURE, ExecutorOutputs, StageComparison, compare_stages
+from omnibus.recording.records import Record
 from omnibus.store import Store
 
 #: Seconds that executors have to say that they are up.
 CENSUS_SECONDS = 1.0
 
 
+class BisectedSegment(NamedTuple):
+    """The stages of one graph that were tried, and the executors that make the last one differ."""
+
+    recorded: Invocation
+    stages: Sequence[StageComparison]
+    responsible: Sequence[str]
+
+
 async def bisect_invocation(options: argparse.Namespace) -> int:
-    """Print the first stage that differs; exit code 1 if there is one."""
+    """Print the first stage that differs, of all segments of the request; exit code 1 if there is one."""
     bus = await connect_bus(options)
     try:
-        recorded, ended = await records.find_record(bus, options.id)
         ready = await _ready_executors(bus)
-        able = [[status.id for status in ready if node.task in status.tasks] for node in recorded.nodes]
-
-        earlier = await _find_earlier(bus, options.after, recorded)
-
-        async def run(route: tuple[str, ...]) -> Mapping[str, str]:
-            if earlier is not None:
-                await _run_route(bus, earlier, route)
-            return await _run_route(bus, recorded, route)
-
-        found = await compare_stages(recorded, ended, able, run, options.runs)
+        found = list[BisectedSegment]()
+        for record in await records.find_segments(bus, options.id):
+            stages = await _bisect_segment(bus, record, ready, options)
+            responsible = stages[-1].find_responsible(options.wrong) if stages and stages[-1].differs else []
+            found.append(BisectedSegment(record.invocation, stages, responsible))
+            if responsible:
+                break
     finally:
         await bus.drain()
     epochs = await _first_epochs(options)
     kinds = {status.id: ExecutorKind(status.model, status.option, status.origin) for status in ready}
-    responsible = found[-1].find_responsible(options.wrong) if found and found[-1].differs else []
     if options.json:
-        print_json(_report(found, responsible, kinds, epochs))
+        print_json(_report(found, kinds, epochs))
     else:
-        print("\n".join(_report_lines(recorded, found, responsible, kinds, epochs)))
-    return 1 if responsible else 0
+        print("\n".join(line for segment in found for line in _report_lines(segment, kinds, epochs)))
+    if found[-1].responsible:
+        return 1
+    if not any(stage.is_compared for segment in found for stage in segment.stages):
+        return report_not_compared(
+            "no stage has recorded outputs, or another executor that can run it; OMNIBUS_GATEWAY_RECORD=stages keeps "
+            "outputs, and --runs 2 compares an executor with itself",
+            options.json,
+        )
+    return 0
+
+
+async def _bisect_segment(
+    bus: NatsBus, record: Record, ready: Sequence[ExecutorStatus], options: argparse.Namespace
+) -> list[StageComparison]:
+    recorded, ended = record
+    able = [[status.id for status in ready if node.task in status.tasks] for node in recorded.nodes]
+    earlier = await _find_earlier(bus, options.after, recorded)
+
+    async def run(route: tuple[str, ...]) -> Mapping[str, str]:
+        if earlier is not None:
+            await _run_route(bus, earlier, route)
+        return await _run_route(bus, recorded, route)
+
+    return await compare_stages(recorded, ended, able, run, options.runs)
 
 
 async def _ready_executors(bus: NatsBus) -> list[ExecutorStatus]:
@@ -99,42 +126,44 @@ async def _first_epochs(options: argparse.Namespace) -> dict[ExecutorKind, int]:
 
 
 def _report(
-    found: Sequence[StageComparison],
-    responsible: Sequence[str],
+    found: Sequence[BisectedSegment],
     kinds: Mapping[str, ExecutorKind],
     epochs: Mapping[ExecutorKind, int],
 ) -> dict[str, Any]:
+    last = found[-1]
     return {
-        "stage": found[-1].component if responsible else "",
-        "stages": msgspec.to_builtins(list(found)),
+        "segment": last.recorded.id,
+        "stage": last.stages[-1].component if last.responsible else "",
+        "stages": [
+            {"segment": each.recorded.id, **msgspec.to_builtins(stage)} for each in found for stage in each.stages
+        ],
         "responsible": [
             {"executor": each, **kinds[each]._asdict(), "since_epoch": epochs.get(kinds[each], 0)}
-            for each in responsible
+            for each in last.responsible
         ],
     }
 
 
 def _output_row(output: ExecutorOutputs, kind: ExecutorKind, epochs: Mapping[ExecutorKind, int]) -> list[str]:
     """Cells of an executor that ran a stage: its name, its version, and what came out."""
-    result = output.failure or ("equal" if output.equal else "DIFFERENT")
+    same = f"equal in {output.compared} outputs" if output.compared else "not compared"
+    result = output.failure or (same if output.equal else "DIFFERENT")
     unsteady = "" if output.steady else ", and not the same in two runs"
     since = f", since plan epoch {epochs[kind]}" if kind in epochs else ""
     return [output.executor, f"({kind}{since})", f"{result}{unsteady}"]
 
 
 def _report_lines(
-    recorded: Invocation,
-    found: Sequence[StageComparison],
-    responsible: Sequence[str],
-    kinds: Mapping[str, ExecutorKind],
-    epochs: Mapping[ExecutorKind, int],
+    segment: BisectedSegment, kinds: Mapping[str, ExecutorKind], epochs: Mapping[ExecutorKind, int]
 ) -> list[str]:
+    recorded, found, responsible = segment
     lines = [f"{recorded.id}  {recorded.model}  plan epoch {recorded.epoch}"]
     for stage in found:
         lines.append(f"  [{stage.node}] {stage.component}  compared with {stage.reference}")
         rows = [_output_row(each, kinds[each.executor], epochs) for each in stage.outputs]
         lines += [f"      {line}" for line in (table_lines(rows[0], rows[1:]) if rows else ())]
-    if not responsible:
-        return [*lines, "no stage differs on any executor that is up"]
-    versions = ", ".join(dict.fromkeys(str(kinds[each]) for each in responsible))
-    return [*lines, f"first difference: {found[-1].component} on {', '.join(responsible)}, version {versions}"]
+    if responsible:
+        versions = ", ".join(dict.fromkeys(str(kinds[each]) for each in responsible))
+        return [*lines, f"first difference: {found[-1].component} on {', '.join(responsible)}, version {versions}"]
+    unknown = ", ".join(stage.component for stage in found if not stage.is_compared)
+    return [*lines, f"no stage differs on any executor that is up{f'; not compared: {unknown}' if unknown else ''}"]

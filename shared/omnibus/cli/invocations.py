@@ -13,7 +13,7 @@ from msgspec import UNSET
 
 from omnibus.bus import Delivery, subjects
 from omnibus.bus.nats import NatsBus
-from omnibus.cli.output import print_json
+from omnibus.cli.output import print_json, report_not_compared
 from omnibus.cli.sessions import SESSION_PREFIX, show_session
 from omnibus.cli.waterfall import graph_lines, usage_lines, waterfall_lines
 from omnibus.graph import Invocation, encode_invocation
@@ -129,7 +129,9 @@ async def replay_invocation(options: argparse.Namespace) -> int:
         )
     finally:
         await bus.drain()
-    return 0 if last.get("status") == "done" and last.get("identical") is not False else 1
+    if last.get("status") == "done" and last.get("identical") is None:
+        return report_not_compared(last.get("why", "the gateway does not say why"), options.json)
+    return 0 if last.get("status") == "done" and last["identical"] else 1
 
 
 def _replay_headers(options: argparse.Namespace) -> dict[str, str]:
@@ -158,12 +160,24 @@ def failure_text(part: dict[str, Any]) -> str:
 
 def _progress_text(part: dict[str, Any]) -> str:
     if part["status"] == "running":
-        start = f" from node {part['from']}" if part.get("from") else ""
-        return f"replaying {part['replay_of']} as {part['id']} via {part['path']}{start}"
+        return f"replaying {part['replay_of']} as {part['id']} via {part['path']}{start_text(part)}"
     if part["status"] == "failed":
         return failure_text(part)
     answer = part["answer"]
     text = f"answer  {answer['text'][:200]!r}" if answer.get("text") else "done"
-    audio = f"\nsound   {answer['audio_seconds']:.2f} s" if answer.get("audio_seconds") else ""
-    verdict = {True: "identical to the recorded answer", False: f"DIFFERENT: {part.get('why', 'the sound differs')}"}
-    return f"{text}{audio}\n{verdict.get(part['identical'], 'not compared: ' + part.get('why', ''))}"
+    audio = f"\naudio   {answer['audio_seconds']:.2f} s" if answer.get("audio_seconds") else ""
+    return f"{text}{audio}\n{verdict_text(part)}"
+
+
+def start_text(part: dict[str, Any]) -> str:
+    """Say where a replay, or a fork, begins, if that is not at its beginning."""
+    return f" from node {part['from']}" if part.get("from") else ""
+
+
+def verdict_text(part: dict[str, Any]) -> str:
+    """Say how a replay compares with the record, and what was compared."""
+    compared = "".join(f"\n  compared {each}" for each in part.get("compared", ()))
+    if part.get("identical"):
+        return f"identical to the recorded answer{compared}"
+    verdict = "not compared" if part.get("identical") is None else "DIFFERENT"
+    return f"{verdict}: {part.get('why', '')}{compared}"

@@ -34,7 +34,7 @@ _HANDLERS = {
     "app": "apps:run_app_command",
     "app run": "app_run:run_app",
     "backup": "backup:run_backup",
-    "compare": "steps:compare_invocations",
+    "compare": "compare:compare_invocations",
     "bisect": "bisect:bisect_invocation",
     "canary": "canary:run_canary",
     "completion": "completion:print_completion",

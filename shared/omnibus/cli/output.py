@@ -9,8 +9,10 @@ import msgspec
 
 from omnibus.errors import OmnibusError, ProblemDetails, error_line
 
-#: Code of an error in the command's arguments.
-USAGE = "usage"
+#: Code of an error in the command's arguments, and of a comparison in which nothing was compared.
+USAGE, NOT_COMPARED = "usage", "not_compared"
+#: Exit code of a command that was to compare two results and could not.
+NOT_COMPARED_EXIT_CODE = 3
 
 
 def add_output_options(
@@ -35,6 +37,12 @@ def print_json(value: Any) -> None:
 def print_names(names: Iterable[object]) -> None:
     """Print one name a line, and nothing where there is none."""
     sys.stdout.write("".join(f"{name}\n" for name in names))
+
+
+def report_not_compared(why: str, as_json: bool) -> int:
+    """Print on stderr ``why`` nothing was compared; returns the exit code."""
+    print_error(ProblemDetails(NOT_COMPARED, f"not compared: {why}"), as_json)
+    return NOT_COMPARED_EXIT_CODE
 
 
 def print_error(error: OmnibusError | ProblemDetails, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""``omnibus step``, ``fork`` and ``compare``: a recorded invocation edge by edge, and what becomes of it otherwise."""
+"""``omnibus step`` and ``fork``: a recorded invocation edge by edge, and what becomes of it otherwise."""
 
 import argparse
 import asyncio
@@ -10,14 +10,14 @@ from typing import Any
 
 from omnibus.bus import subjects
 from omnibus.bus.nats import NatsBus
-from omnibus.cli.format.tables import size_text, table_lines
+from omnibus.cli.format.tables import size_text
 from omnibus.cli.gateway import Gateway, find_gateway
-from omnibus.cli.invocations import REPLAY_IDLE_SECONDS, connect_bus, failure_text
+from omnibus.cli.invocations import REPLAY_IDLE_SECONDS, connect_bus, failure_text, start_text
 from omnibus.cli.output import print_json
 from omnibus.errors import OmnibusError
 from omnibus.graph import encode_invocation
 from omnibus.recording import records
-from omnibus.recording.forks import PLAYER_PREFIX, find_node, fork_invocation, parse_change, start_headers
+from omnibus.recording.forks import find_node, fork_invocation, parse_change, start_headers
 from omnibus.recording.records import Record
 from omnibus.recording.steps import Step, StepValue, build_steps
 
@@ -26,13 +26,13 @@ _ENDINGS = {
     "image/png": "png", "image/jpeg": "jpg", "image/webp": "webp", "audio/wav": "wav", "audio/mpeg": "mp3",
     "video/mp4": "mp4", "text/plain": "txt", "application/json": "json",
 }  # fmt: skip
-#: Characters of a digest, and of a value in a table.
-_DIGEST_CHARS, _CELL_CHARS = 12, 60
+#: Characters of a digest.
+_DIGEST_CHARS = 12
 
 
 async def show_steps(options: argparse.Namespace) -> int:
     """Print each step of an invocation; on a terminal the next one comes with Enter, and ``q`` ends it."""
-    (record,) = await _read_records(options, options.id)
+    (record,) = await read_records(options, options.id)
     steps = build_steps(*record)
     if options.at:
         steps = (steps[find_node(record.invocation, options.at)],)
@@ -124,68 +124,18 @@ async def _run_fork(
 
 def _fork_text(part: dict[str, Any]) -> str:
     if part["status"] == "running":
-        begins = f" from node {part['from']}" if part.get("from") else ""
-        return f"forked {part['replay_of']} as {part['id']} via {part['path']}{begins}"
+        return f"forked {part['replay_of']} as {part['id']} via {part['path']}{start_text(part)}"
     if part["status"] == "failed":
         return failure_text(part)
     text = part["answer"].get("text", "")
     verdicts = {True: "the same as before", False: "different from before", None: "not compared"}
-    same = verdicts[part.get("identical")]
+    why = f" ({part['why']})" if part.get("why") else ""
     answer = f"answer  {text[:200]!r}\n" if text else ""
-    return f"{answer}{same}; side by side: omnibus compare {part.get('replay_of', 'ID')} {part['id']}"
+    beside = f"side by side: omnibus compare {part.get('replay_of', 'ID')} {part['id']}"
+    return f"{answer}{verdicts[part.get('identical')]}{why}; {beside}"
 
 
-async def compare_invocations(options: argparse.Namespace) -> int:
-    """Print two invocations side by side; exits with 1 where a result differs."""
-    first, second = await _read_records(options, *options.ids)
-    rows = compare_steps(first, second)
-    if options.json:
-        print_json(
-            [{"node": row[0], "value": row[1], "first": row[2], "second": row[3], "same": row[4]} for row in rows]
-        )
-    else:
-        marked = [[*row[:4], "" if row[4] else "≠"] for row in rows]
-        print("\n".join(table_lines(["NODE", "VALUE", *options.ids, ""], marked)))
-    return 0 if all(row[4] for row in rows if row[1].startswith("→")) else 1
-
-
-def compare_steps(first: Record, second: Record) -> list[tuple[str, str, str, str, bool]]:
-    """Rows of node, value, both sides as text, and whether they are equal: inputs, outputs, seconds and price."""
-    rows = []
-    for one, other in zip(build_steps(*first), build_steps(*second), strict=False):
-        name = f"[{one.node}] {one.component}"
-        for arrow, left, right in (("←", one.inputs, other.inputs), ("→", one.outputs, other.outputs)):
-            found = {value.name: value for value in right}
-            for value in left:
-                if not value.source and value.name in found:
-                    match = found[value.name]
-                    played = arrow == "→" and other.executor.startswith(PLAYER_PREFIX)
-                    cell = "played as before" if played else _cell(match)
-                    rows.append((name, f"{arrow} {value.name}", _cell(value), cell, played or _same(value, match)))
-        rows.append((name, "seconds", _number(one.seconds), _number(other.seconds), True))
-    usages = [record.ended.usage if record.ended is not None else None for record in (first, second)]
-    cells = [_number(usage.gpu_seconds if usage is not None else None) for usage in usages]
-    rows.append(("all", "GPU-seconds", cells[0], cells[1], True))
-    return rows
-
-
-def _same(one: StepValue, other: StepValue) -> bool:
-    """Return whether both are equal: by their digests where both have one, else by what is known of them."""
-    if one.digest and other.digest:
-        return one.digest == other.digest
-    return (one.text, one.sha256) == (other.text, other.sha256)
-
-
-def _cell(value: StepValue) -> str:
-    text = value.text.replace("\n", " ") or f"sha256 {(value.digest or value.sha256)[:_DIGEST_CHARS]}".strip()
-    return text if len(text) <= _CELL_CHARS else f"{text[: _CELL_CHARS - 1]}…"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
-
-
-async def _read_records(options: argparse.Namespace, *ids: str) -> list[Record]:
+async def read_records(options: argparse.Namespace, *ids: str) -> list[Record]:
     bus = await connect_bus(options)
     try:
         return [await records.find_record(bus, id) for id in ids]

@@ -6,6 +6,7 @@ from msgspec import UNSET, UnsetType
 
 from omnibus.cli.format.tables import size_text
 from omnibus.graph import Invocation
+from omnibus.plan import CPU
 from omnibus.pricing import RequestUsage
 from omnibus.recording.waterfall import GATEWAY, PHASES, Edge, Pull, Row, Waterfall
 
@@ -58,12 +59,13 @@ def waterfall_lines(found: Waterfall) -> Iterator[str]:
 def usage_lines(usage: RequestUsage) -> Iterator[str]:
     """GPU-seconds, money and joules, in all and by stage."""
     cost = _money_text(usage.money, usage.currency) + _energy_text(usage.energy_joules)
-    whole = f"{_seconds_text(usage.gpu_seconds)} GPU-seconds{cost}"
+    unit = "CPU-seconds" if usage.stages and all(stage.gpu == CPU for stage in usage.stages) else "GPU-seconds"
+    whole = f"{_seconds_text(usage.gpu_seconds)} {unit}{cost}"
     yield f"usage   {whole}{'' if usage.complete else ', and stages that did not report'}"
     if usage.nbytes:
         yield f"  {size_text(usage.nbytes)} between nodes"
     for stage in usage.stages:
-        place = f"{stage.gpus} {stage.gpu or 'GPU'}"
+        place = "CPU" if stage.gpu == CPU else f"{stage.gpus} {stage.gpu or 'GPU'}"
         took = f"{_seconds_text(stage.seconds)} s on {place}"
         cost = _money_text(stage.money, usage.currency) + _energy_text(stage.energy_joules)
         yield f"  [{stage.node}] {stage.component:<8} {took:<28}{cost}".rstrip()

@@ -10,7 +10,6 @@ import inspect
 import logging
 import sys
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,13 @@ from omnibus.app_record import TaskRecord
 from omnibus.errors import BadRequest, Forbidden
 from omnibus.executor.runner import Job, Runner
 from omnibus.executor.settings import ExecutorSettings
-from omnibus.executor.stopwatch import OccupancyTimer
+from omnibus.executor.stopwatch import JobOccupancy, OccupancyTimer
 
 log = logging.getLogger(__name__)
 
 _decode = msgspec.json.Decoder(list[TaskRecord]).decode
 
-Execute = Callable[[Any, Job, AbstractContextManager[Any]], Awaitable[None]]
+Execute = Callable[[Any, Job, JobOccupancy], Awaitable[None]]
 
 
 def engine(component: str, settings: ExecutorSettings) -> Runner:

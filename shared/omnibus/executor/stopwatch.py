@@ -1,12 +1,13 @@
 """Compute time of an engine, as ``Runner.busy`` reports it."""
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from time import perf_counter
 from typing import ParamSpec, TypeVar
 
-from omnibus.executor.job_clock import current_clock
+from omnibus.executor.job_clock import JobClock, current_clock
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -44,18 +45,21 @@ class OccupancyTimer:
         """Seconds so far, those of the jobs that are inside now included."""
         return self._seconds + (self._now() - self._since if self._inside else 0.0)
 
-    @contextmanager
-    def __call__(self) -> Iterator[None]:
-        """Count the current job as inside, until the block ends."""
+    def __call__(self) -> "JobOccupancy":
+        """Count the current job as inside, until the block ends, but for what it waits for."""
+        return JobOccupancy(self)
+
+    def enter(self) -> float:
+        """Count one more job as inside; returns what ``leave`` takes."""
         self._advance()
         self._inside += 1
-        before = self._each
-        try:
-            yield
-        finally:
-            self._advance()
-            self._inside -= 1
-            current_clock().seconds += self._each - before
+        return self._each
+
+    def leave(self, before: float) -> float:
+        """Count one job less; returns the seconds that fell to it."""
+        self._advance()
+        self._inside -= 1
+        return self._each - before
 
     def _advance(self) -> None:
         now = self._now()
@@ -64,3 +68,51 @@ class OccupancyTimer:
             self._seconds += passed
             self._each += passed / self._inside
         self._since = now
+
+
+class JobOccupancy:
+    """One job inside of an engine whose time ``timer`` counts, but for the time in which its own task waits.
+
+    What other tasks of the job wait for is not known to keep it from computing, and is counted.
+    """
+
+    __slots__ = ("_before", "_clock", "_is_inside", "_task", "_timer")
+
+    def __init__(self, timer: OccupancyTimer) -> None:
+        self._timer = timer
+        self._clock = JobClock()
+        self._task: asyncio.Task[object] | None = None
+        self._is_inside = False
+        self._before = 0.0
+
+    def __enter__(self) -> None:
+        self._clock, self._task = current_clock(), _current_task()
+        self._enter()
+
+    def __exit__(self, *_: object) -> None:
+        self._leave()
+
+    def _enter(self) -> None:
+        self._before, self._is_inside = self._timer.enter(), True
+
+    def _leave(self) -> None:
+        self._is_inside = False
+        self._clock.seconds += self._timer.leave(self._before)
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Leave the engine for the block, in which the job waits for an input, or for the reader of an output."""
+        if not self._is_inside or _current_task() is not self._task:
+            yield
+            return
+        self._leave()
+        try:
+            yield
+        finally:
+            self._enter()
+
+
+def _current_task() -> asyncio.Task[object] | None:
+    with suppress(RuntimeError):  # no event loop runs
+        return asyncio.current_task()
+    return None

@@ -19,12 +19,17 @@ FAILURE = "failure"
 
 
 class ExecutorOutputs(msgspec.Struct, frozen=True):
-    """Outputs of a stage on one executor: whether they are those of the reference in any run, and the same in all."""
+    """Outputs of a stage on one executor: whether they are those of the reference in any run, and the same in all.
+
+    ``compared`` counts the outputs that hold anything and were held against the record or another run. Where it is 0
+    nothing is known: ``equal`` says only that no difference was seen.
+    """
 
     executor: str
     equal: bool
     steady: bool = True
     failure: str = ""
+    compared: int = 0
 
 
 class StageComparison(msgspec.Struct, frozen=True):
@@ -39,6 +44,11 @@ class StageComparison(msgspec.Struct, frozen=True):
     def differs(self) -> bool:
         """True if any executor gives other outputs than the reference, or other ones each time where others do not."""
         return any(not each.equal for each in self.outputs) or bool(self._unsteady_executors())
+
+    @property
+    def is_compared(self) -> bool:
+        """True if the outputs of any executor were compared with others."""
+        return any(each.compared for each in self.outputs)
 
     def find_responsible(self, wrong: bool) -> list[str]:
         """The executors that make the difference: those that are unlike the reference, or, where that is ``wrong``,
@@ -69,7 +79,7 @@ async def compare_stages(
         nodes = [index for index, node in enumerate(invocation.nodes) if node.task == task]
         kept = {key: recorded[key] for key in _keys_of(nodes, recorded)}
         now = {key: base[key] for key in _keys_of(nodes, base)}
-        reference = kept or now
+        reference = {**now, **kept}
         outputs = []
         for executor in able[nodes[0]]:
             tried = tuple(executor if index in nodes else each for index, each in enumerate(route))
@@ -81,7 +91,9 @@ async def compare_stages(
             again = digests if _is_equal(reference, digests) else await run(tried)
             steady = all(digests.get(key) == again.get(key) for key in (*reference, FAILURE))
             equal = _is_equal(reference, digests) or (not steady and _is_equal(reference, again))
-            outputs.append(ExecutorOutputs(executor, equal, steady, digests.get(FAILURE, "")))
+            is_reference = tried == route and runs == 1  # it is not compared with itself
+            compared = sum(1 for key, digest in reference.items() if digest and (key in kept or not is_reference))
+            outputs.append(ExecutorOutputs(executor, equal, steady, digests.get(FAILURE, ""), compared))
         said = "the record" if kept else route[nodes[0]]
         found.append(StageComparison(nodes[0], invocation.nodes[nodes[0]].component, said, tuple(outputs)))
         if found[-1].differs:

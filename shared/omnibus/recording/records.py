@@ -31,6 +31,12 @@ class RecordedAnswer(msgspec.Struct, omit_defaults=True):
     usage: dict[str, int] = {}
     #: Characters of the text, which may be recorded in part or not at all.
     characters: int = 0
+    #: Calls of tools (see ``omnibus.structured.calls``) and reasoning, recorded as the text is; no digest: none came,
+    #: or they are of a build that did not record them.
+    calls: str = ""
+    calls_sha256: str = ""
+    reasoning: str = ""
+    reasoning_sha256: str = ""
 
 
 class Moved(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -152,6 +158,14 @@ class RecordMessage(NamedTuple):
     ended: EndRecord | None
 
 
+#: Ids of what consists of invocations, by what they begin with, and how to find these.
+_OTHER_IDS = {
+    "sess_": "each response of a realtime session has one, and `omnibus show SESSION` lists them",
+    "resp_": "a response has one for each turn; it is the header x-request-id, or see `omnibus tail`",
+    "batch_": "each line of a batch has one, which its output file says as request_id",
+    "video_": "the invocations of videos are listed by GET /v1/invocations?app=videos",
+}
+
 _ended = msgspec.json.Decoder(EndRecord).decode
 _whole = msgspec.json.Decoder(_WholeRecord).decode
 _WHOLE_START = b'{"kind":"whole",'
@@ -209,7 +223,14 @@ def parse_record(found: list[Delivery], id: str) -> Record:
 
 
 async def find_record(bus: Bus, id: str) -> Record:
-    """Find the record of ``id``, also if its answer has just been sent. Raises ``NotFound`` and ``ProtocolError``."""
+    """Find the record of ``id``, also if its answer has just been sent. Raises ``NotFound`` and ``ProtocolError``.
+
+    The id of a chat completion names its invocation as well.
+    """
+    id = id.removeprefix("chatcmpl-").removeprefix("cmpl-")
+    for prefix, advice in _OTHER_IDS.items():
+        if id.startswith(prefix):
+            raise NotFound(f"{id[:80]!r} is no id of an invocation: {advice}")
     if not graph.is_addressable(id) or "." in id:
         raise NotFound(f"{id[:80]!r} is no id of an invocation")
     subject = f"{subjects.ROOT}.inv.*.{id}"
@@ -218,3 +239,10 @@ async def find_record(bus: Bus, id: str) -> Record:
         await asyncio.sleep(RECORDED_WITHIN_SECONDS)
         found = await bus.read_records(subject)
     return parse_record(found, id)
+
+
+async def find_segments(bus: Bus, id: str) -> list[Record]:
+    """Find the record of ``id`` and of the later segments of its request. Raises as ``find_record``."""
+    first = await find_record(bus, id)
+    later = first.ended.segments if first.ended is not None else ()
+    return [first, *[await find_record(bus, each) for each in later]]

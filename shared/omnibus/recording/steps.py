@@ -1,15 +1,17 @@
 """Steps of a recorded invocation, edge by edge: what each node got and gave, as far as it is in the record."""
 
 import json
+from hashlib import sha256
 from typing import Any
 
 import msgspec
 
 from omnibus.graph import DIGEST, HANDLE, Invocation, find_refs
 from omnibus.recording.forks import can_begin_at
-from omnibus.recording.records import EndRecord, KeptOutput
+from omnibus.recording.records import EndRecord, KeptOutput, RecordedAnswer
 from omnibus.recording.waterfall import Waterfall
 from omnibus.recording.waterfall_builder import build_waterfall
+from omnibus.structured.calls import split_calls
 
 #: Characters of a value that are shown.
 MAX_SHOWN_CHARS = 2000
@@ -26,7 +28,8 @@ class StepValue(msgspec.Struct, frozen=True, omit_defaults=True):
     nbytes: int = 0
     sha256: str = ""
     mime: str = ""
-    #: Digest of what an output holds, however it was cut into chunks: equal digests are equal results.
+    #: Digest of what an output holds, however it was cut into chunks: equal digests are equal results. ``sha256`` is of
+    #: bytes that were kept, or of a chat's text and audio.
     digest: str = ""
 
 
@@ -87,14 +90,29 @@ def _output_values(
     found = []
     read = [use[1] for each in invocation.nodes for use in each.uses if use[0] == node]
     names = dict.fromkeys([*read, *(output for at, output in invocation.outputs if at == node)])
+    answer = ended.answer if ended is not None else RecordedAnswer()
     for name in names:
-        one = kept.get((node, name))
-        asked = (node, name) in invocation.outputs
-        text = ended.answer.text[:MAX_SHOWN_CHARS] if asked and name == "text" and ended is not None else ""
+        one, text, whole = kept.get((node, name)), "", ""
+        if (node, name) in invocation.outputs and name == "text":
+            text, whole = _answer_text(answer)[:MAX_SHOWN_CHARS], _answer_digest(answer)
         digest = (ended.outputs.get(f"{node}.{name}", "") if ended is not None else "") or (one.digest if one else "")
         if one is None:
-            sound = ended.answer.audio_sha256 if ended is not None and name == "audio" else ""
-            found.append(StepValue(name, text, sha256=sound, mime="audio/wav" if sound else "", digest=digest or sound))
+            audio = answer.audio_sha256 if name == "audio" else ""
+            found.append(StepValue(name, text, sha256=audio or whole, mime="audio/wav" if audio else "", digest=digest))
         else:
             found.append(StepValue(name, text, nbytes=one.nbytes, sha256=one.sha256, mime="*/*", digest=digest))
     return found
+
+
+def _answer_text(answer: RecordedAnswer) -> str:
+    """The text of a chat, or its calls of tools where it has none."""
+    calls = (f"{name}({arguments})" for name, arguments in split_calls(answer.calls))
+    return answer.text or " ".join(calls)
+
+
+def _answer_digest(answer: RecordedAnswer) -> str:
+    """A digest of the text with its calls and reasoning; empty where nothing of these came, or it is not known."""
+    structured = (answer.calls_sha256, answer.reasoning_sha256)
+    if any(structured):
+        return sha256("".join((answer.text_sha256, *structured)).encode()).hexdigest()
+    return answer.text_sha256 if answer.text or answer.characters else ""

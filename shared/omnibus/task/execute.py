@@ -44,14 +44,31 @@ _END = object()
 _ASYNC_GENERATOR, _COROUTINE, _PLAIN = range(3)
 #: Functions whose kind is remembered.
 _MAX_KNOWN_FUNCTIONS = 1024
-_UNCOUNTED = nullcontext()
 
 
-async def execute_task(task: Any, job: TaskJob, computing: AbstractContextManager[Any] = _UNCOUNTED) -> None:
+class ComputingTime(Protocol):
+    """Block in which a task computes; inside of ``pause`` it waits. See ``omnibus.executor.stopwatch.JobOccupancy``."""
+
+    def __enter__(self) -> Any: ...
+    def __exit__(self, *failure: Any) -> bool | None: ...
+    def pause(self) -> AbstractContextManager[None]: ...
+
+
+class _Uncounted(nullcontext[None]):
+    def pause(self) -> AbstractContextManager[None]:
+        return self
+
+
+_UNCOUNTED = _Uncounted()
+
+
+async def execute_task(task: Any, job: TaskJob, computing: ComputingTime = _UNCOUNTED) -> None:
     """Run ``task`` once: inputs from ``job``, outputs to it. Raises ``BadRequest`` for inputs that do not fit.
 
-    ``computing`` is around the task's own ``run``, once all that it does not read by itself is there.
+    ``computing`` is around the task's own ``run``, once all that it does not read by itself is there; it pauses while
+    ``run`` waits for the next part of an input, or for the reader of an output.
     """
+    job = _PausingJob(job, computing)
     inputs = await _read_inputs(task.inputs_type, job)
     how = _kind_of_run(type(task).run)
     if how == _ASYNC_GENERATOR:
@@ -68,6 +85,36 @@ async def execute_task(task: Any, job: TaskJob, computing: AbstractContextManage
     for name, (kind, _, _) in task.outputs_type.fields.items():
         if kind == STREAM:
             job.close(name)
+
+
+class _PausingJob:
+    """``job``, whose waits are no time of ``computing``."""
+
+    def __init__(self, job: TaskJob, computing: ComputingTime) -> None:
+        self._job = job
+        self._pause = computing.pause
+        self.value, self.has_consumer, self.close = job.value, job.has_consumer, job.close
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        return self._job.inputs
+
+    async def stream(self, name: str) -> AsyncIterator[Item]:
+        parts = aiter(self._job.stream(name))
+        while True:
+            with self._pause():
+                part = await anext(parts, None)
+            if part is None:
+                return
+            yield part
+
+    async def put(self, output: str, data: dict[str, Any], array: np.ndarray | None = None) -> None:
+        with self._pause():
+            await self._job.put(output, data, array)
+
+    async def send(self, output: str, data: dict[str, Any], array: np.ndarray | None = None) -> None:
+        with self._pause():
+            await self._job.send(output, data, array)
 
 
 @lru_cache(_MAX_KNOWN_FUNCTIONS)

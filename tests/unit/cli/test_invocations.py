@@ -82,8 +82,8 @@ def test_what_has_not_ended_says_so():
         ({"status": "running", "id": "b", "replay_of": "a", "path": "EL"}, "replaying a as b via EL"),
         ({"status": "failed", "problem": {"code": "not_found", "message": "gone"}}, "failed: not_found: gone"),
         (
-            {"status": "done", "answer": {"text": "hi"}, "identical": True},
-            "answer  'hi'\nidentical to the recorded answer",
+            {"status": "done", "answer": {"text": "hi"}, "identical": True, "compared": ["thinker.text (2 tokens)"]},
+            "answer  'hi'\nidentical to the recorded answer\n  compared thinker.text (2 tokens)",
         ),
         (
             {"status": "done", "answer": {}, "identical": False, "why": "the text differs"},
@@ -91,7 +91,7 @@ def test_what_has_not_ended_says_so():
         ),
         (
             {"status": "done", "answer": {"audio_seconds": 2.0}, "identical": None, "why": "unknown"},
-            "done\nsound   2.00 s\nnot compared: unknown",
+            "done\naudio   2.00 s\nnot compared: unknown",
         ),
     ],
 )
@@ -154,8 +154,8 @@ async def test_show_of_nothing_is_one_line_and_exit_code_1(
 @pytest.mark.parametrize(
     ("last", "code"),
     [
-        ({"status": "done", "answer": {}, "identical": True}, 0),
-        ({"status": "done", "answer": {}, "identical": None, "why": "unknown"}, 0),
+        ({"status": "done", "answer": {}, "identical": True, "compared": ["thinker.text (2 tokens)"]}, 0),
+        ({"status": "done", "answer": {}, "identical": None, "why": "unknown"}, 3),
         ({"status": "done", "answer": {}, "identical": False, "why": "differs"}, 1),
         ({"status": "failed", "problem": {"code": "not_found", "message": "gone"}}, 1),
     ],
@@ -213,7 +213,71 @@ async def test_steps_are_printed_and_two_invocations_compared(
     assert await run("compare", "step-1", "step-1", "--nats", nats_url) == 0
     assert await run("compare", "step-1", "step-2", "--json", "--nats", nats_url) == 1
     printed = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert [(row["value"], row["second"]) for row in printed if not row["same"]] == [("→ text", "bye")]
+    assert [(row["value"], row["second"]) for row in printed if row["same"] is False] == [("→ text", "bye")]
+    assert {row["value"] for row in printed if row["same"] is None} == {"→ embedding"}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "code"),
+    [
+        ({"text": "hi", "text_sha256": "a" * 64}, {"text": "hi", "text_sha256": "a" * 64}, 0),
+        ({"text_sha256": "a" * 64, "characters": 2}, {"text_sha256": "a" * 64, "characters": 2}, 0),  # digests alone
+        ({"text": "hi"}, {"text": "hi"}, 0),  # of builds without digests
+        ({}, {}, 3),
+        ({"text": "hi", "text_sha256": "a" * 64}, {}, 3),
+        ({"text": "x" * 2000, "text_sha256": "a" * 64}, {"text": "x" * 2000, "text_sha256": "b" * 64}, 1),
+        ({"text_sha256": "a" * 64, "calls_sha256": "c" * 64}, {"text_sha256": "a" * 64, "calls_sha256": "d" * 64}, 1),
+        ({"text_sha256": "a" * 64}, {"text_sha256": "a" * 64}, 3),  # both are empty texts
+    ],
+)
+async def test_what_was_not_compared_is_not_equal(
+    bus: NatsBus,
+    nats_url: str,
+    capsys: pytest.CaptureFixture[str],
+    first: dict[str, Any],
+    second: dict[str, Any],
+    code: int,
+):
+    name = f"side-{abs(hash(json.dumps([first, second])))}"
+    await keep(bus, f"{name}-1", INVOCATION, {**ENDED, "answer": first})
+    await keep(bus, f"{name}-2", INVOCATION, {**ENDED, "answer": second})
+
+    assert await run("compare", f"{name}-1", f"{name}-2", "--json", "--nats", nats_url) == code
+    assert ("not_compared" in capsys.readouterr().err) is (code == 3)
+
+
+async def test_all_segments_of_two_requests_are_compared(
+    bus: NatsBus, nats_url: str, capsys: pytest.CaptureFixture[str]
+):
+    text = {"text": "hi", "text_sha256": "a" * 64}
+    for name, later in (("grown-1", text), ("grown-2", {**text, "text": "ho", "text_sha256": "b" * 64})):
+        await keep(bus, name, INVOCATION, {**ENDED, "answer": text, "segments": [f"{name}_1"]})
+        await keep(bus, f"{name}_1", {**INVOCATION, "parent": name, "step": 1}, {**ENDED, "answer": later})
+    await keep(bus, "grown-3", INVOCATION, {**ENDED, "answer": text})
+
+    assert await run("compare", "grown-1", "grown-2", "--json", "--nats", nats_url) == 1
+    differing = [row["node"] for row in json.loads(capsys.readouterr().out) if row["same"] is False]
+    assert differing == ["1:[2] thinker"]
+    assert await run("compare", "grown-1", "grown-3", "--nats", nats_url) == 1
+
+
+@pytest.mark.parametrize(
+    ("id", "advice"), [("sess_1", "omnibus show"), ("resp_1", "x-request-id"), ("batch_1", "request_id")]
+)
+async def test_ids_of_what_has_several_invocations_say_where_these_are(
+    bus: NatsBus, nats_url: str, capsys: pytest.CaptureFixture[str], id: str, advice: str
+):
+    assert await run("replay", id, "--nats", nats_url) == 1
+    assert advice in capsys.readouterr().err
+
+
+async def test_the_id_of_a_completion_names_its_invocation(
+    bus: NatsBus, nats_url: str, capsys: pytest.CaptureFixture[str]
+):
+    await keep(bus, "named-1", INVOCATION, ENDED)
+
+    assert await run("show", "chatcmpl-named-1", "--nats", nats_url) == 0
+    assert capsys.readouterr().out.startswith("named-1  m")
 
 
 async def test_a_fork_is_a_replay_with_one_input_changed(

@@ -125,3 +125,11 @@ def test_usage_has_joules_where_a_meter_was_read():
 
     assert [line.count(" J") for line in usage_lines(sum_stages(stages, ""))] == [0, 0, 1]
     assert next(usage_lines(sum_stages(stages[1:], ""))).endswith("2 GPU-seconds, 1234.5 J")
+
+
+def test_usage_names_the_cpu_where_no_gpu_computed():
+    on_cpu, on_gpu = StageRate("cpu", 1, None), StageRate("", 1, None)
+    stages = [stage_usage(0, "vision", "E", on_cpu, 0.5), stage_usage(1, "thinker", "L", on_gpu, 2.0)]
+
+    assert list(usage_lines(sum_stages(stages[:1], ""))) == ["usage   0.5 CPU-seconds", "  [0] vision   0.5 s on CPU"]
+    assert next(usage_lines(sum_stages(stages, ""))) == "usage   2.5 GPU-seconds"

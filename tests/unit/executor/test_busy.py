@@ -1,23 +1,24 @@
 """What an executor says of its work: seconds that its engines computed, and jobs that they finished."""
 
 import asyncio
+from collections.abc import AsyncIterator, Iterator
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from omnibus.bus.messages import BatchCounts
 from omnibus.errors import BadRequest
 from omnibus.executor.job_clock import MAX_BALANCE_PART, ComputeBill, JobClock, set_current_clock
-from omnibus.executor.runner import Job
+from omnibus.executor.runner import Item, Job
 from omnibus.executor.stopwatch import OccupancyTimer
 from omnibus.metrics import render_exposition
 from omnibus.task.execute import execute_task
 from tests.unit.executor.arithmetic import Place, call, forever, invocation, number
 from tests.unit.executor.simulated import bench, chat, media, profile
-from tests.unit.jobs import MemoryJob
+from tests.unit.jobs import MemoryJob, Pipe
 from tests.unit.sidecar.node import until
-from tests.unit.task.tasks import ONE
+from tests.unit.task.tasks import ONE, Fold, FoldInput, FoldOutput
 
 
 async def refuse(job: Job) -> None:
@@ -201,3 +202,79 @@ async def test_waiting_for_inputs_is_no_work(clock: list[float], computing: Occu
 
     assert clock[0] > 100.0
     assert computing.seconds == 0.0
+
+
+class SlowEdges(MemoryJob):
+    """A job whose input comes late, and whose reader takes its time: 10 s for each part, 100 s for each output."""
+
+    def __init__(self, clock: list[float], *given: Any) -> None:
+        super().__init__(*given)
+        self._clock = clock
+
+    async def stream(self, name: str) -> AsyncIterator[Item]:
+        if name == "other":
+            return
+        async for item in super().stream(name):
+            self._clock[0] += 10
+            yield item
+        self._clock[0] += 10
+
+    async def send(self, output: str, data: dict[str, Any], array: Any = None) -> None:
+        self._clock[0] += 100
+        await super().send(output, data, array)
+
+    async def put(self, output: str, data: dict[str, Any], array: Any = None) -> None:
+        self._clock[0] += 100
+        await super().put(output, data, array)
+
+
+class Generates(Fold):
+    """One second of work for each part, as an async generator."""
+
+    clock: ClassVar[list[float]]
+
+    async def run(self, given: FoldInput) -> AsyncIterator[dict[str, Any]]:
+        async for part in given.parts:
+            self.clock[0] += 1
+            yield {"sums": part}
+        yield {"n": 0}
+
+
+class Returns(Fold):
+    """The same as a coroutine, which gives all of it at its end."""
+
+    clock: ClassVar[list[float]]
+
+    async def run(self, given: FoldInput) -> FoldOutput:
+        found = []
+        async for part in given.parts:
+            self.clock[0] += 1
+            found.append(part)
+        return FoldOutput.of({"sums": found, "n": 0})
+
+
+class RunsInThread(Fold):
+    """The same in a thread, which gets all parts at once."""
+
+    clock: ClassVar[list[float]]
+
+    def run(self, given: FoldInput) -> Iterator[dict[str, Any]]:
+        for part in given.parts:
+            self.clock[0] += 1
+            yield {"sums": part}
+        yield {"n": 0}
+
+
+@pytest.mark.parametrize("kind", [Generates, Returns, RunsInThread])
+async def test_a_task_is_charged_for_its_own_time_whatever_it_waits_for(
+    clock: list[float], computing: OccupancyTimer, kind: type[Fold]
+):
+    kind.clock, charged, parts = clock, JobClock(), Pipe()
+    for part in range(3):
+        parts.feed(Item({"value": part}), last=part == 2)
+    set_current_clock(charged)
+
+    await execute_task(kind(), SlowEdges(clock, {"parts": parts}, ("sums", "n")), computing())
+
+    assert clock[0] == 100 + 3 * 1 + 4 * 10 + 4 * 100
+    assert (charged.seconds, computing.seconds) == (3.0, 3.0)

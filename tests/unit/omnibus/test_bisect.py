@@ -155,3 +155,41 @@ async def test_of_twenty_bad_executors_each_is_named(seed: int):
     found = await bisected({bad: "bad"}, able, recorded("good", "good good"))
 
     assert found[-1].find_responsible(wrong=False) == [bad]
+
+
+@pytest.mark.parametrize(
+    ("able", "over", "runs", "compared"),
+    [
+        ([["v0"], ["t0"]], None, 1, [[0], [0]]),  # an executor is not compared with itself
+        ([["v0"], ["t0"]], None, 2, [[1], [1]]),  # but with itself in another run
+        ([["v0", "v1"], ["t0"]], None, 1, [[0, 1], [0]]),
+        ([["v0"], ["t0"]], recorded("good", "good good"), 1, [[1], [1]]),
+        ([["v0"], ["t0"]], recorded("", "good good"), 1, [[0], [1]]),  # what was not recorded
+    ],
+)
+async def test_what_was_compared_is_counted(
+    able: list[list[str]], over: EndRecord | None, runs: int, compared: list[list[int]]
+):
+    found = await compare_stages(asked(), over, able, system({}), runs)  # type: ignore[arg-type]
+
+    assert [[each.compared for each in stage.outputs] for stage in found] == compared
+    assert [stage.is_compared for stage in found] == [any(each) for each in compared]
+
+
+async def test_empty_outputs_are_no_comparison():
+    async def run(route: tuple[str, ...]) -> Mapping[str, str]:
+        return {"0.embedding": "", "1.text": ""}
+
+    found = await compare_stages(asked(), None, [["v0", "v1"], ["t0", "t1"]], run)
+
+    assert not any(stage.is_compared or stage.differs for stage in found)
+
+
+async def test_an_output_that_the_record_lacks_is_compared_with_the_recorded_executor():
+    async def run(route: tuple[str, ...]) -> Mapping[str, str]:
+        return {"0.embedding": "good", "1.text": "good", "1.tokens": "7" if route[1] == "t0" else "8"}
+
+    over = msgspec.structs.replace(recorded("good", "good"), kept=())
+    found = await compare_stages(asked(), over, [["v0"], ["t0", "t1"]], run)
+
+    assert found[-1].find_responsible(wrong=False) == ["t1"]

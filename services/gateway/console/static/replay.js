@@ -36,9 +36,13 @@ export async function follow(path, json, { id, said, button, signal }) {
 }
 
 function verdict(step, before) {
-  if (step.status === "running") return [badge("running", "info"), " as ", about(step.id)];
+  if (step.status === "running") {
+    const place = step.segments ? ` segment ${step.segment} of ${step.segments}` : "";
+    return [badge("running", "info"), place, " as ", about(step.id)];
+  }
   if (step.status === "failed") return [badge("failed", "bad"), ` ${step.problem.code}: ${step.problem.message}`];
   const [word, state] = step.identical === true ? ["identical", "good"] : step.identical === false ? ["different", "bad"] : ["not compared", "warn"];
-  return [badge(word, state), step.why ? ` ${step.why}` : "", " ", about(step.id), " ",
+  const compared = step.compared?.length ? ` ${step.compared.join(", ")}` : "";
+  return [badge(word, state), step.why ? ` ${step.why}` : compared, " ", about(step.id), " ",
     about(step.id, "side by side", before)];
 }

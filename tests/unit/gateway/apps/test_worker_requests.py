@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.unit.gateway.apps.estate import LOUD, Estate, Gateway, parts
-from tests.unit.gateway.house import OMNI, VL, answered, error, image, text
+from tests.unit.gateway.house import OMNI, VL, answered, error, events, image, text
 
 #: The toy model's words, one by one.
 TELL = """
@@ -188,6 +188,23 @@ async def test_sound_that_no_client_asked_for_is_not_sent_and_costs_the_app_noth
         assert '"audio":' not in response.text
 
     assert gate.apps.registry.worker("loudmouth")[1].pid == before
+    await land.home.emptied()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("dialect", ["", "vllm-omni"])
+async def test_an_answer_names_the_app_as_its_client_does(land: Estate, gate: Gateway, stream: bool, dialect: str):
+    await land.home.all_of(VL)
+    land.write("loud", LOUD, model="poet")
+    await gate.register("loud")
+    headers = {"x-omnibus-dialect": dialect} if dialect else {}
+
+    response = await gate.http.post(
+        "/v1/chat/completions", json={"model": "poet", **asked(stream=stream)}, headers=headers
+    )
+
+    answers = [each for each in events(response) if each != "[DONE]"] if stream else [response.json()]
+    assert {each["model"] for each in answers} == {"poet"}
     await land.home.emptied()
 
 

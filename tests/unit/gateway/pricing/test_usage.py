@@ -1,5 +1,6 @@
 """What answers cost: the seconds of engines that fall to a request, by stage, and money by the plan's prices."""
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -16,6 +17,7 @@ from omnibus.plan import DeploymentOption, PriceList
 from services.gateway.pricing.meter import UsageMeter
 from tests.unit.executor.powercap import Powercap
 from tests.unit.gateway.house import VL, House, answered, encode, error, events, image, question, text, think
+from tests.unit.sidecar.node import until
 
 #: Seconds that the engines of these tests compute for a request, and the price of a place for an hour.
 ENCODED, THOUGHT, PRICE = 0.25, 2.0, 3.6
@@ -143,3 +145,26 @@ def test_a_lent_option_costs_what_its_owner_pays(home: House):
 
     assert (rate.gpu, rate.gpus) == ("H100", 2)
     assert rate.money == pytest.approx(0.002)
+
+
+@pytest.mark.parametrize(
+    ("device", "declared", "told"),
+    [("cpu", "", "cpu"), ("cuda:0", "", ""), ("", "", ""), ("cpu", "H100", "H100"), ("cuda:0", "H100", "H100")],
+)
+async def test_a_place_is_told_as_its_executor_knows_it_where_the_plan_names_no_type(
+    home: House, device: str, declared: str, told: str
+):
+    await open_model(home, PriceList())
+    plan = home.router.plan
+    assert plan is not None
+    model = plan.models[VL]
+    options = {name: msgspec.structs.replace(option, gpus=1, gpu=declared) for name, option in model.options.items()}
+    home.router.plan = msgspec.structs.replace(plan, models={VL: msgspec.structs.replace(model, options=options)})
+    for executor in home.place.executors.values():
+        executor.identity = dataclasses.replace(executor.identity, device=device)
+        executor._vitals._identity = executor.identity
+    await until(lambda: {status.device for status in home.members.statuses()} == {device})
+
+    usage = (await ask(home, "hello there")).json()["usage"]["omnibus"]
+
+    assert [(stage["gpu"], stage["gpus"], stage["gpu_seconds"]) for stage in usage["stages"]] == [(told, 1, THOUGHT)]

@@ -12,7 +12,8 @@ import pytest
 from PIL import Image
 
 from omnibus.bus import subjects
-from omnibus.cli.steps import compare_steps, step_lines
+from omnibus.cli.compare import compare_steps
+from omnibus.cli.steps import step_lines
 from omnibus.errors import BadRequest
 from omnibus.graph import encode_invocation
 from omnibus.recording import records

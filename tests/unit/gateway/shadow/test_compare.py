@@ -47,6 +47,19 @@ def test_what_is_no_number_differs_from_one_whatever_is_tolerated(other: Any):
     assert describe_difference(rows(other), rows(other), EXACT) == ""
 
 
+@pytest.mark.parametrize(("one", "other"), [(np.inf, -np.inf), (np.nan, np.inf), (-np.inf, np.nan)])
+def test_what_is_no_number_equals_itself_alone(one: float, other: float):
+    found = describe_difference(rows([[1.0, one]]), rows([[1.0, other]]), GateRules(tolerance=1e9))
+
+    assert "relative error inf" in found
+
+
+def test_equal_samples_at_another_rate_are_another_sound():
+    one, other = ([RecordedChunk({"rate": rate}, np.ones(4, np.float32))] for rate in (24000, 16000))
+
+    assert describe_difference(one, other, EXACT) == "[16000] samples/s, [24000] is expected"
+
+
 def test_another_shape_is_a_difference():
     found = describe_difference(rows([[1, 2]]), rows([[1, 2], [3, 4]]), GateRules(tolerance=1.0))
 

@@ -1,11 +1,16 @@
-"""Two runs of one request, compared by their times."""
+"""Two runs of one request, compared by their times, and what two runs say nothing about."""
+
+from typing import Any
 
 import msgspec
+import numpy as np
+import pytest
 
 from omnibus.bus.messages import Hop
 from omnibus.canary.candidate import Candidate
+from services.gateway.dispatch.capture import RecordedChunk
 from services.gateway.replay.mirrored import MirroredRun
-from services.gateway.shadow.pair import compare_runs
+from services.gateway.shadow.pair import compare_runs, is_void
 from tests.unit.cli.documents import invocation
 
 
@@ -28,3 +33,34 @@ def test_a_stage_is_slower_that_loses_its_time_before_it_opens_its_inputs():
     assert found.outcome == "slower"
     assert found.finding is not None
     assert found.finding["stage"] == "vision"
+
+
+#: Requested of the recorded graph, and what a stage of it passes on.
+TEXT, EMBEDDING = (2, "text"), (0, "embedding")
+SAID, CLOSED = [RecordedChunk({"text": "hi"})], [RecordedChunk({"finish_reason": "stop", "usage": {}}, last=True)]
+ROWS, NO_ROWS = [RecordedChunk({}, np.ones((2, 4), np.float32))], [RecordedChunk({}, np.ones((0, 4), np.float32))]
+
+
+@pytest.mark.parametrize(
+    ("control", "tried", "outcome"),
+    [
+        ({}, {}, "void"),
+        ({TEXT: CLOSED}, {TEXT: CLOSED}, "void"),  # both answers are empty
+        ({TEXT: NO_ROWS}, {TEXT: NO_ROWS}, "void"),
+        ({EMBEDDING: ROWS}, {}, "void"),  # no output is in both
+        ({TEXT: SAID}, {TEXT: SAID}, "same"),
+        ({TEXT: SAID, EMBEDDING: ROWS}, {TEXT: SAID}, "same"),  # nobody needed all rows
+        ({TEXT: SAID}, {TEXT: CLOSED}, "differed"),
+        ({TEXT: CLOSED}, {TEXT: SAID}, "differed"),
+        ({TEXT: SAID, EMBEDDING: ROWS}, {EMBEDDING: ROWS}, "differed"),  # the answer ended early
+        ({TEXT: SAID}, {}, "differed"),
+    ],
+)
+def test_what_is_not_in_both_runs_is_not_the_same(control: dict[Any, Any], tried: dict[Any, Any], outcome: str):
+    recorded, one, other = invocation(), run(0.2), run(0.2)
+    one, other = one._replace(outputs=control), other._replace(outputs=tried)
+
+    assert is_void(recorded, one, other) is (outcome == "void")
+    if outcome != "void":
+        found = compare_runs(Candidate("one", "m"), recorded, one, other)
+        assert (found.outcome, found.counts.get("compared", 0) > 0) == (outcome, bool(control.keys() & tried.keys()))

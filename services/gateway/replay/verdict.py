@@ -1,0 +1,138 @@
+"""Verdicts on replays: what was compared with the record, how much of it, and the first place that differs.
+
+``identical`` is True where everything that was requested is equal and at least one output held anything, False where an
+output differs, and None where that is not known: the record lacks an answer, a digest or samples, or there was nothing
+to compare. Pure, no I/O.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from omnibus.structured.calls import split_calls
+from services.gateway.dispatch.digest import Fingerprint
+from services.gateway.replay.positions import find_text_position
+
+#: Lists of numbers in the chunks of an output, as people call them.
+_TEXTS = ("text", "reasoning")
+_LIST_NAMES = {"ids": "tokens", "codes": "codes"}
+
+
+class OutputVerdict(NamedTuple):
+    """One output against the record: ``name`` is ``<component>.<output>``, ``amount`` what came of it this time.
+
+    ``is_empty``: neither side held anything. ``why`` names the place that differs, or what keeps it from a comparison.
+    """
+
+    name: str
+    identical: bool | None
+    amount: str = ""
+    why: str = ""
+    is_empty: bool = False
+    component: str = ""
+
+
+class SegmentVerdict(NamedTuple):
+    """The outputs of one graph of a request; ``segment`` is its id in the record."""
+
+    segment: str
+    outputs: Sequence[OutputVerdict]
+    why: str = ""  # why nothing of it could be compared
+
+    @property
+    def differing(self) -> OutputVerdict | None:
+        """The first output, in the order of the graph, that differs."""
+        return next((each for each in self.outputs if each.identical is False), None)
+
+    @property
+    def obstacle(self) -> str:
+        """What keeps an output from being compared; empty where all of them were."""
+        return self.why or next((f"{each.name}: {each.why}" for each in self.outputs if each.identical is None), "")
+
+
+def summarize(segments: Sequence[SegmentVerdict]) -> dict[str, Any]:
+    """The verdict on all ``segments`` as a replay tells it."""
+    several = len(segments) > 1
+    compared = [_amount_text(part, each, several=several) for part, each in _iterate_compared(segments)]
+    differing = next(((part, found) for part in segments if (found := part.differing) is not None), None)
+    if differing is not None:
+        part, found = differing
+        why = f"{_place(part, several)}{found.name} differs: {found.why}"
+        where = {"segment": part.segment, "stage": found.component, "output": found.name, "position": found.why}
+        return {"identical": False, "why": why, "compared": compared, "first": where}
+    obstacle = next((f"{_place(part, several)}{part.obstacle}" for part in segments if part.obstacle), "")
+    if not obstacle and not any(not each.is_empty for _, each in _iterate_compared(segments)):
+        obstacle = "there was nothing to compare: the outputs are empty in the record and in the replay"
+    if obstacle:
+        return {"identical": None, "why": obstacle, "compared": compared}
+    return {"identical": True, "compared": compared}
+
+
+def _iterate_compared(segments: Iterable[SegmentVerdict]) -> Iterator[tuple[SegmentVerdict, OutputVerdict]]:
+    for part in segments:
+        for each in part.outputs:
+            if each.identical is not None:
+                yield part, each
+
+
+def _place(part: SegmentVerdict, several: bool) -> str:
+    return f"segment {part.segment}: " if several else ""
+
+
+def _amount_text(part: SegmentVerdict, each: OutputVerdict, *, several: bool) -> str:
+    return f"{_place(part, several)}{each.name} ({each.amount})"
+
+
+# What there is of an output
+
+
+def describe_content(output: str, content: Fingerprint) -> str:
+    """How much of what kind the ``content`` of ``output`` holds: ``41 characters of text, 12 tokens``."""
+    parts = [f"{count} characters of {key}" for key, count in content.characters.items() if key in _TEXTS]
+    if content.calls:
+        parts.append(_count_text(content.calls, "tool call"))
+    parts += [f"{count} {_LIST_NAMES.get(key, f'elements of {key}')}" for key, count in content.lengths.items()]
+    if content.arrays:
+        parts.append(_describe_arrays(output, content))
+    if not parts and content.has_content:
+        parts.append(_count_text(max(1, content.values), "value"))
+    return ", ".join(parts) or "empty"
+
+
+def _count_text(count: int, what: str) -> str:
+    return f"1 {what}" if count == 1 else f"{count} {what}s"
+
+
+def _describe_arrays(output: str, content: Fingerprint) -> str:
+    shape = content.row_shape
+    if output == "audio":
+        return f"{content.rows} samples" + (f" of {shape[0]} channels" if shape else "")
+    if not shape:
+        return f"{content.rows} numbers"
+    if len(shape) == 2 and shape[-1] in (3, 4):  # rows of pixels
+        return f"{_count_text(content.arrays, 'image')} of {content.rows // content.arrays} x {shape[0]} pixels"
+    if len(shape) == 3 and shape[-1] in (3, 4):
+        return f"{content.rows} frames of {shape[0]} x {shape[1]} pixels"
+    return f"{content.rows} rows of {' x '.join(map(str, shape))}"
+
+
+# Parts of a chat's answer
+
+
+def compare_text(kind: str, recorded: str, whole: bool, now: str) -> str:
+    """Where the ``now`` of a text differs whose digest is another one; ``whole``: all of ``recorded`` is there."""
+    position = find_text_position(recorded, now)
+    if position is None or (position == len(recorded) and not whole):
+        return f"{kind} behind what the record repeats of it"
+    return f"{kind} from character {position} on"
+
+
+def compare_calls(recorded: str, now: str) -> str:
+    """The first tool call that differs."""
+    one, other = split_calls(recorded), split_calls(now)
+    for number, (before, after) in enumerate(zip(one, other, strict=False)):
+        if before[0] != after[0]:
+            return f"tool call {number} is {after[0]}, and was {before[0]}"
+        if before[1] != after[1]:
+            position = find_text_position(before[1], after[1])
+            return f"arguments of tool call {number} ({after[0]}) from character {position} on"
+    return f"{len(other)} tool calls came, and {len(one)} are recorded"

@@ -1,0 +1,115 @@
+"""``omnibus compare``: two recorded requests side by side, segment by segment and edge by edge."""
+
+import argparse
+from collections.abc import Iterator
+from itertools import zip_longest
+from typing import NamedTuple
+
+from omnibus.cli.format.tables import table_lines
+from omnibus.cli.invocations import connect_bus
+from omnibus.cli.output import print_json, report_not_compared
+from omnibus.recording import records
+from omnibus.recording.forks import PLAYER_PREFIX
+from omnibus.recording.records import Record
+from omnibus.recording.steps import MAX_SHOWN_CHARS, Step, StepValue, build_steps
+
+#: Characters of a digest, and of a value in a table.
+_DIGEST_CHARS, _CELL_CHARS = 12, 60
+_PLAYED = "played as before"
+_MARKS = {True: "", False: "≠", None: "?"}
+
+
+class ComparedValue(NamedTuple):
+    """A row: both sides as text, and whether they are equal; None where that is not known, or says nothing."""
+
+    node: str
+    value: str
+    first: str
+    second: str
+    same: bool | None
+    is_result: bool = False  # the request was for this output
+
+
+async def compare_invocations(options: argparse.Namespace) -> int:
+    """Print two requests side by side; exits with 1 where a result differs, and with 3 where none was compared."""
+    bus = await connect_bus(options)
+    try:
+        first, second = [await records.find_segments(bus, id) for id in options.ids]
+    finally:
+        await bus.drain()
+    rows = [row for parts in zip_longest(first, second) for row in compare_steps(*parts)]
+    if options.json:
+        print_json([{key: value for key, value in row._asdict().items() if key != "is_result"} for row in rows])
+    else:
+        marked = [[*row[:4], _MARKS[row.same]] for row in rows]
+        print("\n".join(table_lines(["NODE", "VALUE", *options.ids, ""], marked)))
+    outputs = [row for row in rows if row.value.startswith("→") and row.second != _PLAYED]
+    if any(row.same is False for row in outputs):
+        return 1
+    unknown = [f"{row.node} {row.value}" for row in outputs if row.is_result and row.same is None]
+    if unknown or not any(row.same for row in outputs):
+        why = (
+            f"it is not recorded what {', '.join(unknown)} gave, or it was empty" if unknown else "no output is in both"
+        )
+        return report_not_compared(why, options.json)
+    return 0
+
+
+def compare_steps(first: Record | None, second: Record | None) -> Iterator[ComparedValue]:
+    """Yield the rows of one graph each: inputs, results, seconds and price. One side may lack the graph."""
+    steps = [build_steps(*record) if record is not None else () for record in (first, second)]
+    results = {key for record in (first, second) if record is not None for key in record.invocation.outputs}
+    prefix = next((f"{record.invocation.step}:" for record in (first, second) if record and record.invocation.step), "")
+    for one, other in zip_longest(*steps):
+        step = one or other
+        name = f"{prefix}[{step.node}] {step.component}"
+        for arrow, side in (("←", "inputs"), ("→", "outputs")):
+            for left, right in _pair_values(one, other, side):
+                about = left or right
+                if about is None or (about.source and arrow == "←"):
+                    continue
+                is_played = arrow == "→" and other is not None and other.executor.startswith(PLAYER_PREFIX)
+                same, cell = (True, _PLAYED) if is_played else (_is_same(left, right), _cell(right))
+                is_result = arrow == "→" and (step.node, about.name) in results
+                yield ComparedValue(name, f"{arrow} {about.name}", _cell(left), cell, same, is_result)
+        seconds = [_number(each.seconds if each is not None else None) for each in (one, other)]
+        yield ComparedValue(name, "seconds", *seconds, True)
+    usages = [record.ended.usage if record and record.ended is not None else None for record in (first, second)]
+    cells = [_number(usage.gpu_seconds if usage is not None else None) for usage in usages]
+    yield ComparedValue(f"{prefix}all", "GPU-seconds", *cells, True)
+
+
+def _pair_values(
+    one: Step | None, other: Step | None, side: str
+) -> Iterator[tuple[StepValue | None, StepValue | None]]:
+    """Yield values of both steps by name; None where one has no such value."""
+    found = [{value.name: value for value in getattr(step, side)} if step is not None else {} for step in (one, other)]
+    for name in dict.fromkeys([*found[0], *found[1]]):
+        yield found[0].get(name), found[1].get(name)
+
+
+def _is_same(one: StepValue | None, other: StepValue | None) -> bool | None:
+    """Return whether both are equal, by digests of one kind or by the values themselves; None where neither is known of
+    both."""
+    if one is None or other is None:
+        return False
+    for key in ("digest", "sha256"):
+        left, right = getattr(one, key), getattr(other, key)
+        if left and right:
+            return bool(left == right)
+    known = [value.text for value in (one, other) if value.text]
+    if len(known) == 2 and (known[0] != known[1] or len(known[0]) < MAX_SHOWN_CHARS):
+        return known[0] == known[1]
+    return None
+
+
+def _cell(value: StepValue | None) -> str:
+    if value is None:
+        return "-"
+    digest = (value.digest or value.sha256)[:_DIGEST_CHARS]
+    text = value.text.replace("\n", " ") or (f"sha256 {digest}" if digest else "not known")
+    return text if len(text) <= _CELL_CHARS else f"{text[: _CELL_CHARS - 1]}…"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"

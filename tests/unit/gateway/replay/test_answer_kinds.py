@@ -1,0 +1,199 @@
+"""Each kind of answer, what a replay of it compares, and where one that differs is said to differ."""
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import numpy as np
+import pytest
+
+from omnibus.bus import subjects
+from omnibus.executor.runner import Job
+from omnibus.families import catalog
+from omnibus.structured.calls import call_head
+from tests.unit.gateway.house import OMNI, PAINTER, TOYS, VL, House, house, image, question, text
+from tests.unit.gateway.samples import sound
+
+EMBEDDER = "toy-embedder"
+CHAT = "/v1/chat/completions"
+PATIENCE = 20.0  # seconds
+SPOKEN = {"modalities": ["text", "audio"], "audio": {"voice": "Chelsie", "format": "pcm16"}}
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
+
+
+class AnswerKind(NamedTuple):
+    """A request, what its replay compares, and where an answer differs that has changed."""
+
+    path: str
+    sent: dict[str, Any]
+    compared: list[str]
+    differs: str
+
+
+def ask(**more: Any) -> dict[str, Any]:
+    return {"json": question(VL, "one two", **more)}
+
+
+#: The toys say ``You said one two [SEED]``; what they give grows by one thing of each kind once they have changed.
+KINDS = {
+    "chat": AnswerKind(
+        CHAT, ask(seed=3), ["thinker.text (21 characters of text, 5 tokens)"],
+        "thinker.text differs: text from character 21 on",
+    ),
+    "streamed chat": AnswerKind(
+        CHAT, ask(seed=3, stream=True), ["thinker.text (21 characters of text, 5 tokens)"],
+        "thinker.text differs: text from character 21 on",
+    ),
+    "chat with an image": AnswerKind(
+        CHAT, {"json": question(VL, [text("look"), image()], seed=3)},
+        ["thinker.text (27 characters of text, 5 tokens)"], "thinker.text differs: text from character 27 on",
+    ),
+    "several answers": AnswerKind(
+        CHAT, ask(seed=3, n=2),
+        ["thinker.text (21 characters of text, 5 tokens)"] * 2,
+        "thinker.text differs: text from character 21 on of all answers",
+    ),
+    "tool calls": AnswerKind(
+        CHAT, ask(tools=TOOLS), ["thinker.text (1 tool call)"],
+        "thinker.text differs: arguments of tool call 0 (add) from character 6 on",
+    ),
+    "completion": AnswerKind(
+        "/v1/completions", {"json": {"model": VL, "prompt": "one two", "seed": 3}},
+        ["thinker.text (21 characters of text, 5 tokens)"], "thinker.text differs: text from character 21 on",
+    ),
+    "spoken chat": AnswerKind(
+        CHAT, {"json": question(OMNI, "one", seed=3, **SPOKEN)},
+        ["thinker.text (17 characters of text, 4 tokens)", "vocoder.audio (960 samples)"],
+        "thinker.text differs: text from character 17 on",
+    ),
+    "speech": AnswerKind(
+        "/v1/audio/speech", {"json": {"model": OMNI, "input": "one two", "voice": "Chelsie"}},
+        ["thinker.text (8 characters of text, 2 tokens)", "vocoder.audio (480 samples)"],
+        "thinker.text differs: text from character 8 on",
+    ),
+    "transcription": AnswerKind(
+        "/v1/audio/transcriptions",
+        {"data": {"model": OMNI, "seed": "3"}, "files": {"file": ("a.wav", sound("wav", "pcm_s16le", 0.5, 16000))}},
+        [], "thinker.text differs: text from character",
+    ),
+    "image": AnswerKind(
+        "/v1/images/generations",
+        {"json": {"model": PAINTER, "prompt": "a boat", "size": "64x48", "steps": 2, "seed": 5}},
+        ["text_encoder.tokens (1 value)", "vae.image (1 image of 48 x 64 pixels)"], "vae.image differs: its digest is another one",
+    ),
+    "embeddings": AnswerKind(
+        "/v1/embeddings", {"json": {"model": EMBEDDER, "input": ["one two", "three"]}},
+        ["embedder.embedding (2 rows of 3)", "embedder.tokens (1 value)"],
+        "embedder.embedding differs: its digest is another one",
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+async def home(tmp_path: Path) -> AsyncIterator[House]:
+    async with house(tmp_path) as made:
+        made.changed = False
+        works = {"thinker": _think(made), "vae": _paint(made), "embedder": _embed(made)}
+        made.serve(VL, OMNI, PAINTER, **{EMBEDDER: catalog.embedding_declaration("qwen2", "")})
+        await made.executor(EMBEDDER, "B", "embedder", **works)
+        for model in (VL, OMNI, PAINTER):
+            for option, spec in made.router.plan.models[model].options.items():
+                parts = {part: works[part] for part in spec.components if part in works}
+                await made.executor(model, option, *spec.components, **parts)
+        yield made
+
+
+def _think(home: House) -> Callable[[Job], Awaitable[None]]:
+    """Says one word more once the house has changed, or has another argument in its call."""
+
+    async def think(job: Job) -> None:
+        params = await job.value("params")
+        if not isinstance(params, dict) or not params.get("tools"):
+            await TOYS["thinker"](Longer(job) if home.changed else job)
+            return
+        number = 2 if home.changed else 1
+        await job.send("text", {"calls": call_head("add") + f'{{"x": {number}}}'})
+        job.close("text", {"finish_reason": "stop", "usage": {"prompt_tokens": 5, "completion_tokens": 7}})
+
+    return think
+
+
+class Longer:
+    """A job whose text, and what is spoken of it, ends with one word more."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._job, name)
+
+    def close(self, output: str, data: dict[str, Any] | None = None) -> None:
+        self._job.close(output, data)
+
+    async def value(self, name: str) -> Any:
+        found = await self._job.value(name)
+        return {**found, "say": f"{found['say']} more"} if name == "params" and found.get("say") else found
+
+    async def send(self, output: str, data: dict[str, Any], array: Any = None) -> None:
+        await self._job.send(output, {**data, "text": data["text"].replace("]", "] more")}, array)
+
+
+def _paint(home: House) -> Callable[[Job], Awaitable[None]]:
+    async def paint(job: Job) -> None:
+        if not home.changed:
+            await TOYS["vae"](job)
+            return
+        await job.value("latents")
+        await job.put("image", {}, np.zeros((48, 64, 3), np.uint8))
+
+    return paint
+
+
+def _embed(home: House) -> Callable[[Job], Awaitable[None]]:
+    async def embed(job: Job) -> None:
+        if not home.changed:
+            await TOYS["embedder"](job)
+            return
+        await job.put("embedding", {}, np.ones((2, 3), np.float32))
+        await job.put("tokens", {"value": 3})
+
+    return embed
+
+
+async def send(home: House, kind: AnswerKind) -> str:
+    """Send the request of ``kind``; returns its id, once its end is recorded."""
+    response: httpx.Response = await home.http.post(kind.path, **kind.sent)
+    assert response.status_code == 200, response.text
+    id = response.headers["x-request-id"]
+    await home.ended(id)
+    return id
+
+
+async def replay(home: House, id: str) -> dict[str, Any]:
+    [*records] = await home.bus.read_records(f"{subjects.ROOT}.inv.*.{id}")
+    *_, last = [json.loads(part) async for part in home.bus.request_stream(subjects.REPLAY, records[0].data, PATIENCE)]
+    await home.emptied()
+    return dict(last)
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
+async def test_a_replay_says_what_of_an_answer_it_compared(home: House, kind: AnswerKind):
+    id = await send(home, kind)
+
+    done = await replay(home, id)
+
+    assert (done.get("status"), done.get("identical")) == ("done", True), done
+    assert done["compared"] == kind.compared or (not kind.compared and done["compared"])
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
+async def test_a_replay_names_the_place_where_an_answer_differs(home: House, kind: AnswerKind):
+    id = await send(home, kind)
+    home.changed = True
+
+    done = await replay(home, id)
+
+    assert (done["status"], done["identical"]) == ("done", False), done
+    assert done["why"].startswith(kind.differs)

@@ -1,0 +1,26 @@
+"""Replays of videos: their frames and their audio are compared."""
+
+import json
+
+from omnibus.bus import subjects
+from tests.unit.gateway.videos.studio import Studio, asked, becomes
+
+PATIENCE = 20.0  # seconds
+
+
+async def test_a_replay_of_a_video_compares_its_frames_and_its_audio(place: Studio):
+    home = place.first
+    await becomes(home, (await asked(home, seed=120))["id"], status="completed")
+    [listed] = (await home.http.get("/v1/invocations?app=videos")).json()["data"]
+    await home.ended(listed["id"])
+    body = (await home.bus.read_records(f"{subjects.ROOT}.inv.*.{listed['id']}"))[0].data
+
+    *_, done = [json.loads(part) async for part in home.bus.request_stream(subjects.REPLAY, body, PATIENCE)]
+
+    assert done["identical"] is True
+    assert done["compared"] == [
+        "dit.progress (4 values)",
+        "audio_vae.audio (3000 samples of 2 channels)",
+        "vae.frames (9 frames of 32 x 64 pixels)",
+    ]
+    await home.emptied()
