@@ -26,7 +26,7 @@ _CONTAINERS = (dict, list)
 #: Parameters and parts of messages in which a client chose the order of keys: a model writes the properties of a schema
 #: in their order, and reads tools and calls as they are written.
 _IN_CLIENTS_ORDER = frozenset({"structured_outputs", "template", "tool_calls", "tools"})
-_CLIENTS_ORDER_MARKS = tuple(f'"{name}":'.encode() for name in sorted(_IN_CLIENTS_ORDER))
+_find_clients_order = re.compile(f'"(?:{"|".join(sorted(_IN_CLIENTS_ORDER))})":'.encode()).search
 #: Key of what stands for an input in a record that has no users' content.
 DIGEST = "$digest"
 
@@ -152,7 +152,7 @@ def call_digest(task: str, inputs: dict[str, Any]) -> str:
     stable = {
         name: _without_handles(value)
         if type(value) in _CONTAINERS and not (len(value) == 1 and REF in value)
-        else (_in_one_order(value) if type(value) is msgspec.Raw else value)
+        else (_in_one_order(value) if type(value) is msgspec.Raw and _find_clients_order(value) else value)
         for name, value in inputs.items()
     }
     return blake2b(_sorted.encode([task, stable]), digest_size=8).hexdigest()
@@ -165,10 +165,7 @@ def encode_input(value: dict[str, Any] | list[dict[str, Any]]) -> bytes:
 
 
 def _in_one_order(value: msgspec.Raw) -> msgspec.Raw:
-    body = bytes(value)
-    if not any([mark in body for mark in _CLIENTS_ORDER_MARKS]):
-        return value  # as ``encode_input`` wrote it
-    return msgspec.Raw(_sorted.encode(msgspec.json.decode(body)))
+    return msgspec.Raw(_sorted.encode(msgspec.json.decode(value)))
 
 
 def _without_handles(value: Any) -> Any:
