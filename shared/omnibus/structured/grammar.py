@@ -5,6 +5,9 @@ from typing import Any
 
 import msgspec
 
+from omnibus.structured.rewrites import SchemaError
+from omnibus.structured.schema import prepare_schema
+
 #: Bytes of the JSON of one schema.
 MAX_SCHEMA_BYTES = 128 * 1024
 #: Symbols of a grammar, and work of its lexer: what needs more is refused while it is compiled.
@@ -14,7 +17,7 @@ MAX_GRAMMAR_SYMBOLS, MAX_LEXER_FUEL = 50_000, 500_000
 MAX_TRIED_BYTES, _OPENINGS = 64, b'"{[:, ]}'
 #: Answers are written as most models write JSON by themselves: a space behind commas and colons, and none elsewhere,
 #: for a mask would let a model go on with white space for ever.
-_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "coerce_one_of": True}
+_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 def shape_schema(shape: Mapping[str, Any]) -> dict[str, Any]:
@@ -24,8 +27,8 @@ def shape_schema(shape: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def schema_rule(schema: Mapping[str, Any]) -> str:
-    """``schema`` as a part of a Lark grammar."""
-    return f"%json {msgspec.json.encode({**schema, 'x-guidance': _LAYOUT}).decode()}"
+    """``schema`` as a part of a Lark grammar. Raises ``SchemaError`` for what no grammar obeys."""
+    return f"%json {msgspec.json.encode({**prepare_schema(schema), 'x-guidance': _LAYOUT}).decode()}"
 
 
 def find_error(grammar: str) -> str:
@@ -35,12 +38,16 @@ def find_error(grammar: str) -> str:
     return str(LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(grammar), limits=limits()))
 
 
-def find_schema_error(grammar: str) -> str:
-    """The reason that the Lark ``grammar`` of a JSON schema alone cannot be used, or "".
+def find_schema_error(schema: Mapping[str, Any]) -> str:
+    """The reason that no answer can be held to ``schema``, or "". It takes long: never call it on an event loop.
 
     A schema may compile and yet need more of a parser's row than ``llguidance`` allows, as one of thousands of optional
     properties does behind its first brace. So the first bytes of an answer are tried as well.
     """
+    try:
+        grammar = f"start: {schema_rule(schema)}"
+    except SchemaError as error:
+        return str(error)
     return find_error(grammar) or _find_row_error(grammar)
 
 
