@@ -1,5 +1,6 @@
 """Grammars of what an answer may be: JSON schemas as ``llguidance`` takes them, and bounds on what they may cost."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,8 @@ MAX_TRIED_BYTES, _OPENINGS = 64, b'"{[:, ]}'
 #: Answers are written as most models write JSON by themselves: a space behind commas and colons, and none elsewhere,
 #: for a mask would let a model go on with white space for ever.
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+#: How the library begins an error of a schema: with its place in the grammar, which no client has seen.
+_PREFIX = re.compile(r"^at \d+\(\d+\): failed to compile JSON schema: ")
 
 
 def shape_schema(shape: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,4 +85,4 @@ def limits() -> Any:
 
 def first_line(error: str) -> str:
     """The first line of an error of ``llguidance``, for people."""
-    return error.strip().splitlines()[0][:200] if error.strip() else "it cannot be read"
+    return _PREFIX.sub("", error.strip()).splitlines()[0][:300] if error.strip() else "it cannot be read"

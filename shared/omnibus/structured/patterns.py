@@ -55,6 +55,8 @@ FORMATS |= {
 #: Formats that ``llguidance`` enforces itself, and those that any text has: where a file lies, or how a text is shown.
 NATIVE_FORMATS = frozenset({"duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"})
 FREE_FORMATS = frozenset({"binary", "directory-path", "file-path", "multiline", "password", "path", "text", "textarea"})
+#: What the library leaves out of them: the most characters (RFC 5321, 4.5.3.1; RFC 1035, 2.3.4).
+LENGTHS = {"email": r"^[^@]{1,64}@[^@]{1,255}$", "hostname": r"^[^@]{1,253}$"}
 
 _DATES, _TIMES = r"\d+Y(?:\d+M)?(?:\d+D)?|\d+M(?:\d+D)?|\d+D", r"\d+(?:[.,]\d+)?S"
 _CLOCK = rf"T(?:\d+H(?:\d+M)?(?:{_TIMES})?|\d+M(?:{_TIMES})?|{_TIMES})"

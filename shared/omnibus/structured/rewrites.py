@@ -9,6 +9,7 @@ from typing import Any
 from omnibus.structured.patterns import (
     FORMATS,
     FREE_FORMATS,
+    LENGTHS,
     NATIVE_FORMATS,
     convert_pattern,
     exclude_names,
@@ -126,14 +127,15 @@ def _rewrite_texts(schema: Schema, place: str, apart: bool) -> None:
 
 def _rewrite_format(schema: Schema, place: str) -> None:
     format = schema.get("format")
+    if format in LENGTHS:
+        schema["allOf"] = [*schema.get("allOf", ()), {"pattern": LENGTHS[format]}]
     if format is None or format in NATIVE_FORMATS:
         return
     del schema["format"]
     if not _may_be_text(schema.get("type", ())) or format in FREE_FORMATS:
         return
     if format in FORMATS:
-        schema.setdefault("allOf", [])
-        schema["allOf"] = [*schema["allOf"], {"pattern": f"^(?:{FORMATS[format]})$"}]
+        schema["allOf"] = [*schema.get("allOf", ()), {"pattern": f"^(?:{FORMATS[format]})$"}]
     elif "pattern" not in schema:  # beside which a format is a name, as JSON Schema has it
         known = ", ".join(sorted({*FORMATS, *NATIVE_FORMATS, *FREE_FORMATS}))
         raise SchemaError(f"at {place}: the format '{format[:64]}' is not known: write a pattern, or use {known}")

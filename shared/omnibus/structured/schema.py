@@ -106,30 +106,31 @@ def _escape(name: str) -> str:
 
 
 def _referred(document: Schema, place: str, reference: str) -> Iterator[tuple[str, Any]]:
-    """What ``reference`` names: one place, or every definition where it goes by a name and not by a pointer."""
+    """What ``reference`` names: one place, or every schema with a name where it goes by one and not by a pointer."""
     if reference == "#" or reference.startswith("#/"):
-        if document.get("$id") is None and any(_holds_id(each) for each in document.values()):
+        if document.get("$id") is None and any("$id" in each for each in _named_schemas(document)):
             raise SchemaError(f"at {place}: '{reference}' beside an $id within the schema: name what it refers to")
         yield reference, _follow(document, place, reference)
         return
-    if "#/" in reference:
+    named = reference.partition("#")[0]
+    if "#/" in reference or (
+        named and not any(str(each.get("$id")).endswith(named) for each in _named_schemas(document))
+    ):
         raise SchemaError(f"at {place}: $ref '{reference[:200]}': refer to this schema alone, as '#/$defs/Name'")
-    for keyword in ("$defs", "definitions"):
-        for name, each in document.get(keyword, {}).items():
-            yield f"#/{keyword}/{_escape(name)}", each
+    yield from ((f"{place}/$ref ({each.get('$id', each.get('$anchor'))})", each) for each in _named_schemas(document))
 
 
-def _holds_id(value: Any) -> bool:
+def _named_schemas(value: Any) -> Iterator[Schema]:
+    """Whatever in a document may be a schema with a name of its own."""
     waiting = [value]
     while waiting:
         each = waiting.pop()
         if isinstance(each, dict):
-            if isinstance(each.get("$id"), str):
-                return True
+            if isinstance(each.get("$id"), str) or isinstance(each.get("$anchor"), str):
+                yield each
             waiting += each.values()
         elif isinstance(each, list):
             waiting += each
-    return False
 
 
 def _follow(document: Schema, place: str, reference: str) -> Any:
@@ -194,7 +195,7 @@ def _check_form(place: str, schema: Schema) -> None:
 #: Keywords that say nothing in a schema, by what they say nothing with.
 _SAYS_NOTHING: dict[str, Callable[[Schema], bool]] = {
     "not": lambda schema: schema["not"] is False or _is_never(schema["not"]),
-    "if": lambda schema: "then" not in schema and "else" not in schema,
+    "if": lambda schema: schema.keys().isdisjoint(("then", "else", "unevaluatedItems", "unevaluatedProperties")),
     "then": lambda schema: "if" not in schema,
     "else": lambda schema: "if" not in schema,
     "minContains": lambda schema: "contains" not in schema,
