@@ -7,6 +7,7 @@ graph with its literal inputs, the route, the plan epoch, the seed and the deadl
 import re
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -22,6 +23,10 @@ _STRIDE = 0x9E3779B97F4A7C15
 REF = "$ref"
 HANDLE = "$handle"
 _CONTAINERS = (dict, list)
+#: Parameters and parts of messages in which a client chose the order of keys: a model writes the properties of a schema
+#: in their order, and reads tools and calls as they are written.
+_IN_CLIENTS_ORDER = frozenset({"structured_outputs", "template", "tool_calls", "tools"})
+_find_clients_order = re.compile(f'"(?:{"|".join(sorted(_IN_CLIENTS_ORDER))})":'.encode()).search
 #: Key of what stands for an input in a record that has no users' content.
 DIGEST = "$digest"
 
@@ -141,15 +146,26 @@ class Invocation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def call_digest(task: str, inputs: dict[str, Any]) -> str:
     """Digest of one call, 16 hex digits: equal calls have equal digests.
 
-    A handle says where bytes lie today, so it does not count; the content hash beside it does.
+    A handle says where bytes lie today, so it does not count; the content hash beside it does. Nor does the order of
+    keys, which ``encode_input`` may have kept.
     """
     stable = {
         name: _without_handles(value)
         if type(value) in _CONTAINERS and not (len(value) == 1 and REF in value)
-        else value
+        else (_in_one_order(value) if type(value) is msgspec.Raw and _find_clients_order(value) else value)
         for name, value in inputs.items()
     }
     return blake2b(_sorted.encode([task, stable]), digest_size=8).hexdigest()
+
+
+def encode_input(value: dict[str, Any] | list[dict[str, Any]]) -> bytes:
+    """The JSON of parameters or messages, in one order of keys unless models see the order that a client chose."""
+    names = value if type(value) is dict else chain.from_iterable(value)
+    return _sorted.encode(value) if _IN_CLIENTS_ORDER.isdisjoint(names) else _encode(value)
+
+
+def _in_one_order(value: msgspec.Raw) -> msgspec.Raw:
+    return msgspec.Raw(_sorted.encode(msgspec.json.decode(value)))
 
 
 def _without_handles(value: Any) -> Any:

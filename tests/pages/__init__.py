@@ -3,7 +3,19 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.pages import behaviours, clients, errors, first_steps, mistakes, settings, sizing, tasks, testing, values
+from tests.pages import (
+    behaviours,
+    clients,
+    errors,
+    first_steps,
+    mistakes,
+    settings,
+    sizing,
+    tasks,
+    testing,
+    tools,
+    values,
+)
 
 DOCS = Path(__file__).parents[2] / "docs"
 #: File in ``docs/`` to what makes its text.
@@ -17,6 +29,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "sizing.md": sizing.page,
     "tasks.md": tasks.page,
     "testing.md": testing.page,
+    "tools.md": tools.page,
     "values.md": values.page,
 }
 

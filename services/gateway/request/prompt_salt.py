@@ -8,12 +8,10 @@ from typing import Any
 import msgspec
 
 from omnibus import graph
-from omnibus.graph import HANDLE, GraphNode
+from omnibus.graph import HANDLE, GraphNode, encode_input
 
 #: How the names of unit tasks begin that read a prompt.
 _PROMPT_TASKS = ("think-", "prefill-")
-#: In one order, so that equal parameters are equal bytes.
-_encode = msgspec.json.Encoder(order="sorted").encode
 
 
 def salt_prompt(node: GraphNode, salt: str, *, in_conversation: bool = True) -> GraphNode:
@@ -30,7 +28,7 @@ def salt_prompt(node: GraphNode, salt: str, *, in_conversation: bool = True) -> 
     if not in_conversation:
         found.pop("cache_key", None)
     found["cache_salt"] = salt
-    salted = msgspec.Raw(_encode(found)) if isinstance(params, msgspec.Raw) else found
+    salted = msgspec.Raw(encode_input(found)) if isinstance(params, msgspec.Raw) else found
     return graph.with_inputs(node, {**node.inputs, "params": salted})
 
 
@@ -38,4 +36,4 @@ def salt_params(body: bytes, salt: str) -> bytes:
     """The JSON ``body`` of ``TextParams`` with ``salt``, if there is one."""
     if not salt:
         return body
-    return _encode({**msgspec.json.decode(body), "cache_salt": salt})
+    return encode_input({**msgspec.json.decode(body), "cache_salt": salt})

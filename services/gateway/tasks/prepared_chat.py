@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from omnibus.graph import encode_input
 from omnibus.profile import QUANTITIES
 from omnibus.store import AdapterRecord
 from omnibus.task import ChatInput
@@ -36,9 +37,6 @@ GREEDY_SPEECH = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "repetition_penal
 _read_speech_options = attrgetter(*SPEECH)
 _NO_SPEECH_OPTIONS = (None,) * len(SPEECH)
 
-#: In one order, so that a call has the same digest before and after it was a document.
-_encode = msgspec.json.Encoder(order="sorted").encode
-
 
 class PreparedChat:
     """A chat request as it was understood: what a composite task gets, and the media not yet placed.
@@ -56,7 +54,7 @@ class PreparedChat:
         family: str = "",
     ) -> None:
         self.model = request.model
-        self.body = _encode(messages)
+        self.body = encode_input(messages)
         self.items = items
         speech = _speech_params(request)
         #: The conversation, as executors know it; empty for none.
@@ -64,7 +62,7 @@ class PreparedChat:
         params = sampling_params(request) | ({"say": say} if say else {})
         if self.cache_key:
             params["cache_key"] = self.cache_key
-        self.params = _encode(params)
+        self.params = encode_input(params)
         #: Parameters of each answer, where there are several.
         self.choices = () if request.n is None or request.n == 1 else _choice_params(request, params)
         several: dict[str, Any] = {"choices": tuple(map(msgspec.Raw, self.choices))} if self.choices else {}
@@ -97,7 +95,7 @@ class PreparedChat:
         if loaded is not None:
             chosen["adapter_source"] = {"path": loaded.path, "sha256": loaded.sha256}
         self.params, *choices = (
-            _encode({**msgspec.json.decode(body), **chosen}) for body in (self.params, *self.choices)
+            encode_input({**msgspec.json.decode(body), **chosen}) for body in (self.params, *self.choices)
         )
         self.choices = tuple(choices)
         several = {"choices": tuple(map(msgspec.Raw, choices))} if choices else {}
@@ -105,13 +103,13 @@ class PreparedChat:
 
     def count_only(self) -> None:
         """Have the tokens of the prompt counted, and no answer made."""
-        self.params = _encode({**msgspec.json.decode(self.params), "count_only": True})
+        self.params = encode_input({**msgspec.json.decode(self.params), "count_only": True})
         self.input = self.input.model_copy(update={"params": msgspec.Raw(self.params), "answer": 1})
 
     def prefill_only(self) -> None:
         """Have the prompt computed and kept for its conversation, with what a talker will need if it is to be spoken;
         no answer is made."""
-        self.params = _encode({**msgspec.json.decode(self.params), "prefill_only": True})
+        self.params = encode_input({**msgspec.json.decode(self.params), "prefill_only": True})
         self.input = self.input.model_copy(update={"params": msgspec.Raw(self.params), "speech": None, "answer": 1})
 
     @property
@@ -129,14 +127,14 @@ def hash_cache_key(key: str) -> str:
 def _choice_params(request: ChatRequest, params: dict[str, Any]) -> tuple[bytes, ...]:
     """Parameters of each answer: from a request's own seed on, each has the next one."""
     if request.seed is None:
-        return (_encode(params),) * request.choice_count
+        return (encode_input(params),) * request.choice_count
     seeds = [(request.seed + place) & MAX_SEED for place in range(request.choice_count)]
-    return tuple(_encode({**params, "seed": seed}) for seed in seeds)
+    return tuple(encode_input({**params, "seed": seed}) for seed in seeds)
 
 
 def _encode_raw(value: Any) -> msgspec.Raw:
     """``value`` encoded once: recording, dispatch and the record all reuse the bytes."""
-    return msgspec.Raw(_encode(value))
+    return msgspec.Raw(encode_input(value))
 
 
 def _speech_params(request: ChatRequest) -> dict[str, Any] | None:

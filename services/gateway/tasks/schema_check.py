@@ -13,8 +13,10 @@ from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from typing import Any
 
+import msgspec
+
 from omnibus.errors import BadRequest, Overloaded
-from omnibus.structured.grammar import MAX_SCHEMA_BYTES, first_line, schema_rule
+from omnibus.structured.grammar import MAX_SCHEMA_BYTES, first_line
 from services.gateway.openai.chat_request import ChatRequest
 from services.gateway.openai.tools import JsonSchemaFormat
 
@@ -41,12 +43,12 @@ class SchemaCheck:
 
     async def check_schema(self, schema: Mapping[str, Any], param: str) -> None:
         """Raises ``BadRequest`` for a ``schema`` that cannot be used, and ``Overloaded`` where many are checked."""
-        rule = schema_rule(schema)
-        if len(rule) > MAX_SCHEMA_BYTES:
+        body = msgspec.json.encode(schema)  # in its own order of keys, which is that of the answer
+        if len(body) > MAX_SCHEMA_BYTES:
             raise BadRequest(f"The schema has more than {MAX_SCHEMA_BYTES} bytes, the most accepted.", param=param)
-        key = sha256(rule.encode()).digest()
+        key = sha256(body).digest()
         if key not in self._errors:
-            self._remember(key, await self._find_error(f"start: {rule}"))
+            self._remember(key, await self._find_error(body))
         if error := self._errors[key]:
             raise BadRequest(f"The schema cannot be used: {error}", param=param)
 
@@ -55,7 +57,7 @@ class SchemaCheck:
         if len(self._errors) > MAX_REMEMBERED:
             self._errors.popitem(last=False)
 
-    async def _find_error(self, grammar: str) -> str:
+    async def _find_error(self, schema: bytes) -> str:
         try:
             async with asyncio.timeout(QUEUE_SECONDS):
                 await self._turn.acquire()
@@ -65,7 +67,7 @@ class SchemaCheck:
             process = await self._running()
             try:
                 async with asyncio.timeout(CHECK_SECONDS):
-                    return first_line(found) if (found := await self._ask(process, grammar)) else ""
+                    return first_line(found) if (found := await self._ask(process, schema)) else ""
             except TimeoutError:
                 await self.close()
                 return "it takes too long to compile: send a simpler one"
@@ -75,9 +77,9 @@ class SchemaCheck:
         finally:
             self._turn.release()
 
-    async def _ask(self, process: asyncio.subprocess.Process, grammar: str) -> str:
+    async def _ask(self, process: asyncio.subprocess.Process, schema: bytes) -> str:
         assert process.stdin is not None and process.stdout is not None  # noqa: S101, PT018 - for the type checker
-        process.stdin.write(json.dumps(grammar).encode() + b"\n")
+        process.stdin.write(schema + b"\n")
         await process.stdin.drain()
         return str(json.loads(await process.stdout.readline() or '"its check has failed"'))
 
@@ -105,7 +107,7 @@ def _named_schemas(request: ChatRequest) -> Iterator[tuple[str, Mapping[str, Any
     """Schemas that the answer has to hold to, and their parameters."""
     if isinstance(request.response_format, JsonSchemaFormat):
         yield "response_format.json_schema.schema", request.response_format.json_schema.schema or {}
-    if request.calls_required:
+    if request.calls_required or request.response_format is not None:  # beside which calls are part of a grammar
         for index, tool in enumerate(request.tools or ()):
             if tool.function.parameters:
                 yield f"tools[{index}].function.parameters", tool.function.parameters

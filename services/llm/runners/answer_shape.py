@@ -4,12 +4,20 @@ from functools import lru_cache
 
 from omnibus.errors import BadRequest
 from omnibus.structured.grammar import find_error, first_line, schema_rule, shape_schema
+from omnibus.structured.rewrites import SchemaError
 from omnibus_models.contract import Reader
 from services.llm.engine.params import TextGenerationParams
 
 
 def answer_grammar(reader: Reader, params: TextGenerationParams) -> str | None:
-    """The Lark grammar of answers to ``params``; None where any text will do."""
+    """The Lark grammar of answers to ``params``; None where any text will do. Raises ``BadRequest``."""
+    try:
+        return _write_grammar(reader, params)
+    except SchemaError as error:
+        raise BadRequest(f"the schema cannot be used: {error}", param="response_format") from None
+
+
+def _write_grammar(reader: Reader, params: TextGenerationParams) -> str | None:
     rules = []
     if params.structured_outputs is not None:
         rules.append(("json", f"json: {schema_rule(shape_schema(params.structured_outputs))}\n"))

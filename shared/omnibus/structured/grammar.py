@@ -1,9 +1,13 @@
 """Grammars of what an answer may be: JSON schemas as ``llguidance`` takes them, and bounds on what they may cost."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+
+from omnibus.structured.rewrites import SchemaError
+from omnibus.structured.schema import prepare_schema
 
 #: Bytes of the JSON of one schema.
 MAX_SCHEMA_BYTES = 128 * 1024
@@ -14,7 +18,9 @@ MAX_GRAMMAR_SYMBOLS, MAX_LEXER_FUEL = 50_000, 500_000
 MAX_TRIED_BYTES, _OPENINGS = 64, b'"{[:, ]}'
 #: Answers are written as most models write JSON by themselves: a space behind commas and colons, and none elsewhere,
 #: for a mask would let a model go on with white space for ever.
-_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "coerce_one_of": True}
+_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+#: How the library begins an error of a schema: with its place in the grammar, which no client has seen.
+_PREFIX = re.compile(r"^at \d+\(\d+\): failed to compile JSON schema: ")
 
 
 def shape_schema(shape: Mapping[str, Any]) -> dict[str, Any]:
@@ -24,8 +30,8 @@ def shape_schema(shape: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def schema_rule(schema: Mapping[str, Any]) -> str:
-    """``schema`` as a part of a Lark grammar."""
-    return f"%json {msgspec.json.encode({**schema, 'x-guidance': _LAYOUT}).decode()}"
+    """``schema`` as a part of a Lark grammar. Raises ``SchemaError`` for what no grammar obeys."""
+    return f"%json {msgspec.json.encode({**prepare_schema(schema), 'x-guidance': _LAYOUT}).decode()}"
 
 
 def find_error(grammar: str) -> str:
@@ -35,12 +41,16 @@ def find_error(grammar: str) -> str:
     return str(LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(grammar), limits=limits()))
 
 
-def find_schema_error(grammar: str) -> str:
-    """The reason that the Lark ``grammar`` of a JSON schema alone cannot be used, or "".
+def find_schema_error(schema: Mapping[str, Any]) -> str:
+    """The reason that no answer can be held to ``schema``, or "". It takes long: never call it on an event loop.
 
     A schema may compile and yet need more of a parser's row than ``llguidance`` allows, as one of thousands of optional
     properties does behind its first brace. So the first bytes of an answer are tried as well.
     """
+    try:
+        grammar = f"start: {schema_rule(schema)}"
+    except SchemaError as error:
+        return str(error)
     return find_error(grammar) or _find_row_error(grammar)
 
 
@@ -75,4 +85,4 @@ def limits() -> Any:
 
 def first_line(error: str) -> str:
     """The first line of an error of ``llguidance``, for people."""
-    return error.strip().splitlines()[0][:200] if error.strip() else "it cannot be read"
+    return _PREFIX.sub("", error.strip()).splitlines()[0][:300] if error.strip() else "it cannot be read"

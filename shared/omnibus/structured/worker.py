@@ -1,6 +1,6 @@
-"""A process that checks grammars, one after another: a JSON text a line in, the reason that it cannot be used out.
+"""A process that checks JSON schemas, one after another: one a line in, the reason that it cannot be used out.
 
-A library cannot be stopped in the middle of a grammar, and a process can: whoever started this one ends it.
+A library cannot be stopped in the middle of a schema, and a process can: whoever started this one ends it.
 """
 
 import json
@@ -11,7 +11,7 @@ from omnibus.structured.grammar import find_schema_error
 
 def main() -> None:
     """Answer until the input ends. The first line out, "", says that it is ready."""
-    find_schema_error('start: "a"')
+    find_schema_error({"const": "a"})
     _answer("")
     for line in sys.stdin:
         _answer(find_schema_error(json.loads(line)))

@@ -58,6 +58,10 @@ class ToolFormat(Protocol):
         """A user's message that holds what a call gave, for chat templates that do not."""
 
 
+#: Keywords whose members are named by clients.
+_NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+
+
 class CallObject:
     """One call that is a JSON object: the ``name`` of a function, and its arguments, whose text passes as it comes."""
 
@@ -163,11 +167,16 @@ def call_schema(tools: Sequence[Tool], arguments: str = "arguments") -> dict[str
     kinds = [
         {
             "type": "object",
-            "properties": {"name": {"const": name}, arguments: schema},
+            "properties": {
+                "name": {"const": name},
+                arguments: _move_references(
+                    schema, f"#/anyOf/{index}/properties/{arguments}" if len(tools) > 1 else f"#/properties/{arguments}"
+                ),
+            },
             "required": ["name", arguments],
             "additionalProperties": False,
         }
-        for name, schema in map(tool_schema, tools)
+        for index, (name, schema) in enumerate(map(tool_schema, tools))
     ]
     return kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
 
@@ -175,8 +184,25 @@ def call_schema(tools: Sequence[Tool], arguments: str = "arguments") -> dict[str
 def tool_schema(tool: Tool) -> tuple[str, dict[str, Any]]:
     """Name of ``tool`` and the schema of its arguments: any object where it says nothing."""
     function = tool["function"]
-    schema = dict(function.get("parameters") or {})
+    schema = {name: each for name, each in (function.get("parameters") or {}).items() if name not in ("$id", "$schema")}
     return str(function["name"]), {"type": "object", **schema} if schema else {"type": "object", "properties": {}}
+
+
+def _move_references(value: Any, place: str, within: str = "") -> Any:
+    """A schema that stands at ``place`` of another one: what it refers to by a pointer lies there now."""
+    if isinstance(value, list):
+        return [_move_references(each, place) for each in value]
+    if not isinstance(value, Mapping):
+        return value
+    moved = {}
+    for name, each in value.items():
+        if name == "$ref" and isinstance(each, str) and within not in _NAMED_SCHEMAS and each.startswith("#"):
+            moved[name] = f"{place}{each[1:]}" if each[1:2] in ("", "/") else each
+        elif name in ("const", "enum", "default", "examples") and within not in _NAMED_SCHEMAS:
+            moved[name] = each
+        else:
+            moved[name] = _move_references(each, place, "" if within in _NAMED_SCHEMAS else name)
+    return moved
 
 
 def marker_rule(text: str, special: SpecialId) -> str:

@@ -1,0 +1,213 @@
+"""Proofs that no value fits two JSON schemas: then ``oneOf`` is ``anyOf``, which a grammar can obey."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+#: A schema that another one refers to; None where it cannot be known.
+Resolve = Callable[[Mapping[str, Any]], Any]
+
+_TYPES = ("null", "boolean", "object", "array", "string", "integer", "fraction")
+_NAMED = {"number": ("integer", "fraction")}
+#: Schemas within schemas that are looked into, and pairs of what they may be.
+_MAX_DEPTH, _MAX_PAIRS = 8, 4096
+
+
+def find_overlap(branches: Sequence[Any], resolve: Resolve, tag: str = "") -> tuple[int, int] | None:
+    """The first two ``branches`` that one value may fit; None if there are none. Each is an object with ``tag``."""
+    more: list[Any] = [{"required": [tag]}] if tag else []
+    for left in range(len(branches)):
+        for right in range(left + 1, len(branches)):
+            if not _Proof(resolve).differ([branches[left], *more], [branches[right], *more], 0):
+                return left, right
+    return None
+
+
+class _Proof:
+    def __init__(self, resolve: Resolve) -> None:
+        self._resolve = resolve
+        self._pairs = 0
+
+    def differ(self, left: list[Any], right: list[Any], depth: int) -> bool:
+        """Return whether it is sure that no value fits all of ``left`` and all of ``right``."""
+        if depth > _MAX_DEPTH:
+            return False
+        pairs = product(self._cases(left, depth), self._cases(right, depth))
+        return all(self._cases_differ(one, other, depth) for one, other in pairs)
+
+    def _cases(self, schemas: list[Any], depth: int) -> Iterator[list[Mapping[str, Any]]]:
+        """Conjunctions of schemas, each with one of its alternatives; none where nothing fits ``schemas``."""
+        plain: list[Mapping[str, Any]] = []
+        waiting = list(schemas)
+        choices: list[Sequence[Any]] = []
+        while waiting:
+            schema = waiting.pop()
+            if schema is False:
+                return
+            if not isinstance(schema, Mapping) or len(plain) > _MAX_PAIRS or any(schema is each for each in plain):
+                continue
+            plain.append(schema)
+            waiting += schema.get("allOf") or ()
+            if "$ref" in schema:
+                waiting.append(self._resolve(schema))
+            choices += [schema[name] for name in ("anyOf", "oneOf") if schema.get(name)]
+        if not choices or depth >= _MAX_DEPTH or math.prod(map(len, choices)) > 64:
+            yield plain
+            return
+        for chosen in product(*choices):
+            for case in self._cases(list(chosen), depth + 1):
+                yield [*plain, *case]
+
+    def _cases_differ(self, left: Any, right: Any, depth: int) -> bool:
+        self._pairs += 1
+        if self._pairs > _MAX_PAIRS:
+            return False
+        kinds = _types_of(left) & _types_of(right)
+        return all(self._differ_as(kind, left, right, depth) for kind in kinds)
+
+    def _differ_as(self, kind: str, left: Any, right: Any, depth: int) -> bool:
+        if self._values_differ(kind, left, right) or self._values_differ(kind, right, left):
+            return True
+        match kind:
+            case "string":
+                return _apart(_lengths(left, "Length"), _lengths(right, "Length"))
+            case "integer" | "fraction":
+                return _apart(_bounds(left), _bounds(right))
+            case "object":
+                return self._objects_differ(left, right, depth)
+            case "array":
+                return self._arrays_differ(left, right, depth)
+        return False
+
+    def _values_differ(self, kind: str, left: Any, right: Any) -> bool:
+        """Return whether ``left`` lists its values of ``kind``, none of which fits ``right``."""
+        values = _listed_values(left)
+        if values is None and kind == "boolean":
+            values = [True, False]
+        if values is None:
+            return False
+        return not any(_may_fit(value, right) for value in values if kind_of(value) == kind and _may_fit(value, left))
+
+    def _objects_differ(self, left: Any, right: Any, depth: int) -> bool:
+        names = dict.fromkeys(name for each in (*left, *right) for name in each.get("required") or ())
+        return any(
+            self.differ(_property_schemas(left, name), _property_schemas(right, name), depth + 1) for name in names
+        ) or _apart(_lengths(left, "Properties"), _lengths(right, "Properties"))
+
+    def _arrays_differ(self, left: Any, right: Any, depth: int) -> bool:
+        mine, other = _lengths(left, "Items"), _lengths(right, "Items")
+        if _apart(mine, other):
+            return True
+        sure = int(min(max(mine[0], other[0]), 16))
+        return any(self.differ(_item_schemas(left, at), _item_schemas(right, at), depth + 1) for at in range(sure))
+
+
+def kind_of(value: Any) -> str:
+    """The type of a JSON ``value``, numbers told apart by whether they are whole."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int | float):
+        return "integer" if value == int(value) else "fraction"
+    if isinstance(value, str):
+        return "string"
+    return "array" if isinstance(value, list) else "object"
+
+
+def equal_json(one: Any, other: Any) -> bool:
+    """Return whether two JSON values are equal: 1 and 1.0 are, 1 and true are not."""
+    if kind_of(one) != kind_of(other):
+        return False
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(equal_json, one, other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal_json(one[name], other[name]) for name in one)
+    return bool(one == other)
+
+
+def _types_of(schemas: Sequence[Mapping[str, Any]]) -> set[str]:
+    kinds = set(_TYPES)
+    for schema in schemas:
+        if "type" in schema:
+            named = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
+            kinds &= {kind for name in named for kind in _NAMED.get(name, (name,))}
+    values = _listed_values(schemas)
+    return kinds if values is None else kinds & set(map(kind_of, values))
+
+
+def _listed_values(schemas: Sequence[Mapping[str, Any]]) -> list[Any] | None:
+    """The values of the first ``const`` or ``enum``; None where there is neither."""
+    for schema in schemas:
+        if "const" in schema:
+            return [schema["const"]]
+        if "enum" in schema:
+            return list(schema["enum"])
+    return None
+
+
+def _may_fit(value: Any, schemas: Sequence[Mapping[str, Any]]) -> bool:
+    """Return False only where ``value`` surely does not fit."""
+    kind = kind_of(value)
+    if kind not in _types_of(schemas):
+        return False
+    for schema in schemas:
+        listed = _listed_values([schema])
+        if listed is not None and not any(equal_json(value, each) for each in listed):
+            return False
+    if isinstance(value, str):
+        low, high, _, _ = _lengths(schemas, "Length")
+        return low <= len(value) <= high
+    if kind in ("integer", "fraction"):
+        return not _apart((value, value, False, False), _bounds(schemas))
+    return True
+
+
+_Range = tuple[float, float, bool, bool]
+
+
+def _bounds(schemas: Sequence[Mapping[str, Any]]) -> _Range:
+    """Least and greatest number, and whether they are excluded themselves."""
+    low, high, low_open, high_open = -math.inf, math.inf, False, False
+    for schema in schemas:
+        for name, is_open in (("minimum", False), ("exclusiveMinimum", True)):
+            if name in schema and (schema[name], is_open) > (low, low_open):
+                low, low_open = schema[name], is_open
+        for name, is_open in (("maximum", False), ("exclusiveMaximum", True)):
+            if name in schema and (-schema[name], is_open) > (-high, high_open):
+                high, high_open = schema[name], is_open
+    return low, high, low_open, high_open
+
+
+def _lengths(schemas: Sequence[Mapping[str, Any]], of: str) -> _Range:
+    low = max((schema.get(f"min{of}", 0) for schema in schemas), default=0)
+    return low, min((schema.get(f"max{of}", math.inf) for schema in schemas), default=math.inf), False, False
+
+
+def _apart(one: _Range, other: _Range) -> bool:
+    """Return whether two ranges have no number in common, or one of them has none at all."""
+    low, high = max(one[0], other[0]), min(one[1], other[1])
+    is_open = any((each[2] and each[0] == low) or (each[3] and each[1] == high) for each in (one, other))
+    return low > high or (low == high and is_open)
+
+
+def _property_schemas(schemas: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
+    found = []
+    for schema in schemas:
+        if name in (schema.get("properties") or {}):
+            found.append(schema["properties"][name])
+        elif "additionalProperties" in schema and not schema.get("patternProperties"):
+            found.append(schema["additionalProperties"])
+    return found
+
+
+def _item_schemas(schemas: Sequence[Mapping[str, Any]], at: int) -> list[Any]:
+    found = []
+    for schema in schemas:
+        before = schema.get("prefixItems") or ()
+        if at < len(before):
+            found.append(before[at])
+        elif "items" in schema and not isinstance(schema["items"], list):
+            found.append(schema["items"])
+    return found

@@ -1,0 +1,249 @@
+"""Keywords of one schema, written so that ``llguidance`` obeys them exactly.
+
+Each function changes ``schema`` in its place. ``apart`` says that the document merges no objects of several schemas.
+"""
+
+import math
+from typing import Any
+
+from omnibus.structured.patterns import (
+    FORMATS,
+    FREE_FORMATS,
+    LENGTHS,
+    NATIVE_FORMATS,
+    convert_pattern,
+    exclude_names,
+    is_local_time,
+)
+
+Schema = dict[str, Any]
+
+#: The greatest whole number that the library compares, and the one from which on floats skip some.
+_MAX_INTEGER, _EXACT = 2**63 - 1, 2**53
+#: Formats of numbers (OpenAPI, and Rust's and Go's generators), and the numbers that they hold.
+_WIDTHS = {f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)}
+_WIDTHS |= {f"uint{bits}": (0, 2**bits - 1) for bits in (8, 16, 32, 64)} | {"uint": (0, 2**64 - 1)}
+_COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+_SAID_OF_NAMES = frozenset({"title", "description", "$comment", "examples", "default", "type"})
+
+
+class SchemaError(ValueError):
+    """A schema that no grammar obeys; the text says where and what to do."""
+
+
+def _rewrite_counts(schema: Schema, place: str, apart: bool) -> None:
+    for keyword in _COUNTS:
+        if keyword in schema:
+            schema[keyword] = int(schema[keyword])
+
+
+def _rewrite_nullable(schema: Schema, place: str, apart: bool) -> None:
+    """OpenAPI 3.0.3: with ``type`` beside it, null is allowed as well."""
+    if schema.pop("nullable", None) is True and "type" in schema:
+        kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+        schema["type"] = list(dict.fromkeys([*kinds, "null"]))
+
+
+def _check_values(schema: Schema, place: str, apart: bool) -> None:
+    for value in [schema[name] for name in ("const",) if name in schema] + schema.get("enum", []):
+        waiting = [value]
+        while waiting:
+            each = waiting.pop()
+            if isinstance(each, dict | list):
+                waiting += each.values() if isinstance(each, dict) else each
+            elif isinstance(each, int | float) and abs(each) > _EXACT:
+                raise SchemaError(
+                    f"at {place}: the number {each} cannot be told from its neighbours: use up to 2**53, or a text"
+                )
+
+
+# Numbers
+
+
+def _rewrite_numbers(schema: Schema, place: str, apart: bool) -> None:
+    _split_flags(schema)
+    kinds = schema.get("type", ())
+    if (width := _WIDTHS.get(schema.get("format", ""))) and not _may_be_text(kinds):
+        del schema["format"]
+        schema["minimum"] = max(schema.get("minimum", width[0]), width[0])
+        schema["maximum"] = min(schema.get("maximum", width[1]), width[1])
+    for name in ("exclusiveMinimum", "exclusiveMaximum"):
+        if name in schema and abs(schema[name]) >= _EXACT:
+            _narrow_exclusive(schema, name)
+    for name, towards in (("minimum", math.inf), ("maximum", -math.inf)):
+        if name in schema:
+            schema[name] = _round_bound(schema[name], towards, place)
+
+
+def _split_flags(schema: Schema) -> None:
+    """Draft 4 says by a flag whether a bound is excluded itself."""
+    for name, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+        if isinstance(schema.get(name), bool) and schema.pop(name) and bound in schema:
+            schema[name] = schema.pop(bound)
+
+
+def _narrow_exclusive(schema: Schema, name: str) -> None:
+    bound, value = name.removeprefix("exclusive").lower(), schema.pop(name)
+    if bound == "minimum":
+        schema[bound] = max(schema.get(bound, -math.inf), _next_number(value, 1))
+    else:
+        schema[bound] = min(schema.get(bound, math.inf), _next_number(value, -1))
+
+
+def _next_number(value: float, step: int) -> float:
+    return value + step if isinstance(value, int) else math.nextafter(value, step * math.inf)
+
+
+def _round_bound(value: float, towards: float, place: str) -> float:
+    """``value`` as a float that leaves no number in which it leaves out."""
+    try:
+        rounded = float(value)
+    except OverflowError:
+        raise SchemaError(f"at {place}: the bound {str(value)[:40]} is too large") from None
+    if isinstance(value, int) and abs(value) <= _EXACT:
+        return value
+    if (rounded < value) if towards > 0 else (rounded > value):
+        rounded = math.nextafter(rounded, towards)
+    whole = int(rounded) if rounded == int(rounded) else rounded
+    return max(-_MAX_INTEGER, min(whole, _MAX_INTEGER)) if (whole > 0) != (towards > 0) else whole
+
+
+def _may_be_text(kinds: Any) -> bool:
+    return not kinds or "string" in kinds
+
+
+# Texts
+
+
+def _rewrite_texts(schema: Schema, place: str, apart: bool) -> None:
+    if is_local_time(schema.get("format"), schema.get("pattern")):
+        del schema["format"]
+    _rewrite_format(schema, place)
+    if "pattern" in schema:
+        schema["pattern"], most = convert_pattern(schema["pattern"])
+        if most:
+            schema["maxLength"] = min(schema.get("maxLength", most), most)
+
+
+def _rewrite_format(schema: Schema, place: str) -> None:
+    format = schema.get("format")
+    if format in LENGTHS:
+        schema["allOf"] = [*schema.get("allOf", ()), {"pattern": LENGTHS[format]}]
+    if format is None or format in NATIVE_FORMATS:
+        return
+    del schema["format"]
+    if not _may_be_text(schema.get("type", ())) or format in FREE_FORMATS:
+        return
+    if format in FORMATS:
+        schema["allOf"] = [*schema.get("allOf", ()), {"pattern": f"^(?:{FORMATS[format]})$"}]
+    elif "pattern" not in schema:  # beside which a format is a name, as JSON Schema has it
+        known = ", ".join(sorted({*FORMATS, *NATIVE_FORMATS, *FREE_FORMATS}))
+        raise SchemaError(f"at {place}: the format '{format[:64]}' is not known: write a pattern, or use {known}")
+
+
+# Lists
+
+
+def _rewrite_lists(schema: Schema, place: str, apart: bool) -> None:
+    if not isinstance(schema.get("items"), list):
+        return
+    schema["prefixItems"] = schema.pop("items")
+    if "additionalItems" in schema:
+        schema["items"] = schema.pop("additionalItems")
+
+
+# Objects
+
+
+def _rewrite_names(schema: Schema, place: str, apart: bool) -> None:
+    names = schema.pop("propertyNames", None)
+    if names is None or names is True:
+        return
+    if names is False:
+        raise SchemaError(f"at {place}: propertyNames allows none: use additionalProperties")
+    said = {name: value for name, value in names.items() if name not in _SAID_OF_NAMES}
+    if not said:
+        return
+    listed = said.get("enum", [said["const"]] if "const" in said else None)
+    others = schema.get("additionalProperties", True)
+    if len(said) > 1 or "patternProperties" in schema or (listed is None and schema.get("properties")):
+        raise SchemaError(f"at {place}: propertyNames cannot be obeyed here: list the names as properties")
+    if listed is not None:
+        known = schema.get("properties", {})
+        allowed = {name: known.get(name, others) for name in (*known, *listed) if name in listed}
+        schema["properties"] = {**allowed, **{name: False for name in known if name not in allowed}}
+    else:
+        schema["patternProperties"] = {_name_pattern(said, place): others}
+    schema["additionalProperties"] = False
+
+
+def _name_pattern(said: Schema, place: str) -> str:
+    """The regular expression of names that ``said`` allows."""
+    if isinstance(said.get("pattern"), str):
+        return str(said["pattern"])
+    if said.get("format") in FORMATS:
+        return f"^(?:{FORMATS[said['format']]})$"
+    if isinstance(said.get("minLength"), int):
+        return rf"^[\s\S]{{{said['minLength']},}}$"
+    if isinstance(said.get("maxLength"), int):
+        return rf"^[\s\S]{{0,{said['maxLength']}}}$"
+    raise SchemaError(f"at {place}: propertyNames takes enum, const, pattern, minLength or maxLength")
+
+
+def _rewrite_objects(schema: Schema, place: str, apart: bool) -> None:
+    _check_count_of_properties(schema, place)
+    if "patternProperties" in schema:
+        _close_patterns(schema, place)
+    elif apart and (schema.get("properties") or schema.get("required")):
+        _name_others(schema)
+
+
+def _check_count_of_properties(schema: Schema, place: str) -> None:
+    least, sure = schema.get("minProperties", 0), len(set(schema.get("required", ())))
+    if least <= sure:
+        schema.pop("minProperties", None)
+    elif least > sure + 1 and schema.get("additionalProperties", True) is not False:
+        raise SchemaError(
+            f"at {place}: minProperties {least}: a name that is free may come twice: list the properties as required"
+        )
+
+
+def _close_patterns(schema: Schema, place: str) -> None:
+    """Names that fit no pattern are not written: the library does not tell some of them from those that do."""
+    if schema.get("additionalProperties", True) not in (True, False, {}):
+        raise SchemaError(f"at {place}: additionalProperties beside patternProperties cannot be obeyed: use false")
+    schema["additionalProperties"] = False
+    converted: Schema = {}
+    for pattern, each in schema["patternProperties"].items():
+        made, most = convert_pattern(pattern)
+        if most:
+            raise SchemaError(f"at {place}: patternProperties: '{pattern[:64]}' has look-around")
+        converted[made] = each
+    schema["patternProperties"] = converted
+
+
+def _name_others(schema: Schema) -> None:
+    """Have names of other properties be none of those that are listed, however they are written.
+
+    The library takes ``"\\u0061"`` for another name than ``"a"``, unless it follows from a pattern.
+    """
+    others = schema.get("additionalProperties", True)
+    if others is False:
+        return
+    listed = dict(schema.get("properties", {}))
+    listed |= {name: others for name in schema.get("required", ()) if name not in listed}
+    schema["properties"] = listed
+    schema["patternProperties"] = {exclude_names(list(listed)): others}
+    schema["additionalProperties"] = False
+
+
+REWRITES = (
+    _rewrite_counts,
+    _rewrite_nullable,
+    _check_values,
+    _rewrite_numbers,
+    _rewrite_texts,
+    _rewrite_lists,
+    _rewrite_names,
+    _rewrite_objects,
+)

@@ -1,0 +1,79 @@
+"""The order of keys in what models see is the client's: of schemas, of tools, and of earlier calls' arguments."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from omnibus.graph import call_digest, encode_input
+from services.gateway.openai.messages import convert_messages
+from services.gateway.openai.parse import parse_chat
+from services.gateway.request.prompt_salt import salt_params
+from services.gateway.tasks.prepared_chat import PreparedChat
+
+FLAG = {"type": "boolean"}
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"reasoning": FLAG, "answer": {"type": "object", "properties": {"z": FLAG, "a": FLAG}}},
+    "required": ["reasoning", "answer"],
+    "additionalProperties": False,
+}
+TOOL = {"type": "function", "function": {"name": "weather", "description": "Tells.", "parameters": SCHEMA}}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"z": 1, "a": {"y": 2, "b": 3}}'}}
+CALLED: list[dict[str, Any]] = [
+    {"role": "user", "content": "hello"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "c1", "content": "sunny"},
+]
+
+
+def prepare(messages: list[dict[str, Any]] | None = None, **more: Any) -> PreparedChat:
+    body = {"model": "m", "messages": messages or CALLED[:1], **more}
+    request = parse_chat(json.dumps(body).encode())
+    converted, _ = convert_messages(request)
+    return PreparedChat(request, converted, [])
+
+
+def as_text(value: Any) -> str:
+    """``value`` with its order of keys."""
+    return json.dumps(value)
+
+
+@pytest.mark.parametrize("salt", ["", "tenant"])
+def test_properties_stay_in_the_order_of_the_schema(salt: str) -> None:
+    prepared = prepare(response_format=FORMAT, n=2)
+    prepared.use_adapter("style")
+
+    for params in (prepared.params, *prepared.choices):
+        found = json.loads(salt_params(params, salt))
+        assert as_text(found["structured_outputs"]) == as_text({"json": SCHEMA})
+
+
+def test_tools_and_variables_of_the_template_stay_in_their_order() -> None:
+    found = json.loads(prepare(tools=[TOOL], chat_template_kwargs={"z": {"y": 1, "b": 2}, "a": 3}).params)
+
+    assert as_text(found["tools"][0]["function"]["parameters"]) == as_text(SCHEMA)
+    assert as_text(found["template"]) == as_text({"z": {"y": 1, "b": 2}, "a": 3})
+
+
+def test_arguments_of_earlier_calls_stay_in_their_order() -> None:
+    [_, assistant, _] = json.loads(prepare(CALLED, tools=[TOOL]).body)
+
+    [call] = assistant["tool_calls"]
+    assert as_text(call["function"]["arguments"]) == '{"z": 1, "a": {"y": 2, "b": 3}}'
+
+
+@pytest.mark.parametrize("more", [{}, {"response_format": FORMAT}, {"tools": [TOOL], "messages": CALLED}])
+def test_a_call_has_the_same_digest_before_and_after_it_was_a_document(more: dict[str, Any]) -> None:
+    prepared = prepare(**more)
+    sent = {"messages": prepared.input.messages, "params": prepared.input.params}
+    read = msgspec.json.decode(msgspec.json.encode(sent))
+
+    assert call_digest("think-m", sent) == call_digest("think-m", read)
+
+
+def test_what_a_client_did_not_order_is_in_one_order() -> None:
+    assert encode_input({"top_p": 1.0, "max_tokens": 2}) == encode_input({"max_tokens": 2, "top_p": 1.0})
+    assert encode_input([{"role": "user", "content": "x"}]) == encode_input([{"content": "x", "role": "user"}])
