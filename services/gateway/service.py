@@ -32,6 +32,7 @@ from services.gateway.batches.service import Batches
 from services.gateway.console.recorder import HistoryRecorder
 from services.gateway.console.routes import Console
 from services.gateway.dispatch.dispatcher import Dispatcher
+from services.gateway.files.client_files import ClientFiles
 from services.gateway.files.file_objects import open_made_files
 from services.gateway.http.connection import ConnectionLimits
 from services.gateway.http.open_requests import OpenRequests
@@ -129,7 +130,7 @@ class GatewayService:
         await continuations.startup()
         account = partial(tenant_account, settings)
         spoken = SpokenAnswers(self._store, self._files, settings.file_seconds, account)
-        chat = Chat(runs, fetcher, spoken, continuations)
+        chat = Chat(runs, fetcher, spoken, continuations, ClientFiles(settings, self._store))
         self._closing.push_async_callback(chat.schemas.close)
         runs.quotes.store = self._store
         await bus.subscribe(subjects.event_subject(subjects.CENSUS), lambda _: plans.announce_status("ready"))

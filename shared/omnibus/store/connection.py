@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from redis.exceptions import ConnectionError as LostConnection
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 
 from omnibus.concurrency import keep_cancellation
 from omnibus.errors import StoreFull, StoreUnavailable
@@ -32,8 +32,8 @@ MAX_COMMANDS = 64
 _LIBRARY = "".join(Path(__file__).with_name(f"{name}.lua").read_text() for name in ("functions", "tenant_limits"))
 #: What a server says that has been restarted, or whose functions are of another build.
 _UNKNOWN_FUNCTION = "Function not found"
-#: What a server says that has reached its ``maxmemory``.
-_OUT_OF_MEMORY = "OOM command not allowed"
+#: What a server says of commands of a transaction when it has reached its ``maxmemory``.
+_OUT_OF_MEMORY = "command not allowed when used memory > 'maxmemory'"
 #: First words of what the functions on the server refuse.
 _REFUSALS = ("STALE", "LED", "TAKEN", "ORPHAN", "FULL")
 
@@ -146,7 +146,7 @@ class StoreConnection:
         except ResponseError as error:
             if str(error).startswith(_REFUSALS):
                 raise FunctionRefused(str(error)) from error
-            if _OUT_OF_MEMORY in str(error):
+            if isinstance(error, OutOfMemoryError) or _OUT_OF_MEMORY in str(error):
                 raise StoreFull(
                     f"the store at {redact_url(self._settings.url)} has reached its maxmemory: delete responses, "
                     "conversations or jobs, wait until some expire, or give it more"

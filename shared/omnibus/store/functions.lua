@@ -296,9 +296,9 @@ local function survey_jobs(keys, time)
   local all = redis.call('ZRANGE', keys[2], 0, -1, 'WITHSCORES')
   for at = 1, #all, 2 do
     local id, when = all[at], tonumber(all[at + 1])
-    local job = redis.call('HMGET', keys[4] .. id, 'tenant', 'owner', 'status')
+    local job = redis.call('HMGET', keys[4] .. id, 'tenant', 'owner')
     local tenant = job[1] or ''
-    if not job[3] then
+    if redis.call('EXISTS', keys[4] .. id) == 0 then
       forget(keys, id) -- the server was short of memory, or somebody has removed it by hand
     elseif when <= time then
       table.insert(due, { id = id, tenant = tenant })

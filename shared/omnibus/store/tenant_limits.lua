@@ -12,7 +12,7 @@ local function release(ends, sizes, member)
   local bytes = redis.call('HGET', sizes, member)
   if not bytes then return 0 end
   redis.call('HDEL', sizes, member)
-  redis.call('HINCRBY', sizes, '#bytes', whole(-tonumber(bytes)))
+  redis.call('HINCRBY', sizes, '#bytes', whole(0 - tonumber(bytes)))
   redis.call('HINCRBY', sizes, kind_of(member), -1)
   return 1
 end
