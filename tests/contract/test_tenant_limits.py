@@ -151,7 +151,7 @@ async def test_older_responses_make_room_for_a_new_one_and_nothing_leaves_where_
         await store.put_response(response(4, nbytes=11_000), "", b"{}", 60, 100, account)
     assert [n for n in range(4) if await store.response(f"resp_ann_{n}")] == [0, 1, 2, 3]
 
-    await store.put_response(response(5, nbytes=4000), "", b"{}", 60, 100, account)
+    await store.put_response(response(5, nbytes=4500), "", b"{}", 60, 100, account)
     assert [n for n in range(6) if await store.response(f"resp_ann_{n}")] == [1, 2, 3, 5]
     assert await bytes_held(store, "ann") <= 16_000
 
@@ -228,20 +228,21 @@ async def test_a_full_store_refuses_what_is_new_and_ends_what_is_there(tmp_path:
             await store.put_job("batch", job("j1", "ann"), JobRules(64, 512))
             taken = await store.take_job("batch", "owner", 60.0)
             assert isinstance(taken, JobRecord)
-            with pytest.raises(StoreFull, match="maxmemory"):
-                for number in range(100):
-                    items = {f"i{number}": b"x" * (1 << 20)}
-                    await store.extend_conversation(record, items, 60, ConversationLimits(2048, 1 << 30))
+            for size in (1 << 20, 1 << 16, 1 << 12):  # a large command counts itself until it is refused
+                with pytest.raises(StoreFull, match="maxmemory"):
+                    for number in range(2000):
+                        items = {f"i{size}-{number}": b"x" * size}
+                        await store.extend_conversation(record, items, 60, ConversationLimits(1 << 20, 1 << 30))
 
             assert (await raw.config_get("maxmemory-policy"))["maxmemory-policy"] == "noeviction"
             assert int((await raw.info("memory"))["used_memory"]) < 12 << 20
             with pytest.raises(StoreFull):
-                await store.put_response(response(2), "gw", b"", 60, 100)
+                await store.put_response(response(2, nbytes=1 << 16), "gw", b"", 60, 100)
             assert await store.hold_job("batch", "j1", "owner", 60.0, 50)
             assert await store.end_job("batch", "j1", "owner", "completed", b"", 60.0)
             assert await store.end_response(made, "gw", b"{}", 60)
             assert await store.drop_conversation(record)
-            await store.put_response(response(2), "gw", b"", 60, 100)
+            await store.put_response(response(2, nbytes=1 << 16), "gw", b"", 60, 100)
         finally:
             await raw.aclose()
             await store.close()
