@@ -94,9 +94,7 @@ async def test_when_all_places_are_taken_a_tenant_with_less_than_its_part_still_
             await store.put_response(response(number, tenant, background=True), "gw", b"", 60, 100, places=places)
 
     taken = [
-        await outcomes(
-            store.put_response(response(number, "cid", background=True), "gw", b"", 60, 100, places=places)
-        )
+        await outcomes(store.put_response(response(number, "cid", background=True), "gw", b"", 60, 100, places=places))
         for number in range(4)
     ]
 
