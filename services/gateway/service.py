@@ -32,6 +32,7 @@ from services.gateway.batches.service import Batches
 from services.gateway.console.recorder import HistoryRecorder
 from services.gateway.console.routes import Console
 from services.gateway.dispatch.dispatcher import Dispatcher
+from services.gateway.files.client_files import ClientFiles
 from services.gateway.files.file_objects import open_made_files
 from services.gateway.http.connection import ConnectionLimits
 from services.gateway.http.open_requests import OpenRequests
@@ -62,6 +63,7 @@ from services.gateway.routing.router import Router
 from services.gateway.shadow.mirror import CandidateMirror
 from services.gateway.shadow.spare_room import waiting_counter
 from services.gateway.tasks.chat import Chat
+from services.gateway.tenancy.shares import tenant_account
 from services.gateway.videos.copies import VIDEO
 from services.gateway.videos.service import Videos
 
@@ -126,7 +128,9 @@ class GatewayService:
         fetcher = Fetcher(_fetch_rules(settings))
         continuations = Continuations(settings, self._store, bus)
         await continuations.startup()
-        chat = Chat(runs, fetcher, SpokenAnswers(self._store, self._files, settings.file_seconds), continuations)
+        account = partial(tenant_account, settings)
+        spoken = SpokenAnswers(self._store, self._files, settings.file_seconds, account)
+        chat = Chat(runs, fetcher, spoken, continuations, ClientFiles(settings, self._store))
         self._closing.push_async_callback(chat.schemas.close)
         runs.quotes.store = self._store
         await bus.subscribe(subjects.event_subject(subjects.CENSUS), lambda _: plans.announce_status("ready"))
@@ -189,7 +193,7 @@ class GatewayService:
         apps = self._apps = AppService(settings, self._store, router, runs, chat)
         apps.startup()
         self._closing.push_async_callback(apps.shutdown)
-        videos = self._videos = Videos(settings, self._store, runs, self._peers)
+        videos = self._videos = Videos(settings, self._store, runs, self._peers, tenancy.deferred)
         videos.startup()
         self._closing.push_async_callback(videos.shutdown)
         responder = FileResponder(router.gateway, bus, runs.tensors, _kept_files(self._keep, self._files, videos))
@@ -197,10 +201,10 @@ class GatewayService:
         self._closing.push_async_callback(responder.shutdown)
         self._start_task(plans.follow_plans())
         self._start_task(plans.follow_cell_shares())
-        responses = self._responses = Responses(settings, self._store, bus, chat, router.gateway)
+        responses = self._responses = Responses(settings, self._store, bus, chat, router.gateway, tenancy.deferred)
         await responses.startup()
         self._closing.push_async_callback(responses.shutdown)
-        table = RouteTable(runs, chat, self._files, videos, responses)
+        table = RouteTable(runs, chat, self._files, videos, responses, tenancy.deferred)
         self._realtime, self._response_sockets = table.sessions, table.response_sockets
         batches = self._batches = table.batches
         batches.startup()

@@ -126,6 +126,12 @@ class CostLimitExceeded(Rejected):
     code, status = "cost_limit_exceeded", 402
 
 
+class KeyRevoked(Unauthorized):
+    """The API key under which work was going on was revoked: the work stopped."""
+
+    code = "key_revoked"
+
+
 class Forbidden(Rejected):
     code, status, kind = "forbidden", 403, "permission_error"
 
@@ -140,6 +146,12 @@ class Conflict(Rejected):
 
 class TooLarge(Rejected):
     code, status = "too_large", 413
+
+
+class LimitReached(TooLarge):
+    """A tenant holds as much as it may: something has to be deleted, or to expire, before there is room for more."""
+
+    code = "limit_reached"
 
 
 class HeadTooLarge(TooLarge):
@@ -212,6 +224,12 @@ class BusUnavailable(Retryable):
 
 class StoreUnavailable(Retryable):
     code = "store_unavailable"
+
+
+class StoreFull(StoreUnavailable):
+    """The store has reached its ``maxmemory``: it takes nothing new until something is deleted or expires."""
+
+    code = "store_full"
 
 
 class StorageFull(Retryable):

@@ -221,9 +221,17 @@ class GatewaySettings(Settings, frozen=True):
     video_pixels: int = 1 << 28
     #: Bytes of the videos that are kept below the media directory before no more are taken on.
     video_bytes: int = 4 << 30
-    #: The share of ``videos_open``, ``videos_kept``, ``video_bytes`` and ``realtime_sessions`` that one tenant may
-    #: have; 1 for all of it.
+    #: Responses that are made in the background at a time, at all gateways.
+    responses_open: int = 256
+    #: Bytes of conversations and earlier responses that one request may continue: they are read into memory.
+    history_bytes: int = 32 << 20
+    #: The share of ``videos_open``, ``videos_kept``, ``video_bytes``, ``realtime_sessions``, ``responses_open``, of
+    #: batches and of the events of responses and sessions (``OMNIBUS_BUS_RESPONSE_BYTES``) that one tenant may have;
+    #: 1 for all of it. Where all is taken, a tenant with less than an equal part still gets some.
     tenant_share: float = 0.25
+    #: Bytes of the store that one tenant may fill: responses, conversations, jobs and their images, spoken answers,
+    #: requests of streams that can be continued, client secrets. Without keys as many as ``1 / tenant_share`` tenants.
+    tenant_bytes: int = 128 << 20
     #: One in so many chats has its graph recorded and replayed in full, and compared with the one that is kept for all
     #: chats of its kind. 1: each one.
     verify_every: int = 100
@@ -371,3 +379,5 @@ class UpSettings(Settings, frozen=True):
     #: Cores that the NATS server of ``omnibus up`` computes on at the same time; 0: a quarter of this machine's, one at
     #: least. ``GOMAXPROCS`` in the environment counts for more.
     nats_cores: int = 0
+    #: Bytes of memory that the Valkey server of ``omnibus up`` may use: then it rejects writes, and evicts nothing.
+    store_bytes: int = 1 << 30

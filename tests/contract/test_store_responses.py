@@ -5,8 +5,8 @@ import asyncio
 import pytest
 import redis.asyncio as redis
 
-from omnibus.errors import ProtocolError
-from omnibus.store import ConversationRecord, ResponseRecord, Store
+from omnibus.errors import ProtocolError, TooLarge
+from omnibus.store import ConversationLimits, ConversationRecord, ResponseRecord, Store
 
 RECORD = ResponseRecord(
     id="resp_1", model="m", created=1700.0, deadline=1760.0, seed=7, request=b'{"a": 1}', input=b"[]", tenant="ann"
@@ -46,9 +46,9 @@ async def test_of_many_who_claim_it_one_has_it(store: Store):
 async def test_it_has_one_end_by_its_holder(store: Store):
     await put(store)
 
-    assert not await store.end_response("resp_1", "other", b"{}", 60)
-    assert await store.end_response("resp_1", "one", b'{"x":1}', 60)
-    assert not await store.end_response("resp_1", "", b"{}", 60)
+    assert not await store.end_response(RECORD, "other", b"{}", 60)
+    assert await store.end_response(RECORD, "one", b'{"x":1}', 60)
+    assert not await store.end_response(RECORD, "", b"{}", 60)
 
     found = await store.response("resp_1")
     assert found is not None
@@ -59,10 +59,10 @@ async def test_it_has_one_end_by_its_holder(store: Store):
 async def test_anybody_may_end_it_without_a_name_unless_it_is_gone(store: Store):
     await put(store)
 
-    assert await store.end_response("resp_1", "", b"{}", 60)
+    assert await store.end_response(RECORD, "", b"{}", 60)
     assert await store.drop_response(RECORD)
     assert not await store.drop_response(RECORD)
-    assert not await store.end_response("resp_1", "", b"{}", 60)
+    assert not await store.end_response(RECORD, "", b"{}", 60)
     assert await store.claim_response("resp_1", "two", "") == 0
     assert await store.response("resp_1") is None
 
@@ -74,7 +74,7 @@ async def test_those_in_the_background_are_open_until_they_end(store: Store):
 
     assert list(await store.open_responses(2)) == ["resp_b0", "resp_b1"]
     assert await store.count_open_responses() == 3
-    await store.end_response("resp_b0", "one", b"{}", 60)
+    await store.end_response(changed(id="resp_b0"), "one", b"{}", 60)
     await store.drop_response(changed(id="resp_b1"))
     assert list(await store.open_responses(9)) == ["resp_b2"]
 
@@ -103,18 +103,20 @@ async def test_a_conversation_has_its_items_in_order(store: Store):
     await store.put_conversation(record, 60, 10)
 
     assert await store.conversation("conv_1") == record
-    assert await store.extend_conversation("conv_1", {"i1": b"1", "i2": b"2"}, 60, 4) == 2
-    assert await store.extend_conversation("conv_1", {"i3": b"3"}, 60, 4) == 3
-    assert await store.extend_conversation("conv_1", {"i4": b"4", "i5": b"5"}, 60, 4) == -1
-    assert await store.extend_conversation("conv_2", {"i1": b"1"}, 60, 4) == 0
+    limits, other = ConversationLimits(4, 1000), ConversationRecord("conv_2", 1700.0)
+    assert await store.extend_conversation(record, {"i1": b"1", "i2": b"2"}, 60, limits) == 2
+    assert await store.extend_conversation(record, {"i3": b"3"}, 60, limits) == 3
+    with pytest.raises(TooLarge, match="4 items"):
+        await store.extend_conversation(record, {"i4": b"4", "i5": b"5"}, 60, limits)
+    assert await store.extend_conversation(other, {"i1": b"1"}, 60, limits) == 0
 
     page = await store.conversation_items("conv_1", 2)
     assert page == ({"i1": b"1", "i2": b"2"}, True)
     assert await store.conversation_items("conv_1", 2, "i2") == ({"i3": b"3"}, False)
     assert await store.conversation_items("conv_1", 9, "i2", newest=True) == ({"i1": b"1"}, False)
     assert await store.conversation_items("conv_1", 9, "gone") is None
-    assert await store.drop_conversation_items("conv_1", ["i2"]) == 1
-    assert await store.drop_conversation_items("conv_1", ["i2"]) == 0
+    assert await store.drop_conversation_items(record, ["i2"]) == 1
+    assert await store.drop_conversation_items(record, ["i2"]) == 0
     assert await store.conversation_item("conv_1", "i3") == b"3"
     assert await store.conversation_item("conv_1", "i2") is None
     assert await store.drop_conversation(record)

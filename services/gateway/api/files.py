@@ -1,6 +1,6 @@
 """``/v1/files``: what clients upload and batches write, each tenant's own; and what clients were given a URL of.
 
-Whoever knows the id of a file that was made for a URL may fetch it, or remove it.
+Who knows the id of a file that was made for a URL may fetch it. Only the key of its tenant removes it.
 """
 
 import time
@@ -16,6 +16,7 @@ from services.gateway.files.client_files import ClientFile, ClientFiles
 from services.gateway.http.exchange import read_request
 from services.gateway.http.handlers import add_routes, json_response
 from services.gateway.http.ranges import Content, content_response
+from services.gateway.media.files import file_not_found_error, owner_hash
 from services.gateway.media.made_files import MadeFiles
 from services.gateway.media.named_files import FileTicket
 from services.gateway.openai import multipart
@@ -29,6 +30,7 @@ from services.gateway.openai.files import (
     parse_file_form,
     parse_file_query,
 )
+from services.gateway.tenancy.tenant import current_tenant
 
 #: Types of files that a browser may show: others it saves.
 _INLINE_TYPES = ("image/", "audio/", "video/")
@@ -84,7 +86,7 @@ class FileRoutes:
         if await self._find_own(id):
             await self._files.remove(id)
         else:
-            await self._made.remove(id)
+            await self._remove_made(id)
         return json_response(FileDeleted(id=id))
 
     async def _get_content(self, request: Request) -> Response:
@@ -94,6 +96,13 @@ class FileRoutes:
             return await _content_response(request, id, data, found.mime, found.expires, found.filename)
         ticket, data = await self._made.read(id)
         return await _content_response(request, id, data, ticket.mime, ticket.expires, _file_name(ticket))
+
+    async def _remove_made(self, id: str) -> None:
+        """Remove a file that was made for the client. Raises ``NotFound`` for a file of another tenant."""
+        tenant = current_tenant()
+        if tenant.name and owner_hash(tenant.name) != (await self._made.get_ticket(id)).owner:
+            raise file_not_found_error()
+        await self._made.remove(id)
 
     async def _find_own(self, id: str) -> ClientFile | None:
         """The caller's own file of this id, if it is one."""

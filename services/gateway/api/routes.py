@@ -42,6 +42,7 @@ from services.gateway.responses.service import Responses
 from services.gateway.responses.sockets import ResponseSockets
 from services.gateway.tasks.chat import Chat
 from services.gateway.tasks.images import ImageTasks
+from services.gateway.tenancy.deferred import DeferredWork
 from services.gateway.videos.service import Videos
 
 
@@ -49,7 +50,13 @@ class RouteTable:
     """``posts`` answer POST requests of their path; the others are plain handlers."""
 
     def __init__(
-        self, runs: RequestFactory, chat: Chat, files: MadeFiles, videos: Videos, responses: Responses
+        self,
+        runs: RequestFactory,
+        chat: Chat,
+        files: MadeFiles,
+        videos: Videos,
+        responses: Responses,
+        deferred: DeferredWork | None = None,
     ) -> None:
         self.runs, self.chat = runs, chat
         settings, painters = runs.settings, ImageTasks(runs)
@@ -88,7 +95,7 @@ class RouteTable:
         responses.specs.drawers = ImageDrawers(runs.router, chat, painters)
         self.responses = ResponseRoutes(responses)
         self.conversations = ConversationRoutes(settings, responses.conversations)
-        self.batches = Batches(settings, videos.store, chat.files, self._batch_routes())
+        self.batches = Batches(settings, videos.store, chat.files, self._batch_routes(), deferred)
         self.batch_routes = BatchRoutes(settings, self.batches)
         self.invocations = InvocationRoutes(
             settings, History(runs.records.bus), EdgeContents(runs.records, runs.records.media)

@@ -1,5 +1,6 @@
 """In front of everything: who asks is known by the API key, and what a key may not is refused before it is read."""
 
+import asyncio
 from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -8,8 +9,10 @@ from omnibus.api_key import KeyRecord, hash_key
 from omnibus.errors import OmnibusError, Overloaded, Unauthorized
 from omnibus.store import SECRET_PREFIX, Store
 from services.gateway.auth.admin import AdminAuth, bearer_token
+from services.gateway.http.open_requests import TrackedResponse
 from services.gateway.http.response import refuse_request
 from services.gateway.http.websocket import rejecting_send, sent_authorization
+from services.gateway.tenancy.deferred import revoked_error
 from services.gateway.tenancy.key_store import KeyStore
 from services.gateway.tenancy.rate_limits import KEY_LIMITS, RateLimits
 from services.gateway.tenancy.tenant import NOBODY, Tenant, acting_as
@@ -18,6 +21,8 @@ from services.gateway.tenancy.tenant import NOBODY, Tenant, acting_as
 _KEY_PROTECTED_PREFIXES = ("/openapi.json", "/metrics")
 #: What no key opens, only the admin token.
 _OPERATORS = "/metrics"
+#: What only keeps something for later requests.
+_KEEPING_PREFIXES = ("/v1/files", "/v1/uploads", "/v1/conversations")
 #: What has a guard of its own: files by ids that nobody can guess, and the console by the admin token.
 _FILES_PREFIX = "/v1/files/"
 _SELF_GUARDED_PREFIXES = (_FILES_PREFIX, "/v1/console/")
@@ -67,7 +72,7 @@ class ApiKeyMiddleware:
         try:
             tenant = await self._authenticate_socket(sent_authorization(scope))
             if tenant.key is not None:
-                with self._limits.limit_request(tenant.key):
+                with self._limits.limit_request(tenant.key, starts_work=False):
                     scope[KEY_LIMITS] = self._limits
         except OmnibusError as error:
             await refuse_request(rejecting_send(scope, send), error)
@@ -87,12 +92,21 @@ class ApiKeyMiddleware:
         return Tenant(record.tenant, record.weight, record) if record is not None else NOBODY
 
     async def _answer_key(self, tenant: Tenant, key: KeyRecord, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request of ``key`` within its limits, which are told in headers."""
+        """Answer a request of ``key`` within its limits, which are told in headers, until the key is revoked."""
+        response = TrackedResponse(self._with_limits(key, send), revoked_error)
         try:
-            with self._limits.limit_request(key), acting_as(tenant):
-                await self._application(scope, receive, self._with_limits(key, send))
+            with (
+                self._limits.limit_request(key, _starts_work(scope)),
+                self._limits.key_allowance(key).stopped_by(response.cancel),
+                acting_as(tenant),
+            ):
+                await self._application(scope, receive, response.send)
         except Overloaded as error:
             await refuse_request(send, error, self._limits.rate_headers(key))
+        except asyncio.CancelledError:
+            if not response.is_cancelled:
+                raise
+            await response.end_with_error()
 
     def _with_limits(self, key: KeyRecord, send: Send) -> Send:
         """``send`` that adds headers about the limits of ``key``."""
@@ -133,6 +147,12 @@ class ApiKeyMiddleware:
         if record is None:
             raise Unauthorized("send an API key of this gateway as `Authorization: Bearer <key>`")
         return Tenant(record.tenant, record.weight, record)
+
+
+def _starts_work(scope: Scope) -> bool:
+    """Return whether a request may have something made: others look at it, stop it, or keep what is to be used."""
+    path = scope["path"]
+    return scope["method"] == "POST" and not path.endswith("/cancel") and not path.startswith(_KEEPING_PREFIXES)
 
 
 def requires_key(path: str) -> bool:

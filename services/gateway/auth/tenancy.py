@@ -19,6 +19,7 @@ from services.gateway.routing.router import Router
 from services.gateway.tenancy import metrics
 from services.gateway.tenancy.admission import Admission
 from services.gateway.tenancy.cost_model import RequestCostModel
+from services.gateway.tenancy.deferred import DeferredWork
 from services.gateway.tenancy.gateway_count import GatewayPeers
 from services.gateway.tenancy.key_store import KeyStore, KeyView
 from services.gateway.tenancy.rate_limits import RateLimits
@@ -40,7 +41,8 @@ class Tenancy:
         self.peers = GatewayPeers(router.gateway)
         self._limits = RateLimits(lambda: self.peers.count)
         self._costs = RequestCostModel(router)
-        self._book = KeyStore(settings, store, self._limits.retain_keys)
+        self._book = KeyStore(settings, store, self._limits.update_keys)
+        self.deferred = DeferredWork(self._book, self._limits) if self.on else DeferredWork()
         self._tasks: list[asyncio.Task[None]] = []
         if self.on:
             self.admission = Admission(settings, router, self._costs, self._limits, lambda: self.peers.count)

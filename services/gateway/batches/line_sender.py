@@ -1,7 +1,8 @@
 """Sends the lines of batches to the routes of this gateway, as if a client had."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from secrets import token_hex
 from typing import Any
 
@@ -11,6 +12,8 @@ from starlette.types import ASGIApp
 from omnibus.errors import Fatal
 from services.gateway.http.connection import BODY_COMPLETE, ON_LEFT
 from services.gateway.openai.batches import BatchLine, LineError, LineResponse, ResultLine, decode_body_fields
+from services.gateway.tenancy.deferred import DeferredWork
+from services.gateway.tenancy.tenant import current_tenant
 
 #: Statuses after which a line is sent again: somebody else may have had the room, or an executor was lost.
 _RETRIED = frozenset({429, 503, 507})
@@ -19,10 +22,16 @@ _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 60.0
 
 
 class LineSender:
-    """``routes`` answer POST requests of their paths."""
+    """``routes`` answer POST requests of their paths. A line counts as a request of the key of its batch."""
 
-    def __init__(self, routes: Mapping[str, ASGIApp]) -> None:
+    def __init__(self, routes: Mapping[str, ASGIApp], deferred: DeferredWork) -> None:
         self._routes = routes
+        self._deferred = deferred
+        self._calling: set[asyncio.Task[Any] | None] = set()
+
+    def is_calling(self, task: asyncio.Task[Any]) -> bool:
+        """Return whether ``task`` is having a line answered, and does not wait to do so."""
+        return task in self._calling
 
     async def send_line(self, line: BatchLine) -> ResultLine:
         """The result of a line; one that finds no room waits for it. The caller bounds how long."""
@@ -32,11 +41,23 @@ class LineSender:
             return _result(line, error=LineError(code="invalid_body", message=message))
         pause = _PAUSE_SECONDS
         while True:
-            status, headers, body = await self._call_route(line)
+            tenant = current_tenant()
+            await self._deferred.wait_turn(tenant)
+            with self._deferred.counted(tenant), self._called():
+                status, headers, body = await self._call_route(line)
             if status not in _RETRIED:
                 return _result(line, response=_response(status, headers, body))
             await asyncio.sleep(min(_LONGEST_PAUSE_SECONDS, max(pause, _retry_after(headers))))
             pause *= 2
+
+    @contextmanager
+    def _called(self) -> Iterator[None]:
+        task = asyncio.current_task()
+        self._calling.add(task)
+        try:
+            yield
+        finally:
+            self._calling.discard(task)
 
     async def _call_route(self, line: BatchLine) -> tuple[int, dict[bytes, bytes], bytes]:
         body = bytes(line.body)

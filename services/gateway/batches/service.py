@@ -10,7 +10,7 @@ from starlette.types import ASGIApp
 from omnibus.errors import Conflict, Forbidden, NotFound, ProtocolError
 from omnibus.service import until_cancelled
 from omnibus.settings import GatewaySettings
-from omnibus.store import JobRecord, JobRules, Store
+from omnibus.store import JobRecord, Store
 from services.gateway.batches.job_payload import (
     KIND,
     BatchSpec,
@@ -26,6 +26,8 @@ from services.gateway.batches.worker import BatchWorker
 from services.gateway.files.client_files import ClientFiles
 from services.gateway.media.files import new_secret_id
 from services.gateway.openai.batches import Batch, BatchList, BatchQuery, BatchRequest
+from services.gateway.tenancy.deferred import DeferredWork
+from services.gateway.tenancy.shares import put_counted_job
 from services.gateway.tenancy.tenant import current_tenant
 
 log = logging.getLogger(__name__)
@@ -43,16 +45,19 @@ class Batches:
     """
 
     def __init__(
-        self, settings: GatewaySettings, store: Store, files: ClientFiles, routes: Mapping[str, ASGIApp]
+        self,
+        settings: GatewaySettings,
+        store: Store,
+        files: ClientFiles,
+        routes: Mapping[str, ASGIApp],
+        deferred: DeferredWork | None = None,
     ) -> None:
         self._settings = settings
         self._store = store
         self._files = files
         self.endpoints = tuple(routes)
-        self._worker = BatchWorker(settings, store, files, LineSender(routes))
-        self._rules = JobRules(MAX_OPEN, MAX_KEPT)
-        shares = (max(1, int(each * settings.tenant_share)) for each in (MAX_OPEN, MAX_KEPT))
-        self._tenant_rules = JobRules(MAX_OPEN, MAX_KEPT, *shares)
+        deferred = deferred or DeferredWork()
+        self._worker = BatchWorker(settings, store, files, LineSender(routes, deferred), deferred)
         self._tasks: list[asyncio.Task[None]] = []
 
     def startup(self) -> None:
@@ -92,8 +97,9 @@ class Batches:
             until=until,
             expires=until + self._settings.upload_seconds,
             tenant=tenant.name,
+            key=tenant.key.sha256 if tenant.key is not None else "",
         )
-        await self._store.put_job(KIND, job, self._tenant_rules if tenant.name else self._rules)
+        await put_counted_job(self._settings, self._store, KIND, job, MAX_OPEN, MAX_KEPT)
         self._worker.wake()
         return batch_view(job, False)
 

@@ -3,19 +3,20 @@
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from secrets import token_hex
 
-from omnibus.errors import Fatal, OmnibusError, Retryable, StoreUnavailable
+from omnibus.errors import Fatal, KeyRevoked, OmnibusError, Retryable, StoreUnavailable
 from omnibus.service import until_cancelled
 from omnibus.settings import GatewaySettings
 from omnibus.store import REREAD_SECONDS, JobRecord, Store
 from services.gateway.batches.job_payload import KIND, BatchOutcome, BatchProgress, BatchSpec, decode_spec, encode
 from services.gateway.batches.line_sender import LineSender, failed_line
 from services.gateway.batches.results import BatchResults
+from services.gateway.batches.turn import BatchTurn, TurnOver
 from services.gateway.files.client_files import ClientFiles
-from services.gateway.openai.batches import BatchError, BatchLine, RequestCounts, Status, parse_lines
+from services.gateway.openai.batches import BatchError, RequestCounts, Status, parse_lines
+from services.gateway.tenancy.deferred import DeferredWork, revoked_error
 from services.gateway.tenancy.tenant import Tenant, acting_as
 from services.gateway.videos.lease import JobLease
 
@@ -25,9 +26,8 @@ log = logging.getLogger(__name__)
 _WEIGHT = 0.01
 #: Lines of one batch, and batches that a gateway works on at the same time.
 MAX_LINES, _MAX_BATCHES = 50_000, 2
-#: Seconds that a worker holds a batch at a time, that pass between two looks at a store that is away, and between two
-#: looks for new results to be written and for somebody who has cancelled the batch.
-_LEASE_SECONDS, _POLL_SECONDS, _LOOK_SECONDS = 20.0, 0.5, 1.0
+#: Seconds that a worker holds a batch at a time, and that pass between two looks at a store that is away.
+_LEASE_SECONDS, _POLL_SECONDS = 20.0, 0.5
 #: Seconds until a batch is tried again that could not be worked on just now.
 _RETRY_SECONDS = 5.0
 _MESSAGES: dict[Status, str] = {
@@ -39,7 +39,10 @@ _MESSAGES: dict[Status, str] = {
 class BatchWorker:
     """Takes batches that are due and has ``sender`` send their lines."""
 
-    def __init__(self, settings: GatewaySettings, store: Store, files: ClientFiles, sender: LineSender) -> None:
+    def __init__(
+        self, settings: GatewaySettings, store: Store, files: ClientFiles, sender: LineSender, deferred: DeferredWork
+    ) -> None:
+        self._deferred = deferred
         self._settings = settings
         self._store = store
         self._files = files
@@ -68,6 +71,8 @@ class BatchWorker:
             except asyncio.CancelledError:
                 await self._release(job, lease)
                 raise
+            except TurnOver:
+                await self._release(job, lease)
             except Retryable as error:
                 log.info("%s is tried again: %s", job.id, error)
                 await self._release(job, lease, _RETRY_SECONDS)
@@ -93,11 +98,13 @@ class BatchWorker:
                     await self._news.wait()
 
     async def _run_job(self, job: JobRecord, lease: JobLease) -> None:
-        """Work on a job for as long as it is held here."""
+        """Work on a job for as long as it is held here, and under the key of its client."""
         spec = decode_spec(job)
-        with _as_batch_of(spec):
-            working = asyncio.create_task(self._work(job, spec, lease))
+        tenant, revoked = self._find_tenant(job, spec)
+        with acting_as(tenant):
+            working = asyncio.create_task(self._work(job, spec, lease, revoked))
             holding = asyncio.create_task(lease.hold_until_lost())
+            watching = asyncio.create_task(self._watch_key(tenant, revoked))
             try:
                 await asyncio.wait({working, holding}, return_when=asyncio.FIRST_COMPLETED)
                 if working.done():
@@ -106,10 +113,27 @@ class BatchWorker:
                 else:
                     log.info("%s is not held here any more", job.id)
             finally:
-                await until_cancelled(working)
-                await until_cancelled(holding)
+                for task in (working, holding, watching):
+                    await until_cancelled(task)
 
-    async def _work(self, job: JobRecord, spec: BatchSpec, lease: JobLease) -> BatchOutcome:
+    def _find_tenant(self, job: JobRecord, spec: BatchSpec) -> tuple[Tenant, asyncio.Event]:
+        """The tenant of a batch, with its place behind the tenant's other requests; and whether its key was revoked.
+
+        Raises ``Retryable`` while that is not known.
+        """
+        revoked = asyncio.Event()
+        try:
+            tenant = self._deferred.find_tenant(spec.tenant, spec.weight, job.key)
+        except KeyRevoked:
+            tenant = Tenant(spec.tenant, spec.weight)
+            revoked.set()
+        return tenant._replace(weight=tenant.weight * _WEIGHT, queue=f"{spec.tenant} batch"), revoked
+
+    async def _watch_key(self, tenant: Tenant, revoked: asyncio.Event) -> None:
+        await self._deferred.wait_revoked(tenant)
+        revoked.set()
+
+    async def _work(self, job: JobRecord, spec: BatchSpec, lease: JobLease, revoked: asyncio.Event) -> BatchOutcome:
         data = (await self._files.read(spec.input_file_id)).data
         lines, errors = await asyncio.to_thread(parse_lines, data, spec.endpoint, MAX_LINES)
         if errors:
@@ -117,42 +141,23 @@ class BatchWorker:
         results, began = BatchResults(self._files, job.id), time.time()
         await results.load()
         lease.set_trace(lambda: encode(BatchProgress(counts=results.counts(len(lines)), began=began)))
-        status = await self._send_lines(job, results, lines)
+        turn = BatchTurn(self._store, self._sender, job, results, revoked)
+        status = await turn.send_lines(lines, self._settings.batch_parallel)
+        ended = revoked_error() if status == "failed" else None
         if status != "completed":
+            code, message = (ended.code, ended.message) if ended else (f"batch_{status}", _MESSAGES[status])
             for line in results.missing(lines):
-                results.add(failed_line(line, f"batch_{status}", _MESSAGES[status]))
+                results.add(failed_line(line, code, message))
         await lease.confirm()
         output, failed = await results.close(lines, spec.output_seconds)
-        counts = results.counts(len(lines))
-        return BatchOutcome(status=status, counts=counts, began=began, output_file_id=output, error_file_id=failed)
-
-    async def _send_lines(self, job: JobRecord, results: BatchResults, lines: list[BatchLine]) -> Status:
-        """Send what has no result yet, so many at a time; says how that ended."""
-        waiting = iter(results.missing(lines))
-        sending = [
-            asyncio.create_task(self._send_in_turn(waiting, results)) for _ in range(self._settings.batch_parallel)
-        ]
-        try:
-            while True:
-                left = job.until - time.time()
-                done, pending = await asyncio.wait(sending, timeout=max(0.0, min(_LOOK_SECONDS, left)))
-                await results.write()
-                for task in done:
-                    task.result()
-                if not pending:
-                    return "completed"
-                if left <= 0:
-                    return "expired"
-                if await results.is_cancelled():
-                    return "cancelled"
-        finally:
-            for task in sending:
-                await until_cancelled(task)
-            await results.write()
-
-    async def _send_in_turn(self, waiting: Iterator[BatchLine], results: BatchResults) -> None:
-        for line in waiting:
-            results.add(await self._sender.send_line(line))
+        return BatchOutcome(
+            status=status,
+            counts=results.counts(len(lines)),
+            began=began,
+            output_file_id=output,
+            error_file_id=failed,
+            errors=[BatchError(code=ended.code, message=ended.message)] if ended else [],
+        )
 
     async def _end(self, job: JobRecord, lease: JobLease, outcome: BatchOutcome) -> None:
         over = "failed" if outcome.status == "failed" else "completed"
@@ -171,13 +176,6 @@ class BatchWorker:
         """Give a batch back. If that fails its lease runs out."""
         with suppress(StoreUnavailable):
             await self._store.free_job(KIND, job.id, lease.owner, seconds)
-
-
-@contextmanager
-def _as_batch_of(spec: BatchSpec) -> Iterator[None]:
-    """Handle all work inside for the batch's tenant, behind its other requests."""
-    with acting_as(Tenant(spec.tenant, spec.weight * _WEIGHT, queue=f"{spec.tenant} batch")):
-        yield
 
 
 def _failed(errors: list[BatchError]) -> BatchOutcome:

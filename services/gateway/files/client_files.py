@@ -15,6 +15,8 @@ from msgspec import Struct
 
 from omnibus.errors import BadRequest, Conflict, NotFound, StorageFull, TooLarge
 from omnibus.settings import GatewaySettings
+from omnibus.store import AccountTotal, Store
+from services.gateway.files.file_room import FileRoom
 from services.gateway.files.object_storage import ObjectStorage, StoredObject
 from services.gateway.media.files import is_file_id, new_secret_id
 from services.gateway.media.headers.sniff import sniff_mime
@@ -56,7 +58,8 @@ class FileContent(NamedTuple):
 class ClientFiles:
     """Files of the tenant that is being served."""
 
-    def __init__(self, settings: GatewaySettings) -> None:
+    def __init__(self, settings: GatewaySettings, store: Store | None = None) -> None:
+        self.room = FileRoom(store)
         self._storage = ObjectStorage.from_settings(settings)
         self._settings = settings
 
@@ -79,11 +82,16 @@ class ClientFiles:
 
         Raises ``TooLarge``, ``StorageFull`` when the tenant has no room left, and ``StoreUnavailable``.
         """
-        if limited:
-            await self.check_room(len(data))
         about = self._describe(len(data), filename, purpose, sniff_mime(data) or mime, seconds)
-        await self.storage.put(_key("data", about.id), data)
-        await self.reveal(about)
+        member = f"file:{about.id}"
+        try:
+            if limited:
+                await self.reserve_room(member, len(data), _UNFINISHED_SECONDS)
+            await self.storage.put(_key("data", about.id), data)
+            await self.reveal(about)
+        finally:
+            if limited:
+                await self.room.release(member)
         return about
 
     async def add_stream(
@@ -96,12 +104,13 @@ class ClientFiles:
         seconds: float,
         claim: Callable[[ClientFile], Awaitable[None]],
     ) -> ClientFile:
-        """Keep a file of ``nbytes`` that comes in parts, none of them empty; what ``parts`` raises leaves no file.
+        """Keep a file of ``nbytes``, for which room is reserved, that comes in parts, none of them empty.
+
+        What ``parts`` raises leaves no file.
 
         ``claim`` runs once all bytes are kept, before anybody sees the file; its ``Conflict`` leaves none either.
         Raises as ``add``.
         """
-        await self.check_room(nbytes)
         first = await anext(parts)
         about = self._describe(nbytes, filename, purpose, sniff_mime(first) or mime, seconds)
         try:
@@ -133,23 +142,36 @@ class ClientFiles:
             expires=now + (seconds or self._settings.upload_seconds),
         )
 
-    async def check_room(self, nbytes: int, promised: int = 0) -> None:
-        """Raises ``TooLarge`` for too large a file, and ``StorageFull`` when the tenant has no room left for it.
+    async def reserve_room(self, member: str, nbytes: int, seconds: float, most: int = 0) -> None:
+        """Reserve room for ``nbytes`` until it is released, ``seconds`` at most.
 
-        ``promised`` bytes are to come besides.
+        Raises ``TooLarge`` for too large a file, ``StorageFull`` when the tenant has no room left for it, and
+        ``Overloaded`` where ``most`` members of its kind are on their way.
         """
         limits = self._settings
-        allowed = limits.upload_bytes - promised
         if nbytes > limits.file_largest:
             raise TooLarge(f"the file has {nbytes} bytes, {limits.file_largest} are accepted", param="file")
+        reserved = await self.room.reserve(member, nbytes, seconds, most)
+        try:
+            await self._check_room(reserved)
+        except BaseException:
+            await self.room.release(member)
+            raise
+
+    async def _check_room(self, reserved: AccountTotal) -> None:
+        """Raises ``StorageFull`` when there is no room for what is reserved beside the files that are kept."""
+        most = self._settings.upload_bytes
         kept = await self.storage.list(_prefix("data"))
-        if len(kept) >= MAX_FILES or sum(each.nbytes for each in kept) + nbytes > allowed:
-            kept = await self._remove_expired(kept)
-        if len(kept) >= MAX_FILES or sum(each.nbytes for each in kept) + nbytes > allowed:
-            raise StorageFull(
-                f"your files have {sum(each.nbytes for each in kept)} of {limits.upload_bytes} bytes, and there may be "
-                f"{MAX_FILES} of them: delete some"
-            )
+        for look in ("as it is", "without what has expired"):
+            if look != "as it is":
+                kept = await self._remove_expired(kept)
+            used = sum(each.nbytes for each in kept)
+            if len(kept) + reserved.members <= MAX_FILES and used + reserved.bytes <= most:
+                return
+        raise StorageFull(
+            f"your files have {used} of {most} bytes, {reserved.bytes} more are on their way, and there may be "
+            f"{MAX_FILES} of them: delete some"
+        )
 
     async def get(self, id: str) -> ClientFile:
         """The description of a file. Raises ``NotFound``, also for one that has expired."""

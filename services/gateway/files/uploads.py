@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 import msgspec
 from msgspec import Struct
 
-from omnibus.errors import BadRequest, Conflict, NotFound, StorageFull, TooLarge
+from omnibus.errors import BadRequest, Conflict, LimitReached, NotFound, Overloaded, StorageFull, TooLarge
 from services.gateway.files.client_files import ClientFile, ClientFiles, owner_prefix
 from services.gateway.files.object_storage import ObjectStorage, StoredObject
 from services.gateway.media.files import new_secret_id
@@ -61,10 +61,8 @@ class FileUploads:
 
         Raises ``TooLarge``, ``StorageFull``, and ``StoreUnavailable``.
         """
-        pending = await self._list_pending()
-        if len(pending) >= MAX_UPLOADS:
-            raise StorageFull(f"{MAX_UPLOADS} uploads are under way: complete or cancel some")
-        await self._files.check_room(nbytes, sum(each.nbytes for each in pending))
+        if len(await self._list_pending()) >= MAX_UPLOADS:
+            raise _too_many_error()
         now = time.time()
         upload = FileUpload(
             id=new_secret_id("upload_"),
@@ -76,8 +74,16 @@ class FileUploads:
             created=now,
             expires=now + UPLOAD_SECONDS,
         )
+        await self._reserve_room(upload)
         await self._write(upload)
         return upload
+
+    async def _reserve_room(self, upload: FileUpload) -> None:
+        seconds = max(1.0, upload.expires - time.time())
+        try:
+            await self._files.reserve_room(_room_member(upload.id), upload.nbytes, seconds, MAX_UPLOADS)
+        except Overloaded as error:
+            raise _too_many_error() from error
 
     async def add_part(self, id: str, data: bytes) -> str:
         """Keep a part of an upload; returns the part's id.
@@ -97,8 +103,26 @@ class FileUploads:
         if len(parts) >= MAX_PARTS:
             raise TooLarge(f"an upload has at most {MAX_PARTS} parts: send larger ones", param="data")
         part = new_secret_id("part_")
-        await self._storage.put(f"{_parts_prefix(id)}/{part}", data)
+        await self._reserve_part(upload, part, len(data))
+        try:
+            await self._storage.put(f"{_parts_prefix(id)}/{part}", data)
+        except BaseException:
+            await self._files.room.release(_part_member(part), id)
+            raise
         return part
+
+    async def _reserve_part(self, upload: FileUpload, part: str, nbytes: int) -> None:
+        """Reserve the bytes of a part: others that come at the same time are not listed yet. Raises ``TooLarge``."""
+        seconds = max(1.0, upload.expires - time.time())
+        room = self._files.room
+        try:
+            await room.reserve(_part_member(part), nbytes, seconds, MAX_PARTS, upload.id, upload.nbytes)
+        except (LimitReached, Overloaded) as error:
+            raise TooLarge(
+                f"the upload is of {upload.nbytes} bytes in at most {MAX_PARTS} parts, and more have come, or are on "
+                "their way, with this part",
+                param="data",
+            ) from error
 
     async def complete(self, id: str, part_ids: Sequence[str], md5: str = "") -> FileUpload:
         """Make a file of the parts ``part_ids``, in this order.
@@ -112,6 +136,7 @@ class FileUploads:
         parts = {part.key.rpartition("/")[2]: part for part in await self._storage.list(_parts_prefix(id))}
         upload = await self._get_pending(id)
         _check_parts(upload, part_ids, parts)
+        await self._reserve_room(upload)  # again, as builds before this one did not
         digest = hashlib.md5(usedforsecurity=False)
 
         async def claim(file: ClientFile) -> None:
@@ -128,6 +153,7 @@ class FileUploads:
         )
         done = msgspec.structs.replace(upload, status="completed", file=file)
         await self._write(done)
+        await self._files.room.release(_room_member(id))
         await self._remove_parts(id)
         return done
 
@@ -137,6 +163,7 @@ class FileUploads:
         await self._claim_end(ended)
         await self._write(ended)
         await self._remove_parts(id)
+        await self._files.room.release(_room_member(id))
         return ended
 
     async def _claim_end(self, ended: FileUpload) -> None:
@@ -231,6 +258,18 @@ def _check_parts(upload: FileUpload, part_ids: Sequence[str], parts: dict[str, S
     nbytes = sum(parts[part].nbytes for part in part_ids)
     if nbytes != upload.nbytes:
         raise BadRequest(f"the parts have {nbytes} bytes, the upload is of {upload.nbytes}", param="part_ids")
+
+
+def _room_member(id: str) -> str:
+    return f"upload:{id}"
+
+
+def _part_member(part: str) -> str:
+    return f"part:{part}"
+
+
+def _too_many_error() -> StorageFull:
+    return StorageFull(f"{MAX_UPLOADS} uploads are under way: complete or cancel some")
 
 
 def _key(id: str) -> str:

@@ -60,7 +60,7 @@ class OpenRequests:
         return tracked_application
 
     async def _track_request(self, application: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-        response = _TrackedResponse(send)
+        response = TrackedResponse(send)
         self.add(response)
         try:
             await application(scope, receive, response.send)
@@ -108,10 +108,12 @@ class OpenRequests:
         await self.wait_finished(FINAL_RESPONSES_SECONDS)
 
 
-class _TrackedResponse:
-    """State of a response: nothing of it, its head, or all of it has left."""
+class TrackedResponse:
+    """State of a response: nothing of it, its head, or all of it has left. It may have to end with ``error``."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, error: Callable[[], OmnibusError] = stopping_error) -> None:
+        self.is_cancelled = False
+        self._error = error
         self._send = send
         self._task = asyncio.current_task()
         self._head: dict[bytes, bytes] | None = None
@@ -128,6 +130,7 @@ class _TrackedResponse:
     def cancel(self) -> None:
         """Stop what makes it; ``end_with_error`` then ends it."""
         if self._task is not None:
+            self.is_cancelled = True
             self._task.cancel()
 
     async def end_with_error(self) -> None:
@@ -137,10 +140,10 @@ class _TrackedResponse:
         if self._over:
             return
         if self._head is None:
-            await _send_stopping(self._send)
+            await refuse_request(self._send, self._error(), [(b"connection", b"close")])
         elif self._head.get(b"content-type") == EVENTS:
             id = self._head.get(b"x-request-id", b"").decode("latin-1")
-            await self._send({"type": "http.response.body", "body": b"data: %b\n\n" % error_body(stopping_error(), id)})
+            await self._send({"type": "http.response.body", "body": b"data: %b\n\n" % error_body(self._error(), id)})
 
 
 async def _send_stopping(send: Send) -> None:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from omnibus.encoding.audio import MIME, SoundFormat
-from omnibus.errors import BadRequest, OmnibusError
-from omnibus.store import SpokenAnswer, Store
+from omnibus.errors import BadRequest, LimitReached, OmnibusError
+from omnibus.store import OVERHEAD_BYTES, SpokenAnswer, Store, TenantAccount
 from services.gateway.media.made_files import MadeFiles, UnwrittenFile
 from services.gateway.openai.chat_request import AssistantMessage, ChatRequest, Message
 from services.gateway.tenancy import tenant as tenants
@@ -51,9 +51,16 @@ class _Unwritten:
 
 
 class SpokenAnswers:
-    """Keeps spoken answers for ``seconds``. One write takes all that wait."""
+    """Keeps spoken answers for ``seconds``. One write takes all that wait. ``account`` finds a tenant's account."""
 
-    def __init__(self, store: Store, files: MadeFiles, seconds: float) -> None:
+    def __init__(
+        self,
+        store: Store,
+        files: MadeFiles,
+        seconds: float,
+        account: Callable[[str], TenantAccount] = TenantAccount,
+    ) -> None:
+        self._account = account
         self._store = store
         self._files = files
         self.seconds = seconds
@@ -119,12 +126,30 @@ class SpokenAnswers:
         sounds = [each.file for each in answers if each.file.data]  # an answer may have nothing to say
         files = self._files.put_named(sounds) if sounds and self._files.is_enabled else None
         try:
-            await self._store.put_spoken_answers({each.file.id: each.said for each in answers}, self.seconds)
+            said = await self._reserve_bytes({each.file.id: each.said for each in answers})
+            if said:
+                await self._store.put_spoken_answers(said, self.seconds)
         except OmnibusError as error:
             log.warning("%s not kept: %s", ", ".join(each.file.id for each in answers), error)
         if files is not None:
             for id, failure in (await files).items():
                 log.warning("the sound of %s is not kept: %s", id, failure)
+
+    async def _reserve_bytes(self, said: dict[str, SpokenAnswer]) -> dict[str, SpokenAnswer]:
+        """Return the answers that their tenants have room for. Without keys nothing is counted."""
+        named = {id: each for id, each in said.items() if each.tenant}
+        reserved = await asyncio.gather(*(self._reserve_answer(id, each) for id, each in named.items()))
+        full = {id for id, fits in zip(named, reserved, strict=True) if not fits}
+        return {id: each for id, each in said.items() if id not in full}
+
+    async def _reserve_answer(self, id: str, said: SpokenAnswer) -> bool:
+        nbytes = len(said.transcript.encode()) + OVERHEAD_BYTES
+        try:
+            await self._store.reserve(self._account(said.tenant), f"audio:{id}", nbytes, self.seconds)
+        except LimitReached as error:
+            log.warning("the transcript of %s is not kept: %s", id, error)
+            return False
+        return True
 
     async def resolve_references(self, request: ChatRequest) -> ChatRequest:
         """``request`` with what was said in the place of ids of earlier answers.

@@ -6,7 +6,7 @@ from typing import Any
 from omnibus.api_key import hash_key
 from omnibus.errors import Unauthorized
 from omnibus.settings import GatewaySettings
-from omnibus.store import SECRET_PREFIX, ClientSecretRecord, Store
+from omnibus.store import OVERHEAD_BYTES, SECRET_PREFIX, ClientSecretRecord, Store
 from services.gateway.media.files import new_secret_id
 from services.gateway.openai.realtime.client_secrets import (
     ClientSecret,
@@ -16,18 +16,26 @@ from services.gateway.openai.realtime.client_secrets import (
     encode_update,
 )
 from services.gateway.openai.realtime.session import SessionUpdate
+from services.gateway.tenancy.shares import tenant_account
 from services.gateway.tenancy.tenant import current_tenant
+
+#: Client secrets of one tenant that are valid at a time.
+MAX_SECRETS = 1000
 
 
 class ClientSecrets:
     """Makes and reads client secrets, which are in the ``store``."""
 
     def __init__(self, settings: GatewaySettings, store: Store) -> None:
+        self._settings = settings
         self._asks_for_keys = settings.keys or bool(settings.keys_file)
         self._store = store
 
     async def create(self, wanted: ClientSecretRequest, shown: dict[str, Any]) -> ClientSecret:
-        """A new secret of the current tenant; ``shown`` is the session as it will be. Raises ``StoreUnavailable``."""
+        """A new secret of the current tenant; ``shown`` is the session as it will be.
+
+        Raises ``StoreUnavailable``, and ``Overloaded`` and ``LimitReached`` where the tenant has no room for it.
+        """
         seconds = (wanted.expires_after or SecretExpiry()).seconds
         key, value = current_tenant().key, new_secret_id(SECRET_PREFIX)
         record = ClientSecretRecord(
@@ -35,6 +43,13 @@ class ClientSecrets:
             expires=time.time() + seconds,
             key=key.sha256 if key is not None else "",
             is_operators=self._asks_for_keys and key is None,
+        )
+        await self._store.reserve(
+            tenant_account(self._settings),
+            f"secret:{hash_key(value)[:24]}",
+            len(record.session) + OVERHEAD_BYTES,
+            seconds,
+            MAX_SECRETS,
         )
         await self._store.put_client_secret(hash_key(value), record, seconds)
         return ClientSecret(value, int(record.expires), shown)

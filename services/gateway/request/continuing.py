@@ -14,15 +14,23 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from omnibus.bus import Bus, Delivery, subjects
-from omnibus.errors import BadRequest, Conflict, DeadlineExceeded, NotFound, OmnibusError, StoreUnavailable
+from omnibus.errors import (
+    BadRequest,
+    Conflict,
+    DeadlineExceeded,
+    LimitReached,
+    NotFound,
+    OmnibusError,
+    StoreUnavailable,
+)
 from omnibus.settings import GatewaySettings
-from omnibus.store import Store, StreamRecord
+from omnibus.store import OVERHEAD_BYTES, Store, StreamRecord
 from services.gateway.media.files import new_secret_id
 from services.gateway.openai.chat_request import ChatRequest
 from services.gateway.openai.chat_stream import ChatStream
@@ -31,6 +39,7 @@ from services.gateway.request.event_ids import NumberedStream, Position, parse_e
 from services.gateway.request.request import ClientRequest
 from services.gateway.request.token_ids import TokenIds
 from services.gateway.tenancy import tenant as tenants
+from services.gateway.tenancy.shares import tenant_account
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +79,9 @@ class ResumableStream:
         token: str,
         forget: "Callable[[ResumableStream, bool], None]",
         grown: "Callable[[ResumableStream], None]",
+        reserve: Callable[[str, StreamRecord, float], Awaitable[None]],
     ) -> None:
+        self._reserve = reserve
         self.token = token
         self.owner = secrets.token_hex(8)  # whoever sends it
         self.record: StreamRecord | None = None  # None: not promised
@@ -104,10 +115,12 @@ class ResumableStream:
             path=request.path,
             tenant=tenants.current_tenant().name,
         )
+        seconds = run.seconds_left + DEADLINE_GRACE_SECONDS
         try:
             async with asyncio.timeout(STORE_WAIT_SECONDS):
-                await self._store.put_stream(self.token, record, self.owner, run.seconds_left + DEADLINE_GRACE_SECONDS)
-        except (StoreUnavailable, TimeoutError) as error:
+                await self._reserve(self.token, record, seconds)
+                await self._store.put_stream(self.token, record, self.owner, seconds)
+        except (LimitReached, StoreUnavailable, TimeoutError) as error:
             log.warning("%s cannot be continued elsewhere: %s", run.id, error or "the store is silent")
             return
         self.record = record
@@ -214,7 +227,7 @@ class Continuations:
         return continued, record
 
     def _open_stream(self, token: str) -> ResumableStream:
-        made = ResumableStream(self._store, token, self._close_stream, self._on_tokens_added)
+        made = ResumableStream(self._store, token, self._close_stream, self._on_tokens_added, self._reserve_bytes)
         self._sent[made.owner] = made
         return made
 
@@ -222,7 +235,7 @@ class Continuations:
         self._sent.pop(continued.owner, None)
         self._unsaved.discard(continued)
         if whole and continued.record is not None:
-            self._start_task(self._forget_record(continued.token))
+            self._start_task(self._forget_record(continued.token, continued.record))
 
     def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -251,9 +264,16 @@ class Continuations:
         finally:
             self._saving = False
 
-    async def _forget_record(self, token: str) -> None:
+    async def _reserve_bytes(self, token: str, record: StreamRecord, seconds: float) -> None:
+        """Count a record for its tenant for ``seconds``. Raises ``LimitReached`` and ``StoreUnavailable``."""
+        if record.tenant:
+            account = tenant_account(self._settings, record.tenant)
+            await self._store.reserve(account, f"stream:{token}", len(record.body) + OVERHEAD_BYTES, seconds)
+
+    async def _forget_record(self, token: str, record: StreamRecord) -> None:
         try:
             await self._store.forget_stream(token, FINISHED_TTL_SECONDS)
+            await self._reserve_bytes(token, record, FINISHED_TTL_SECONDS)
         except StoreUnavailable as error:  # it expires by itself, later
             log.warning("a stream that has ended is kept until its deadline: %s", error)
 

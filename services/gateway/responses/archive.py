@@ -13,10 +13,11 @@ from omnibus.store import ResponseRecord, Store
 from services.gateway.openai.responses import items as wire_items
 from services.gateway.openai.responses.events import ending_event
 from services.gateway.openai.responses.request import parse_response_request
-from services.gateway.openai.responses.response import ResponseObject, encode_response, new_response
+from services.gateway.openai.responses.response import ResponseObject, encode_response, failed_response, new_response
 from services.gateway.openai.responses.sequence import EventSequence, NumberedEvent, item_of
 from services.gateway.responses.conversations import Conversations
 from services.gateway.responses.log import LogContent, ResponseLog
+from services.gateway.tenancy.shares import background_places, tenant_account
 
 log = logging.getLogger(__name__)
 
@@ -37,15 +38,23 @@ class ResponseArchive:
         self._holder = holder
 
     async def put_begun(self, record: ResponseRecord) -> None:
-        """Write down a response that this gateway makes. Raises ``StoreUnavailable``."""
-        settings = self._settings
-        await self._store.put_response(record, self._holder, b"", settings.response_kept, settings.responses)
+        """Write down a response that this gateway makes.
+
+        Raises ``StoreUnavailable``, and ``LimitReached`` and ``Overloaded`` where its tenant has no room for it.
+        """
+        await self._put(record, self._holder, b"")
 
     async def put_whole(self, record: ResponseRecord, response: ResponseObject) -> None:
         """Write down a response that has no log. Raises ``StoreUnavailable`` and ``TooLarge``."""
-        settings, final = self._settings, self._encode_final(response)
-        await self._store.put_response(record, "", final, settings.response_kept, settings.responses)
+        await self._put(record, "", self._encode_final(response))
         await self._extend_conversation(record, response)
+
+    async def _put(self, record: ResponseRecord, holder: str, final: bytes) -> None:
+        settings, tenant = self._settings, record.tenant
+        account, places = tenant_account(settings, tenant), background_places(settings, tenant)
+        await self._store.put_response(
+            record, holder, final, settings.response_kept, settings.responses, account, places
+        )
 
     async def put_end(self, record: ResponseRecord, response: ResponseObject) -> None:
         """Write down the end of a response that this gateway makes."""
@@ -69,9 +78,13 @@ class ResponseArchive:
         return response
 
     async def _store_end(self, record: ResponseRecord, response: ResponseObject, holder: str) -> bool:
-        kept = self._settings.response_kept
+        kept, account = self._settings.response_kept, tenant_account(self._settings, record.tenant)
         try:
-            return await self._store.end_response(record.id, holder, self._encode_final(response), kept)
+            try:
+                return await self._store.end_response(record, holder, self._encode_final(response), kept, account)
+            except TooLarge as error:  # its events went to its client: only what is stored says so
+                ended = self._encode_final(failed_response(msgspec.structs.replace(response, output=[]), error))
+                return await self._store.end_response(record, holder, ended, kept)
         except StoreUnavailable as error:  # the log has it, and whoever retrieves it writes it down
             log.warning("%s has ended, which the store does not know yet: %s", record.id, error)
             return False
@@ -87,7 +100,7 @@ class ResponseArchive:
 
     async def _extend_conversation(self, record: ResponseRecord, response: ResponseObject) -> None:
         if record.conversation and response.status in ("completed", "incomplete"):
-            await self._conversations.append_items(record.conversation, [*read_items(record), *response.output])
+            await self._conversations.extend(record.conversation, [*read_items(record), *response.output])
 
 
 class _LastEvent(msgspec.Struct):

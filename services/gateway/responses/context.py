@@ -46,13 +46,13 @@ class ResponseContext:
     """Counts and shortens what comes before answers of ``chat``; earlier responses are in ``store``."""
 
     def __init__(self, store: Store, chat: Chat) -> None:
-        self._store = store
+        self._history = history.HistoryReader(store, chat.runs.settings.history_bytes)
         self._chat = chat
 
     async def load(self, wanted: InputTokensRequest | CompactRequest) -> LoadedContext:
         """All that comes before an answer to ``wanted``. Raises as a response does."""
         request = wanted.to_response_request()
-        before = await history.load_history(self._store, request)
+        before = await self._history.load(request)
         items = history.resolve_references(request.items, before.items)
         return LoadedContext(to_chat(request, before.items, items, before.param), [*before.items, *items])
 

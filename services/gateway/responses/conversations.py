@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from omnibus.errors import BadRequest, NotFound, TooLarge
+from omnibus.errors import BadRequest, NotFound, OmnibusError
 from omnibus.settings import GatewaySettings
-from omnibus.store import ConversationRecord, Store
+from omnibus.store import ConversationLimits, ConversationRecord, Store
 from services.gateway.media.files import new_secret_id
 from services.gateway.openai.responses import items as wire_items
 from services.gateway.openai.responses.conversations import ConversationObject, ConversationRequest
@@ -17,6 +17,7 @@ from services.gateway.openai.responses.items import ItemReference
 from services.gateway.openai.responses.query import ListItemsQuery
 from services.gateway.openai.responses.response import ItemList
 from services.gateway.responses.history import MAX_ITEMS
+from services.gateway.tenancy.shares import tenant_account
 from services.gateway.tenancy.tenant import current_tenant
 
 CONVERSATION_ID = re.compile(r"conv_[0-9a-f]{48}")
@@ -36,7 +37,11 @@ class Conversations:
         record = ConversationRecord(new_secret_id("conv_"), time.time(), wanted.metadata or {}, current_tenant().name)
         await self._put(record)
         if items:
-            await self.append_items(record.id, items)
+            try:
+                await self.append_items(record, items)
+            except OmnibusError:
+                await self._store.drop_conversation(record)  # its client does not learn its id
+                raise
         return _to_object(record)
 
     async def retrieve(self, id: str) -> ConversationObject:
@@ -55,20 +60,29 @@ class Conversations:
 
     async def add_items(self, id: str, items: Sequence[wire_items.InputItem]) -> ItemList:
         """Append items that a client says. Raises ``NotFound``, ``BadRequest`` and ``TooLarge``."""
-        await self._find(id)
+        record = await self._find(id)
         kept = self._new_items(items)
-        await self.append_items(id, kept)
+        await self.append_items(record, kept)
         ids = [str(item.id) for item in kept]
         return ItemList(list(kept), ids[0], ids[-1], False)
 
-    async def append_items(self, id: str, items: Sequence[Any]) -> None:
+    async def append_items(self, record: ConversationRecord, items: Sequence[Any]) -> None:
         """Append ``items``, which have ids. Raises ``NotFound`` and ``TooLarge``."""
         bodies = {str(item.id): _encode(item) for item in items}
-        count = await self._store.extend_conversation(id, bodies, self._settings.response_kept, MAX_ITEMS)
+        settings = self._settings
+        count = await self._store.extend_conversation(
+            record,
+            bodies,
+            settings.response_kept,
+            ConversationLimits(MAX_ITEMS, settings.history_bytes),
+            tenant_account(settings, record.tenant),
+        )
         if not count:
-            raise _not_found(id)
-        if count < 0:
-            raise TooLarge(f"A conversation has {MAX_ITEMS} items at most: begin another one.", param="conversation")
+            raise _not_found(record.id)
+
+    async def extend(self, id: str, items: Sequence[Any]) -> None:
+        """Append the items of a response that belongs to conversation ``id``. Raises as ``append_items``."""
+        await self.append_items(await self._find(id), items)
 
     async def list_items(self, id: str, query: ListItemsQuery) -> ItemList:
         """Its items. Raises ``NotFound``, also for an unknown ``after``."""
@@ -92,7 +106,7 @@ class Conversations:
     async def delete_item(self, id: str, item: str) -> ConversationObject:
         """Forget one item. Raises ``NotFound``."""
         record = await self._find(id)
-        if not await self._store.drop_conversation_items(id, [item]):
+        if not await self._store.drop_conversation_items(record, [item]):
             raise NotFound(f"Item {item[:64]!r} not found.", param="item_id")
         return _to_object(record)
 
@@ -103,7 +117,9 @@ class Conversations:
         return record
 
     async def _put(self, record: ConversationRecord) -> None:
-        await self._store.put_conversation(record, self._settings.response_kept, self._settings.responses)
+        settings = self._settings
+        account = tenant_account(settings, record.tenant)
+        await self._store.put_conversation(record, settings.response_kept, settings.responses, account)
 
     @staticmethod
     def _new_items(items: Sequence[wire_items.InputItem]) -> list[wire_items.InputItem]:

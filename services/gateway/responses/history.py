@@ -5,13 +5,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from omnibus.errors import BadRequest, ProtocolError
+from omnibus.errors import BadRequest, ProtocolError, TooLarge
 from omnibus.graph import UNREADABLE
 from omnibus.store import ResponseRecord, Store, StoredResponse
 from services.gateway.openai.responses.items import InputItem, ItemReference, decode_items
 from services.gateway.openai.responses.request import ResponseRequest
 from services.gateway.openai.responses.response import decode_response
 from services.gateway.openai.responses.to_chat import output_as_input
+from services.gateway.tenancy.body_budget import current_upload
 from services.gateway.tenancy.tenant import current_tenant
 
 #: Responses behind one another, and items of a conversation, that are read for one request.
@@ -25,22 +26,54 @@ class EarlierItems(NamedTuple):
     param: str
 
 
-async def load_history(store: Store, wanted: ResponseRequest) -> EarlierItems:
-    """The items before those of ``wanted``. Raises ``BadRequest`` for what is unknown, or another tenant's."""
-    if wanted.previous_response_id is not None:
-        return EarlierItems(await _previous_items(store, wanted.previous_response_id), "previous_response_id")
-    if wanted.conversation_id:
-        return EarlierItems(await _conversation_items(store, wanted.conversation_id), "conversation")
-    return EarlierItems([], "")
+class HistoryBytes:
+    """Bytes of earlier items that one request reads: they are counted before they are read, ``most`` at most.
+
+    They count as the request's body does, so that one tenant's histories leave room for others at this gateway.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._count = 0
+        self._upload = current_upload()
+
+    def add(self, nbytes: int, param: str) -> None:
+        """``nbytes`` more are to be read. Raises ``TooLarge``, and ``Overloaded`` where this gateway has no room."""
+        if self._count + nbytes > self._most:
+            raise TooLarge(
+                f"What comes before this has more than {self._most} bytes (OMNIBUS_GATEWAY_HISTORY_BYTES): make it "
+                "short with /v1/responses/compact, delete items, or begin another conversation.",
+                param=param,
+            )
+        self._upload.count_bytes(self._count, self._count + nbytes)
+        self._count += nbytes
 
 
-async def load_record_history(store: Store, record: ResponseRecord) -> EarlierItems:
-    """The same for a response that was written down. Raises as ``load_history``."""
-    if record.previous:
-        return EarlierItems(await _previous_items(store, record.previous), "previous_response_id")
-    if record.conversation:
-        return EarlierItems(await _conversation_items(store, record.conversation), "conversation")
-    return EarlierItems([], "")
+class HistoryReader:
+    """Reads what was said before from ``store``, at most ``most_bytes`` for one request."""
+
+    def __init__(self, store: Store, most_bytes: int) -> None:
+        self._store = store
+        self._most = most_bytes
+
+    async def load(self, wanted: ResponseRequest) -> EarlierItems:
+        """The items before those of ``wanted``.
+
+        Raises ``BadRequest`` for what is unknown, or another tenant's, and ``TooLarge`` before too much is read.
+        """
+        return await self._load(wanted.previous_response_id, wanted.conversation_id)
+
+    async def load_of_record(self, record: ResponseRecord) -> EarlierItems:
+        """The same for a response that was written down. Raises as ``load``."""
+        return await self._load(record.previous or None, record.conversation)
+
+    async def _load(self, previous: str | None, conversation: str) -> EarlierItems:
+        size = HistoryBytes(self._most)
+        if previous is not None:
+            return EarlierItems(await _previous_items(self._store, previous, size), "previous_response_id")
+        if conversation:
+            return EarlierItems(await _conversation_items(self._store, conversation, size), "conversation")
+        return EarlierItems([], "")
 
 
 def resolve_references(items: Sequence[InputItem], history: Sequence[InputItem]) -> list[InputItem]:
@@ -61,9 +94,10 @@ def resolve_references(items: Sequence[InputItem], history: Sequence[InputItem])
     return found
 
 
-async def _previous_items(store: Store, id: str) -> list[InputItem]:
+async def _previous_items(store: Store, id: str, size: HistoryBytes) -> list[InputItem]:
     chain: list[StoredResponse] = []
     while id:
+        size.add(await store.response_bytes(id), "previous_response_id")
         stored = await store.response(id)
         if stored is None or not current_tenant().owns(stored.record.tenant):
             raise BadRequest(f"Previous response with id {id[:64]!r} not found.", param="previous_response_id")
@@ -76,7 +110,7 @@ async def _previous_items(store: Store, id: str) -> list[InputItem]:
     items: list[InputItem] = []
     for stored in reversed(chain):
         if stored.record.conversation:
-            items += await _conversation_items(store, stored.record.conversation)
+            items += await _conversation_items(store, stored.record.conversation, size)
             continue
         items += _own_items(stored)
     return items
@@ -89,10 +123,11 @@ def _own_items(stored: StoredResponse) -> list[InputItem]:
         raise ProtocolError(f"{stored.record.id} was written down by another build: {error}") from error
 
 
-async def _conversation_items(store: Store, id: str) -> list[InputItem]:
+async def _conversation_items(store: Store, id: str, size: HistoryBytes) -> list[InputItem]:
     record = await store.conversation(id)
     if record is None or not current_tenant().owns(record.tenant):
         raise BadRequest(f"Conversation with id {id[:64]!r} not found.", param="conversation")
+    size.add(await store.conversation_bytes(record), "conversation")
     page = await store.conversation_items(id, MAX_ITEMS)
     try:
         return [msgspec.json.decode(body, type=InputItem) for body in page.items.values()] if page else []

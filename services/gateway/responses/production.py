@@ -35,9 +35,12 @@ from services.gateway.responses.answer import AnswerReader, AnswerStep
 from services.gateway.responses.drawing import ImageDrawer
 from services.gateway.responses.log import LogContent, ResponseLog
 from services.gateway.tasks.chat import Chat
+from services.gateway.tenancy.deferred import revoked_error
 
 log = logging.getLogger(__name__)
 
+#: Reason for the end of a response whose API key was revoked.
+REVOKED = "revoked"
 #: Seconds until a response in the background is tried again that could not be made just now.
 _RETRY_PAUSE_SECONDS = 2.0
 #: Seconds that the log may take for the last event of a response that ends before its time, which its clients await.
@@ -98,7 +101,7 @@ class Production:
             self._task.add_done_callback(lambda _: over(self))
 
     async def stop(self, reason: str) -> None:
-        """End it now, for ``reason``: ``cancelled`` is the end of the response, others are not."""
+        """End it now, for ``reason``: ``cancelled`` and ``REVOKED`` are ends of the response, others are not."""
         self.stopped_for = self.stopped_for or reason
         if self._task is not None:
             self._task.cancel()
@@ -171,6 +174,9 @@ class Production:
                 await self._make_once(events, sequence)
                 return
             except asyncio.CancelledError:
+                if self.stopped_for == REVOKED:
+                    await self._end_early(failed_response(events.response, revoked_error()), revoked_error())
+                    return
                 if self.stopped_for == "cancelled":
                     stopped = GatewayStopping("the response was cancelled, which its log does not say: NATS is silent")
                     await self._end_early(msgspec.structs.replace(events.response, status="cancelled"), stopped)

@@ -4,12 +4,14 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Coroutine
+from contextlib import ExitStack
 from typing import Any
 
 from omnibus.bus import Bus
 from omnibus.errors import (
     BadRequest,
     CannotContinue,
+    KeyRevoked,
     NotFound,
     OmnibusError,
     StageFailed,
@@ -36,13 +38,14 @@ from services.gateway.responses.archive import (
     with_status,
 )
 from services.gateway.responses.conversations import Conversations, page_items
-from services.gateway.responses.history import EarlierItems, load_history
+from services.gateway.responses.history import EarlierItems
 from services.gateway.responses.holders import HolderQuestion, Holders
 from services.gateway.responses.log import LogContent, LogReader, read_log
-from services.gateway.responses.production import FollowedProduction, Production, ProductionSpec
-from services.gateway.responses.specs import MAX_OPEN, ProductionSpecs
+from services.gateway.responses.production import REVOKED, FollowedProduction, Production, ProductionSpec
+from services.gateway.responses.specs import ProductionSpecs
 from services.gateway.tasks.chat import Chat
-from services.gateway.tenancy.tenant import Tenant, acting_as, current_tenant
+from services.gateway.tenancy.deferred import DeferredWork
+from services.gateway.tenancy.tenant import acting_as, current_tenant
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +53,8 @@ log = logging.getLogger(__name__)
 MAX_ATTEMPTS = 5
 #: Seconds between two looks for responses whose gateway is gone.
 _ADOPTION_INTERVAL_SECONDS = 1.0
+#: Responses in the background that one look takes up at most.
+_MAX_LOOKED_AT = 1024
 #: Seconds that a request for the end of a response waits for the gateway that makes it.
 _END_WAIT_SECONDS = 5.0
 _END_POLL_SECONDS = 0.05
@@ -58,7 +63,16 @@ _END_POLL_SECONDS = 0.05
 class Responses:
     """Makes responses by ``chat``; those that are stored are in ``store``, their events on the ``bus``."""
 
-    def __init__(self, settings: GatewaySettings, store: Store, bus: Bus, chat: Chat, gateway: str) -> None:
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        store: Store,
+        bus: Bus,
+        chat: Chat,
+        gateway: str,
+        deferred: DeferredWork | None = None,
+    ) -> None:
+        self._deferred = deferred or DeferredWork()
         self._settings = settings
         self._store = store
         self._bus = bus
@@ -114,7 +128,7 @@ class Responses:
 
     async def load_history(self, wanted: ResponseRequest) -> EarlierItems:
         """The items before those of ``wanted``. Raises ``BadRequest`` for what is unknown, or another tenant's."""
-        return await load_history(self._store, wanted)
+        return await self.specs.history.load(wanted)
 
     async def retrieve(self, id: str) -> ResponseObject:
         """A response as it is now. Raises ``NotFound``."""
@@ -185,13 +199,18 @@ class Responses:
     # Making
 
     def _start(self, spec: ProductionSpec) -> Production:
-        production = Production(spec, self._chat, self.specs.chats)
+        production, tenant = Production(spec, self._chat, self.specs.chats), current_tenant()
         self._made[spec.response.id] = production
+        held = ExitStack()
+        if production.is_background:  # others count as the requests of those who follow them
+            held.enter_context(self._deferred.counted(tenant))
         production.start()
-        production.on_over(self._on_over)
+        production.on_over(lambda over: self._on_over(over, held))
+        held.enter_context(self._deferred.stopped_by(tenant, lambda: self._spawn(production.stop(REVOKED))))
         return production
 
-    def _on_over(self, production: Production) -> None:
+    def _on_over(self, production: Production, held: ExitStack) -> None:
+        held.close()
         self._made.pop(production.response.id, None)
         stored = production.spec.log is not None and not production.response.is_over
         if stored and production.stopped_for != "deleted":
@@ -236,7 +255,12 @@ class Responses:
         if record.deadline < time.time():
             await self._archive.end_early(record, content, with_status(record, "cancelled"))
             return None
-        with acting_as(Tenant(record.tenant, record.weight)):
+        try:
+            tenant = self._deferred.find_tenant(record.tenant, record.weight, record.key)
+        except KeyRevoked as error:
+            await self._archive.end_early(record, content, failed_response(response_of(record), error))
+            return None
+        with acting_as(tenant):
             try:
                 return self._start(await self.specs.resume(record, content))
             except OmnibusError as error:
@@ -254,7 +278,7 @@ class Responses:
         while True:
             await asyncio.sleep(_ADOPTION_INTERVAL_SECONDS)
             try:
-                for id, stored in (await self._store.open_responses(MAX_OPEN)).items():
+                for id, stored in (await self._store.open_responses(_MAX_LOOKED_AT)).items():
                     if id not in self._made and not await self._is_held(stored):
                         await self._adopt(stored)
             except OmnibusError as error:

@@ -5,7 +5,7 @@ from functools import partial
 from typing import NamedTuple
 
 from omnibus.bus import Bus
-from omnibus.errors import Overloaded, Rejected, TooLarge
+from omnibus.errors import Rejected, TooLarge
 from omnibus.settings import GatewaySettings
 from omnibus.store import ResponseRecord, Store
 from services.gateway.apps.chat import AppChats
@@ -20,14 +20,11 @@ from services.gateway.request.request import ClientRequest
 from services.gateway.responses import history
 from services.gateway.responses.archive import MAX_STORED_BYTES, ResponseArchive
 from services.gateway.responses.drawing import ImageDrawer, ImageDrawers
-from services.gateway.responses.history import EarlierItems
+from services.gateway.responses.history import EarlierItems, HistoryReader
 from services.gateway.responses.log import LogContent, ResponseLog
 from services.gateway.responses.production import ProductionSpec
 from services.gateway.tasks.chat import Chat
 from services.gateway.tenancy.tenant import current_tenant
-
-#: Responses that are made in the background at a time, at all gateways.
-MAX_OPEN = 256
 
 
 class _ReadRequest(NamedTuple):
@@ -43,10 +40,10 @@ class ProductionSpecs:
 
     def __init__(self, settings: GatewaySettings, store: Store, bus: Bus, chat: Chat, archive: ResponseArchive) -> None:
         self._settings = settings
-        self._store = store
         self._bus = bus
         self._chat = chat
         self._archive = archive
+        self.history = HistoryReader(store, settings.history_bytes)
         #: Those of apps too, once there are any.
         self.chats: Chat | AppChats = chat
         #: What draws images of responses, once there is anything.
@@ -65,7 +62,7 @@ class ProductionSpecs:
         Raises ``OmnibusError``, and ``QuoteReady``.
         """
         if before is None:
-            before = await history.load_history(self._store, wanted)
+            before = await self.history.load(wanted)
         items, asked, drawer = self._read_request(wanted, before)
         seed = asked.request.seed
 
@@ -98,7 +95,7 @@ class ProductionSpecs:
     async def resume(self, record: ResponseRecord, content: LogContent) -> ProductionSpec:
         """The spec of a response that was written down, and has come to ``content``."""
         wanted = parse_response_request(record.request)
-        _, asked, drawer = self._read_request(wanted, await history.load_record_history(self._store, record))
+        _, asked, drawer = self._read_request(wanted, await self.history.load_of_record(record))
         if drawer is not None and record.images >= 0:
             drawer.limit_images(ImageAllowance(record.images, record.image_path))
         return ProductionSpec(
@@ -145,6 +142,7 @@ class ProductionSpecs:
             path=run.pinned,
             tenant=tenant.name,
             weight=tenant.weight,
+            key=tenant.key.sha256 if tenant.key is not None else "",
             previous=wanted.previous_response_id or "",
             conversation=wanted.conversation_id,
             background=background,
@@ -156,8 +154,6 @@ class ProductionSpecs:
     async def _stored_spec(self, spec: ProductionSpec, record: ResponseRecord) -> ProductionSpec:
         """``spec`` of a response that is kept; one in the background is written down at once."""
         if record.background:
-            if await self._store.count_open_responses() >= MAX_OPEN:
-                raise Overloaded("as many responses are made in the background as there may be: try again later")
             await self._archive.put_begun(record)
         return spec._replace(
             deadline=record.deadline if record.background else 0.0,

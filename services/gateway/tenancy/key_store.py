@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from omnibus.store import Store
 log = logging.getLogger(__name__)
 
 #: Seconds between two looks at the file: secrets that are mounted change under a running service.
-POLL_SECONDS = 5.0
+POLL_SECONDS = 1.0
 
 
 class KeyView(NamedTuple):
@@ -32,7 +32,9 @@ class KeyView(NamedTuple):
 class KeyStore:
     """Follows both sources. A store or a file that cannot be read leaves what was known in force."""
 
-    def __init__(self, settings: GatewaySettings, store: Store, changed: Callable[[set[str]], None]) -> None:
+    def __init__(
+        self, settings: GatewaySettings, store: Store, changed: Callable[[Mapping[str, KeyRecord]], None]
+    ) -> None:
         self._file = Path(settings.keys_file) if settings.keys_file else None
         self._store = store if settings.keys else None
         self._changed = changed
@@ -40,6 +42,8 @@ class KeyStore:
         self._of_store: dict[str, KeyRecord] = {}
         self._seen: tuple[int, int] | None = None
         self.records: dict[str, KeyRecord] = {}
+        #: Whether all sources were read: before that a key that is not among ``records`` may be valid.
+        self.is_loaded = self._store is None
 
     def load_file(self) -> None:
         """Read the file. Raises ``BadRequest``: who names one means it."""
@@ -66,6 +70,7 @@ class KeyStore:
         async for found in store.key_changes():
             self._of_store = found
             self._merge_records()
+            self.is_loaded = True
 
     async def _follow_file(self, path: Path) -> None:
         while True:
@@ -88,7 +93,7 @@ class KeyStore:
     def _merge_records(self) -> None:
         """Merge the records of both sources; for a key in both, the file's record holds."""
         self.records = {**self._of_store, **self._of_file}
-        self._changed(set(self.records))
+        self._changed(self.records)
         log.info("%d API keys of %d tenants", len(self.records), len({each.tenant for each in self.records.values()}))
 
 

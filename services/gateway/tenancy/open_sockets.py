@@ -8,6 +8,7 @@ from omnibus.errors import GatewayStopping, Overloaded
 from omnibus.metrics import GATEWAY
 from omnibus.settings import GatewaySettings
 from services.gateway.tenancy.rate_limits import RateLimits
+from services.gateway.tenancy.shares import tenant_share
 from services.gateway.tenancy.tenant import current_tenant
 
 
@@ -32,8 +33,10 @@ class OpenSockets:
         tenant, limit = current_tenant(), self._settings.realtime_sessions
         if self._stopping.is_set():
             raise GatewayStopping(f"this gateway is stopping: connect again, another gateway will take the {self._one}")
-        share = limit if tenant.key is None else max(1, int(limit * self._settings.tenant_share))
-        if self.count >= limit or self._open.get(tenant.name, 0) >= share:
+        share = tenant_share(self._settings, limit, tenant.name if tenant.key is not None else "")
+        own, tenants = self._open.get(tenant.name, 0), len({*self._open, tenant.name})
+        # When all places are taken, a tenant with less than an equal part of them still gets one.
+        if own >= share or (self.count >= limit and own >= limit // tenants):
             GATEWAY.rejection_counter("", "sessions").inc()
             raise Overloaded(f"as many {self._many} are open as there may be: try again later", reason="sessions")
         self._open[tenant.name] = self._open.get(tenant.name, 0) + 1

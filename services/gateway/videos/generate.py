@@ -26,7 +26,8 @@ from services.gateway.tasks.resolve import (
     rename_params,
     request_class,
 )
-from services.gateway.tenancy.tenant import Tenant, acting_as
+from services.gateway.tenancy.deferred import DeferredWork
+from services.gateway.tenancy.tenant import acting_as
 from services.gateway.videos import job_payload
 from services.gateway.videos.job_payload import ActiveInvocation, VideoJobSpec
 from services.gateway.videos.lease import JobLease
@@ -52,7 +53,10 @@ class VideoGenerator:
     Images that they begin with are in ``store``.
     """
 
-    def __init__(self, runs: RequestFactory, store: Store, films: VideoFiles, seconds: float) -> None:
+    def __init__(
+        self, runs: RequestFactory, store: Store, films: VideoFiles, seconds: float, deferred: DeferredWork
+    ) -> None:
+        self._deferred = deferred
         self._runs = runs
         self._store = store
         self._films = films
@@ -114,11 +118,21 @@ class VideoGenerator:
             self._runs.dispatcher.stop_invocation(sent.id, sent.executors)
 
     async def make_video(self, job: JobRecord, lease: JobLease) -> None:
-        """Make the video of ``job``, which is held by ``lease``. Raises ``OmnibusError``."""
+        """Make the video of ``job``, held by ``lease``, under the key of its client. Raises ``OmnibusError``."""
         asked = job_payload.decode_job(job)
+        tenant = self._deferred.find_tenant(asked.tenant, asked.weight, job.key)
+        self._deferred.check_room(tenant)
+        with self._deferred.counted(tenant), acting_as(tenant):
+            await self._make_for_tenant(job, asked, lease)
+
+    async def wait_revoked(self, job: JobRecord) -> None:
+        """Return when the key of ``job`` is revoked. Raises as ``DeferredWork.find_tenant``."""
+        asked = job_payload.decode_job(job)
+        await self._deferred.wait_revoked(self._deferred.find_tenant(asked.tenant, asked.weight, job.key))
+
+    async def _make_for_tenant(self, job: JobRecord, asked: VideoJobSpec, lease: JobLease) -> None:
         task = self._tasks.get_task(asked.model)
-        with acting_as(Tenant(asked.tenant, asked.weight)):
-            run = self._runs.open_request(APP, asked.model, seed=asked.wish["seed"], pinned=asked.path)
+        run = self._runs.open_request(APP, asked.model, seed=asked.wish["seed"], pinned=asked.path)
         run.disable_queue_limit()
         run.deadline = job.until
         with rename_params(_CLIENT_PARAM_NAMES, REFERENCE if asked.image else ""):

@@ -13,7 +13,7 @@ from omnibus.errors import BadRequest, ProtocolError, StoreUnavailable, TooLarge
 from omnibus.metrics import GATEWAY
 from omnibus.service import until_cancelled
 from omnibus.settings import GatewaySettings
-from omnibus.store import JobRecord, JobRules, Store
+from omnibus.store import OVERHEAD_BYTES, JobRecord, Store
 from services.gateway.files.object_storage import ObjectStorage
 from services.gateway.http.ranges import Content
 from services.gateway.media.files import new_secret_id
@@ -23,6 +23,8 @@ from services.gateway.media.peers import MediaPeers
 from services.gateway.openai.videos import REFERENCE, ListQuery, Variant, Video, VideoList, VideoRequest
 from services.gateway.pricing.headers import NO_PRICES, PriceOptions
 from services.gateway.request.factory import RequestFactory
+from services.gateway.tenancy.deferred import DeferredWork
+from services.gateway.tenancy.shares import put_counted_job, tenant_account
 from services.gateway.tenancy.tenant import current_tenant
 from services.gateway.videos import job_payload
 from services.gateway.videos.generate import VideoGenerator
@@ -46,17 +48,20 @@ class Videos:
     """Jobs are in the store, what they make in the media directory of the gateway that made it, or in a bucket."""
 
     def __init__(
-        self, settings: GatewaySettings, store: Store, runs: RequestFactory, peers: MediaPeers | None = None
+        self,
+        settings: GatewaySettings,
+        store: Store,
+        runs: RequestFactory,
+        peers: MediaPeers | None = None,
+        deferred: DeferredWork | None = None,
     ) -> None:
+        deferred = deferred or DeferredWork()
         self._settings = settings
         self.store = self._store = store
         objects = ObjectStorage.of_results(settings)
         self._films: VideoFiles = VideoStorage(settings, peers) if objects is None else VideoObjects(settings, objects)
-        self._filming = VideoGenerator(runs, store, self._films, settings.video_kept)
+        self._filming = VideoGenerator(runs, store, self._films, settings.video_kept, deferred)
         self._worker = VideoWorker(settings, store, self._films, self._filming, self._on_job_ended)
-        self._rules = JobRules(settings.videos_open, settings.videos_kept)
-        shares = (max(1, int(each * settings.tenant_share)) for each in (settings.videos_open, settings.videos_kept))
-        self._tenant_rules = JobRules(settings.videos_open, settings.videos_kept, *shares)
         self._mirror = JobMirror(store, self._films, settings.videos_kept, settings.video_lease)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -98,7 +103,7 @@ class Videos:
         self._check_limits(request)
         self._filming.check_family_limits(asked.model, request)
         pinned = await self._filming.choose_path(asked.model, request, pinned, prices)
-        tenant = current_tenant().name
+        tenant, key = current_tenant().name, current_tenant().key
         await self._films.check_capacity(self._mirror.ids_of(tenant) if tenant else None)
         now = time.time()
         until = now + self._settings.video_deadline
@@ -111,6 +116,7 @@ class Videos:
             until=until,
             expires=until + self._settings.video_kept,
             tenant=tenant,
+            key=key.sha256 if key is not None else "",
         )
         await self._put_job(job, first)
         self._mirror.put(job)
@@ -118,18 +124,22 @@ class Videos:
         return job_payload.video_view(job)
 
     async def _put_job(self, job: JobRecord, first: InspectedMedia | None) -> None:
-        """Write ``job`` down, and the image that it begins with before it. Raises ``Overloaded``."""
+        """Write ``job`` down, and its first image before it. Raises ``Overloaded`` and ``LimitReached``."""
+        settings = self._settings
         if first is not None:
-            await self._store.put_job_file(KIND, job.id, first.data, job.until - job.created + _IMAGE_GRACE_SECONDS)
+            seconds, account = job.until - job.created + _IMAGE_GRACE_SECONDS, tenant_account(settings, job.tenant)
+            await self._store.reserve(account, _image_member(job.id), len(first.data) + OVERHEAD_BYTES, seconds)
+            await self._store.put_job_file(KIND, job.id, first.data, seconds)
         try:
-            await self._store.put_job(KIND, job, self._tenant_rules if job.tenant else self._rules)
+            await put_counted_job(settings, self._store, KIND, job, settings.videos_open, settings.videos_kept)
         except BaseException:
-            await self._drop_image(job.id)
+            await self._drop_image(job)
             raise
 
-    async def _drop_image(self, id: str) -> None:
+    async def _drop_image(self, job: JobRecord) -> None:
         with suppress(StoreUnavailable):  # it expires by itself
-            await self._store.drop_job_file(KIND, id)
+            await self._store.drop_job_file(KIND, job.id)
+            await self._store.release(job.tenant, _image_member(job.id))
 
     async def show_video(self, id: str) -> Video:
         """Raises ``NotFound``."""
@@ -155,7 +165,8 @@ class Videos:
         job = await self._find_job(id)
         if not await self._store.drop_job(KIND, id):
             raise job_payload.video_not_found()
-        await self._drop_image(id)
+        await self._drop_image(job)
+        await self._store.release(job.tenant, f"job:{KIND}:{id}")
         self._filming.stop_invocations(job)
         self._mirror.remove(id)
         self._worker.lose_lease(id)
@@ -219,11 +230,15 @@ class Videos:
     async def _on_job_ended(self, job: JobRecord, ours: bool) -> None:
         """A job ended here. If it was not ``ours`` any more and nobody knows it, neither is its film."""
         if ours and job_payload.decode_job(job).image is not None:
-            await self._drop_image(job.id)
+            await self._drop_image(job)
         if ours:
             self._mirror.put(job)
         elif await self._store.job(KIND, job.id) is None:
             await self._films.remove_files(job.id)
+
+
+def _image_member(id: str) -> str:
+    return f"jobfile:{KIND}:{id}"
 
 
 def _image_field(first: InspectedMedia | None) -> dict[str, Any]:

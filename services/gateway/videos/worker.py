@@ -23,6 +23,7 @@ from omnibus.metrics import GATEWAY
 from omnibus.service import until_cancelled
 from omnibus.settings import GatewaySettings
 from omnibus.store import REREAD_SECONDS, JobRecord, Store
+from services.gateway.tenancy.deferred import revoked_error
 from services.gateway.videos.generate import VideoGenerator
 from services.gateway.videos.job_payload import KIND, decode_job, encode
 from services.gateway.videos.lease import JobLease
@@ -130,10 +131,14 @@ class VideoWorker:
         loop = asyncio.get_running_loop()
         making = loop.create_task(self._make_video(job, lease), name=f"{job.id} made")
         keeping = loop.create_task(lease.hold_until_lost(), name=f"{job.id} kept")
+        watching = loop.create_task(self._watch_key(job), name=f"{job.id} watched")
         try:
-            await asyncio.wait({making, keeping}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({making, keeping, watching}, return_when=asyncio.FIRST_COMPLETED)
             if making.done():
                 await self._settle_job(job, lease, making.result())
+            elif watching.done():
+                await until_cancelled(making)
+                await self._settle_job(job, lease, revoked_error())
             else:
                 log.info("%s is not held here any more: it was removed, or another gateway goes on", job.id)
                 await until_cancelled(making)
@@ -145,8 +150,15 @@ class VideoWorker:
                     await self._release_job(job, lease.owner)
             raise
         finally:
-            await until_cancelled(making)
-            await until_cancelled(keeping)
+            for task in (making, keeping, watching):
+                await until_cancelled(task)
+
+    async def _watch_key(self, job: JobRecord) -> None:
+        """Return when the key of ``job`` is revoked while it is being made; what is wrong before that is its end."""
+        try:
+            await self._filming.wait_revoked(job)
+        except OmnibusError:
+            await asyncio.Event().wait()
 
     async def _make_video(self, job: JobRecord, lease: JobLease) -> OmnibusError | None:
         """Make the video; returns what went wrong."""

@@ -21,11 +21,12 @@ Keys, under ``<prefix>:``
 ``response:<id>``                                hash: a stored response, its holder and its final body
 ``responses:of:<tenant>``, ``responses:open``    ids of responses by when they came; of those made in the background
 ``conversation:<id>``, ``:items``, ``:order``    a conversation, its items by id, and their order
+``held:<tenant>``, ``held:<tenant>:bytes``       what a tenant holds here by when it expires; its bytes, and their sum
 ``conversations:of:<tenant>``                    ids of conversations by when they came
 ``job:<kind>:<id>``                              hash: a job, its request, status, owner and outcome, until it expires
 ``jobfile:<kind>:<id>``                          the file that a job is made of, until it expires
 ``jobs:<kind>:made``, ``:due``, ``:ends``        ids of jobs by when they came, are due for a worker, are forgotten
-``jobs:<kind>:removed``                          ids of jobs that were removed, for a while
+``jobs:<kind>:removed``, ``:turns``              ids of jobs that were removed, for a while; tenants by their last turn
 ``jobs:<kind>:life``                             a random word that is gone when the store has lost everything
 ``secret:<sha256>``                              a client secret of ``/v1/realtime``, until it expires
 ``history:<step>:<start>``, ``history:lead``     hash of counts within a span of time; the gateway that counts stages
@@ -36,6 +37,8 @@ Each change is one function on the server that refuses whoever is late, so that 
 the last writer's.
 """
 
+from omnibus.store.accounts import NO_LIMIT, OVERHEAD_BYTES, AccountTotal, TenantAccount
+from omnibus.store.accounts import AccountStore as _Accounts
 from omnibus.store.adapters import AdapterRecord
 from omnibus.store.adapters import AdapterStore as _Adapters
 from omnibus.store.apps import AppConflict
@@ -54,7 +57,14 @@ from omnibus.store.keys import ApiKeyStore as _Keys
 from omnibus.store.plans import PlanHistoryEntry, PlanLed, PlanProblem, PlanState, StaleEpoch, plan_mark
 from omnibus.store.plans import PlanStore as _Plans
 from omnibus.store.profiles import ProfileStore as _Profiles
-from omnibus.store.responses import ConversationRecord, ItemPage, ResponseRecord, StoredResponse
+from omnibus.store.responses import (
+    BackgroundPlaces,
+    ConversationLimits,
+    ConversationRecord,
+    ItemPage,
+    ResponseRecord,
+    StoredResponse,
+)
 from omnibus.store.responses import ResponseStore as _Responses
 from omnibus.store.scores import ScoreStore as _Scores
 from omnibus.store.spoken_answers import SpokenAnswer
@@ -63,12 +73,17 @@ from omnibus.store.streams import StreamRecord
 from omnibus.store.streams import StreamStore as _Streams
 
 __all__ = [
+    "NO_LIMIT",
+    "OVERHEAD_BYTES",
     "REREAD_SECONDS",
     "SECRET_PREFIX",
+    "AccountTotal",
     "AdapterRecord",
     "AppConflict",
+    "BackgroundPlaces",
     "Bucket",
     "ClientSecretRecord",
+    "ConversationLimits",
     "ConversationRecord",
     "ItemPage",
     "JobRecord",
@@ -85,6 +100,7 @@ __all__ = [
     "Store",
     "StoredResponse",
     "StreamRecord",
+    "TenantAccount",
     "plan_mark",
 ]
 
@@ -104,6 +120,7 @@ class Store(
     _Responses,
     _Secrets,
     _History,
+    _Accounts,
     _Dump,
 ):
     """A connection to the store. Every command is bounded by ``settings.timeout`` seconds, and so is its wait for a

@@ -3,15 +3,16 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from redis.exceptions import ConnectionError as LostConnection
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 
 from omnibus.concurrency import keep_cancellation
-from omnibus.errors import StoreUnavailable
+from omnibus.errors import StoreFull, StoreUnavailable
 from omnibus.settings import StoreSettings
 from omnibus.store.batches import CommandBatches
 from omnibus.store.own_connection import OwnConnection
@@ -28,9 +29,11 @@ RETRY_PAUSE_SECONDS = 0.5
 #: Commands that have a connection at the same time: others wait. Followers of channels keep connections beside them.
 MAX_COMMANDS = 64
 
-_LIBRARY = Path(__file__).with_name("functions.lua").read_text()
+_LIBRARY = "".join(Path(__file__).with_name(f"{name}.lua").read_text() for name in ("functions", "tenant_limits"))
 #: What a server says that has been restarted, or whose functions are of another build.
 _UNKNOWN_FUNCTION = "Function not found"
+#: What a server says of commands of a transaction when it has reached its ``maxmemory``.
+_OUT_OF_MEMORY = "command not allowed when used memory > 'maxmemory'"
 #: First words of what the functions on the server refuse.
 _REFUSALS = ("STALE", "LED", "TAKEN", "ORPHAN", "FULL")
 
@@ -76,7 +79,8 @@ class StoreConnection:
 
     async def _run_function(self, function: str, keys: Sequence[str], *arguments: str) -> Any:
         """Run a function of ours on the server. Raises ``FunctionRefused`` and ``StoreUnavailable``."""
-        await self.open()  # a restarted server has forgotten its functions
+        with suppress(StoreFull):  # a server without memory takes no library, and still runs the one that it has
+            await self.open()  # a restarted server has forgotten its functions
         return await self._run_command(self._redis.fcall(function, len(keys), *map(self._redis_key, keys), *arguments))
 
     async def _run_known_function(self, function: str, keys: Sequence[str], *arguments: Any) -> Any:
@@ -142,6 +146,11 @@ class StoreConnection:
         except ResponseError as error:
             if str(error).startswith(_REFUSALS):
                 raise FunctionRefused(str(error)) from error
+            if isinstance(error, OutOfMemoryError) or _OUT_OF_MEMORY in str(error):
+                raise StoreFull(
+                    f"the store at {redact_url(self._settings.url)} has reached its maxmemory: delete responses, "
+                    "conversations or jobs, wait until some expire, or give it more"
+                ) from error
             raise StoreUnavailable(f"the store at {redact_url(self._settings.url)} refuses: {error}") from error
         except (RedisError, OSError, TimeoutError) as error:
             raise StoreUnavailable(f"no store at {redact_url(self._settings.url)}: {describe_error(error)}") from error

@@ -1,6 +1,11 @@
 #!lua name=omnibus
 -- What must happen in one step. Refusals begin with a word that omnibus.store reads: STALE, LED, TAKEN, ORPHAN, FULL.
 
+-- Register what ends, frees or continues: it has to work on a server that has reached its maxmemory, too.
+local function register_always(name, callback)
+  redis.register_function { function_name = name, callback = callback, flags = { 'allow-oom' } }
+end
+
 -- A document as a table; an empty one when it cannot be read, for another build may have written it.
 local function read(text)
   local fine, found = pcall(cjson.decode, text or '{}')
@@ -53,7 +58,7 @@ redis.register_function('omnibus_stage_plan', function(keys, args)
   return epoch
 end)
 
-redis.register_function('omnibus_unstage_plan', function(keys, args)
+register_always('omnibus_unstage_plan', function(keys, args)
   local staged, lead, channel = keys[1], keys[2], keys[3]
   local leader = redis.call('GET', lead)
   if redis.call('EXISTS', staged) == 0 or (leader and leader ~= args[1]) then return 0 end
@@ -62,14 +67,14 @@ redis.register_function('omnibus_unstage_plan', function(keys, args)
   return 1
 end)
 
-redis.register_function('omnibus_lead_plan', function(keys, args)
+register_always('omnibus_lead_plan', function(keys, args)
   local leader = redis.call('GET', keys[1])
   if leader and leader ~= args[1] then return 0 end
   redis.call('SET', keys[1], args[1], 'PX', args[2])
   return 1
 end)
 
-redis.register_function('omnibus_pin_plan', function(keys, args)
+register_always('omnibus_pin_plan', function(keys, args)
   local pin, plans, channel = keys[1], keys[2], keys[3]
   if args[1] == '0' then
     redis.call('DEL', pin)
@@ -145,7 +150,7 @@ redis.register_function('omnibus_put_app', function(keys, args)
   return 1
 end)
 
-redis.register_function('omnibus_drop_app', function(keys, args)
+register_always('omnibus_drop_app', function(keys, args)
   local apps, channel, sources = keys[1], keys[2], keys[3]
   local before = redis.call('HGET', apps, args[1])
   if not before then return 0 end
@@ -190,21 +195,26 @@ local function forget_old(keys, time)
   redis.call('ZREMRANGEBYSCORE', keys[6], '-inf', whole(time))
 end
 
--- How many members of a set of jobs are of a tenant.
+-- How many members of a set of jobs are of a tenant, and of how many tenants all members are, this one included.
 local function count_of(keys, set, tenant)
-  local count = 0
+  local counts, tenants = { [tenant] = 0 }, 1
   for _, id in ipairs(redis.call('ZRANGE', keys[set], 0, -1)) do
-    if (redis.call('HGET', keys[4] .. id, 'tenant') or '') == tenant then count = count + 1 end
+    local name = redis.call('HGET', keys[4] .. id, 'tenant') or ''
+    if not counts[name] then counts[name], tenants = 0, tenants + 1 end
+    counts[name] = counts[name] + 1
   end
-  return count
+  return counts[tenant], tenants
 end
 
--- The first limit that one more job of a tenant would break. A limit of 0 is none.
+-- The first limit that one more job of a tenant would break. A limit of 0 is none. When all places are taken, a tenant
+-- with less than an equal part of them still gets one.
 local function limit_reached(keys, tenant, open, kept, tenant_open, tenant_kept)
-  if redis.call('ZCARD', keys[2]) >= tonumber(open) then return 'open' end
-  if redis.call('ZCARD', keys[1]) >= tonumber(kept) then return 'kept' end
-  if tonumber(tenant_open) > 0 and count_of(keys, 2, tenant) >= tonumber(tenant_open) then return 'tenant_open' end
-  if tonumber(tenant_kept) > 0 and count_of(keys, 1, tenant) >= tonumber(tenant_kept) then return 'tenant_kept' end
+  for _, each in ipairs({ { 2, 'open', open, tenant_open }, { 1, 'kept', kept, tenant_kept } }) do
+    local set, name, most, most_of_tenant = each[1], each[2], tonumber(each[3]), tonumber(each[4])
+    local own, tenants = count_of(keys, set, tenant)
+    if redis.call('ZCARD', keys[set]) >= most and own >= math.floor(most / tenants) then return name end
+    if most_of_tenant > 0 and own >= most_of_tenant then return 'tenant_' .. name end
+  end
   return nil
 end
 
@@ -260,7 +270,7 @@ end)
 
 -- What there is, for one who remembers some jobs: the word of this server's life; then id, status, attempt and end of
 -- the newest jobs; then which of the remembered ones were removed, and which are lost.
-redis.register_function('omnibus_review_jobs', function(keys, args)
+register_always('omnibus_review_jobs', function(keys, args)
   forget_old(keys, now())
   redis.call('SET', keys[7], args[1], 'NX')
   local states, removed, lost = {}, {}, {}
@@ -280,18 +290,50 @@ redis.register_function('omnibus_review_jobs', function(keys, args)
   return { redis.call('GET', keys[7]), states, removed, lost }
 end)
 
-redis.register_function('omnibus_take_job', function(keys, args)
+-- The jobs that are due, the jobs at work by tenant, and when the next job may be due.
+local function survey_jobs(keys, time)
+  local due, working, next = {}, {}, nil
+  local all = redis.call('ZRANGE', keys[2], 0, -1, 'WITHSCORES')
+  for at = 1, #all, 2 do
+    local id, when = all[at], tonumber(all[at + 1])
+    local job = redis.call('HMGET', keys[4] .. id, 'tenant', 'owner')
+    local tenant = job[1] or ''
+    if redis.call('EXISTS', keys[4] .. id) == 0 then
+      forget(keys, id) -- the server was short of memory, or somebody has removed it by hand
+    elseif when <= time then
+      table.insert(due, { id = id, tenant = tenant })
+    else
+      next = next or when
+      if (job[2] or '') ~= '' then working[tenant] = (working[tenant] or 0) + 1 end
+    end
+  end
+  return due, working, next
+end
+
+-- The job that comes first of the tenant with the fewest jobs at work; of several such tenants the one whose turn was
+-- longest ago.
+local function choose_job(keys, due, working)
+  local best, best_count, best_turn
+  for _, job in ipairs(due) do
+    local count = working[job.tenant] or 0
+    local turn = tonumber(redis.call('ZSCORE', keys[8], job.tenant) or '0')
+    if not best or count < best_count or (count == best_count and turn < best_turn) then
+      best, best_count, best_turn = job, count, turn
+    end
+  end
+  local last = redis.call('ZRANGE', keys[8], -1, -1, 'WITHSCORES')[2]
+  redis.call('ZADD', keys[8], (tonumber(last) or 0) + 1, best.tenant)
+  redis.call('PEXPIRE', keys[8], 86400000)
+  return best.id
+end
+
+register_always('omnibus_take_job', function(keys, args)
   local time = now()
   forget_old(keys, time)
-  local first = redis.call('ZRANGE', keys[2], 0, 0, 'WITHSCORES')
-  if #first == 0 then return 3600000 end
-  local id, due = first[1], tonumber(first[2])
-  if due > time then return due - time end
+  local due, working, next = survey_jobs(keys, time)
+  if #due == 0 then return next and next - time or 3600000 end
+  local id = choose_job(keys, due, working)
   local job = keys[4] .. id
-  if redis.call('EXISTS', job) == 0 then
-    forget(keys, id) -- the server was short of memory, or somebody has removed it by hand
-    return 0
-  end
   local before = redis.call('HMGET', job, 'owner', 'silent')
   if (before[1] or '') ~= '' then -- it fell silent, and may still say that the job was not why
     redis.call('HSET', job, 'silent', (before[2] or '') .. ' ' .. before[1])
@@ -301,17 +343,26 @@ redis.register_function('omnibus_take_job', function(keys, args)
   redis.call('ZADD', keys[2], whole(time + args[2]), id)
   local found = redis.call(
     'HMGET', job, 'request', 'created', 'until', 'status', 'progress', 'attempt', 'faults', 'silent', 'ended', 'outcome',
-    'trace', 'tenant')
+    'trace', 'tenant', 'key')
   table.insert(found, 1, id)
   table.insert(found, redis.call('PEXPIRETIME', job))
   return found
+end)
+
+-- Whether a job of another tenant is due that has fewer jobs at work than the tenant args[1].
+register_always('omnibus_job_waits', function(keys, args)
+  local due, working = survey_jobs(keys, now())
+  for _, job in ipairs(due) do
+    if job.tenant ~= args[1] and (working[job.tenant] or 0) < (working[args[1]] or 0) then return 1 end
+  end
+  return 0
 end)
 
 local function lost(keys, args)
   return redis.call('HGET', keys[4] .. args[1], 'owner') ~= args[2]
 end
 
-redis.register_function('omnibus_hold_job', function(keys, args)
+register_always('omnibus_hold_job', function(keys, args)
   if lost(keys, args) then return 0 end
   redis.call('HSET', keys[4] .. args[1], 'progress', args[4], 'trace', args[5])
   redis.call('ZADD', keys[2], whole(now() + args[3]), args[1])
@@ -329,7 +380,7 @@ local function excuse(job, owner)
   redis.call('HSET', job, 'silent', table.concat(others, ' '))
 end
 
-redis.register_function('omnibus_free_job', function(keys, args)
+register_always('omnibus_free_job', function(keys, args)
   local job = keys[4] .. args[1]
   if lost(keys, args) then
     if args[4] == '0' then excuse(job, args[2]) end
@@ -342,7 +393,7 @@ redis.register_function('omnibus_free_job', function(keys, args)
   return 1
 end)
 
-redis.register_function('omnibus_end_job', function(keys, args)
+register_always('omnibus_end_job', function(keys, args)
   if lost(keys, args) then return 0 end
   local id, job, time = args[1], keys[4] .. args[1], now()
   redis.call('HSET', job, 'status', args[3], 'outcome', args[4], 'ended', whole(time), 'owner', '', 'trace', '')
@@ -355,7 +406,7 @@ redis.register_function('omnibus_end_job', function(keys, args)
 end)
 
 -- Remove a job, and remember that, so that nobody who knows it writes it again.
-redis.register_function('omnibus_drop_job', function(keys, args)
+register_always('omnibus_drop_job', function(keys, args)
   redis.call('ZADD', keys[6], whole(now() + REMOVED_MS), args[1])
   if forget(keys, args[1]) == 0 then return 0 end
   redis.call('PUBLISH', keys[5], args[1])
@@ -372,33 +423,9 @@ end)
 
 -- Make args[1] the holder of a stored response that args[2] held. Answers the number of its holders so far; 0: somebody
 -- else has it, or it has ended.
-redis.register_function('omnibus_claim_response', function(keys, args)
+register_always('omnibus_claim_response', function(keys, args)
   local found = redis.call('HMGET', keys[1], 'record', 'holder', 'final')
   if not found[1] or found[3] or (found[2] or '') ~= args[2] then return 0 end
   redis.call('HSET', keys[1], 'holder', args[1])
   return redis.call('HINCRBY', keys[1], 'attempt', 1)
-end)
-
--- The one end of a stored response, by its holder args[1]; an empty one is anybody.
-redis.register_function('omnibus_end_response', function(keys, args)
-  local found = redis.call('HMGET', keys[1], 'record', 'holder', 'final')
-  if not found[1] or found[3] or (args[1] ~= '' and found[2] ~= args[1]) then return 0 end
-  redis.call('HSET', keys[1], 'final', args[2], 'holder', '')
-  redis.call('PEXPIRE', keys[1], args[3])
-  redis.call('ZREM', keys[2], args[4])
-  return 1
-end)
-
--- Append items, ids and JSON in turn, to a conversation. Answers how many it has; 0: there is none, -1: no room.
-redis.register_function('omnibus_extend_conversation', function(keys, args)
-  if redis.call('EXISTS', keys[1]) == 0 then return 0 end
-  local count = redis.call('ZCARD', keys[3])
-  if count + (#args - 2) / 2 > tonumber(args[2]) then return -1 end
-  for at = 3, #args, 2 do
-    local place = redis.call('HINCRBY', keys[1], 'places', 1)
-    redis.call('HSET', keys[2], args[at], args[at + 1])
-    redis.call('ZADD', keys[3], 'NX', place, args[at])
-  end
-  for _, key in ipairs(keys) do redis.call('PEXPIRE', key, args[1]) end
-  return redis.call('ZCARD', keys[3])
 end)

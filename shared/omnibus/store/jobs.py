@@ -34,7 +34,8 @@ class JobRecord(Struct, frozen=True, kw_only=True):
     waits for it any more, ``expires`` when it is forgotten. ``attempt`` counts who began to work on it; ``faults`` how
     many of them were kept from it by the job itself, as they said, and ``silent`` names those that never said why they
     stopped. ``trace`` is what its holder has under way for it, which another one may have to clear away. ``tenant`` is
-    who it counts for; empty where tenants are not told apart.
+    who it counts for; empty where tenants are not told apart. ``key`` is the SHA-256 of the API key under which it is
+    done; empty without keys, and in jobs of builds that did not record it.
     """
 
     id: str
@@ -51,6 +52,7 @@ class JobRecord(Struct, frozen=True, kw_only=True):
     outcome: bytes = b""
     trace: bytes = b""
     tenant: str = ""
+    key: str = ""
 
     @property
     def state(self) -> "JobState":
@@ -146,9 +148,16 @@ class JobStore(StoreConnection):
         return JobReview(life.decode(), states, [id.decode() for id in removed], [id.decode() for id in lost])
 
     async def take_job(self, kind: str, owner: str, seconds: float) -> JobRecord | float:
-        """Hold the job that is due first for ``seconds``, as ``owner``; without one the seconds until one may be."""
+        """Hold a job that is due for ``seconds``, as ``owner``; without one the seconds until one may be.
+
+        Tenants take turns: first those with the fewest jobs at work, then those whose turn was longest ago.
+        """
         found = await self._run_function("omnibus_take_job", _job_keys(kind), owner, _milliseconds_text(seconds))
         return _decode_record(found[0].decode(), found[1:]) if isinstance(found, list) else int(found) / 1000
+
+    async def job_waits(self, kind: str, tenant: str) -> bool:
+        """Return whether a job of another tenant is due that has fewer jobs at work than ``tenant``."""
+        return bool(await self._run_known_function("omnibus_job_waits", _job_keys(kind), tenant))
 
     async def hold_job(self, kind: str, id: str, owner: str, seconds: float, progress: int, trace: bytes = b"") -> bool:
         """Hold a job for another ``seconds``, say how many percent are done, and what is under way for it.
@@ -232,7 +241,7 @@ class JobStore(StoreConnection):
 
 _FIELDS = (
     "request", "created", "until", "status", "progress", "attempt", "faults", "silent", "ended", "outcome", "trace",
-    "tenant",
+    "tenant", "key",
 )  # fmt: skip
 _FULL_MESSAGES = {
     "open": "as many jobs wait or are worked on as there may be: try again later",
@@ -244,7 +253,16 @@ _FULL_MESSAGES = {
 
 def _job_keys(kind: str) -> tuple[str, ...]:
     root = f"jobs:{kind}"
-    return f"{root}:made", f"{root}:due", f"{root}:ends", f"job:{kind}:", root, f"{root}:removed", f"{root}:life"
+    return (
+        f"{root}:made",
+        f"{root}:due",
+        f"{root}:ends",
+        f"job:{kind}:",
+        root,
+        f"{root}:removed",
+        f"{root}:life",
+        f"{root}:turns",
+    )
 
 
 def _job_fields(job: JobRecord, owner: str, open_status: JobStatus) -> list[str]:
@@ -263,12 +281,15 @@ def _job_fields(job: JobRecord, owner: str, open_status: JobStatus) -> list[str]
         "trace": b"" if job.is_over else job.trace,
         "owner": "" if job.is_over else owner,
         "tenant": job.tenant,
+        "key": job.key,
     }
     return [_as_text(each) for pair in fields.items() for each in pair]
 
 
 def _decode_record(id: str, values: Sequence[Any]) -> JobRecord:
-    request, created, until, status, progress, attempt, faults, silent, ended, outcome, trace, tenant, expires = values
+    request, created, until, status, progress, attempt, faults, silent, ended, outcome, trace, tenant, key, expires = (
+        values
+    )
     return JobRecord(
         id=id,
         request=bytes(request),
@@ -283,6 +304,7 @@ def _decode_record(id: str, values: Sequence[Any]) -> JobRecord:
         outcome=bytes(outcome),
         trace=bytes(trace or b""),
         tenant=bytes(tenant or b"").decode(),
+        key=bytes(key or b"").decode(),
         expires=int(expires) / 1000,
     )
 

@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from omnibus.errors import ProtocolError
+from omnibus.errors import OmnibusError, ProtocolError, TooLarge
 from omnibus.graph import UNREADABLE
-from omnibus.store.connection import StoreConnection
+from omnibus.store.accounts import NO_LIMIT, OVERHEAD_BYTES, TenantAccount, account_keys, limit_error, milliseconds_text
+from omnibus.store.connection import FunctionRefused, StoreConnection
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +26,8 @@ class ResponseRecord(msgspec.Struct, frozen=True, kw_only=True):
     ``request`` is the body as its client sent it, ``seed`` makes the answer the same, and ``path`` is the one that it
     is pinned to. ``input`` are its own items as JSON; what was said before is in ``previous``, another response, or in
     ``conversation``. Times are Unix seconds. The events of one that is ``logged`` are kept in JetStream. ``images`` is
-    how many its limit of cost leaves room for, and ``image_path`` the one that they take; -1 without a limit.
+    how many its limit of cost leaves room for, and ``image_path`` the one that they take; -1 without a limit. ``key``
+    is the SHA-256 of the API key under which it is made; empty without keys, and in records of builds without it.
     """
 
     id: str
@@ -44,6 +46,7 @@ class ResponseRecord(msgspec.Struct, frozen=True, kw_only=True):
     logged: bool = False
     images: int = -1
     image_path: str = ""
+    key: str = ""
 
 
 class StoredResponse(NamedTuple):
@@ -64,6 +67,23 @@ class ConversationRecord(msgspec.Struct, frozen=True):
     tenant: str = ""
 
 
+class BackgroundPlaces(NamedTuple):
+    """Responses that may be made in the background at a time: of all tenants, and of one."""
+
+    all: int
+    tenant: int
+
+
+class ConversationLimits(NamedTuple):
+    """Items that one conversation may have, and their bytes."""
+
+    items: int
+    bytes: int
+
+
+NO_PLACES = BackgroundPlaces(1 << 30, 1 << 30)
+
+
 class ItemPage(NamedTuple):
     """Items as JSON, by their ids in order, and whether there are more behind them."""
 
@@ -79,23 +99,30 @@ _decode_conversation = msgspec.json.Decoder(ConversationRecord).decode
 class ResponseStore(StoreConnection):
     """Stored responses and conversations by their ids."""
 
-    async def put_response(self, record: ResponseRecord, holder: str, final: bytes, seconds: float, most: int) -> None:
-        """Keep a response for ``seconds``. Of those of its tenant only the newest, ``most`` at most, are kept."""
-        key, listed = self._response_key(record.id), self._redis_key(f"responses:of:{record.tenant}")
-        fields: dict[str, bytes | str] = {"record": _encode(record), "holder": holder}
-        commands = self._redis.pipeline(transaction=True)
-        commands.hset(key, mapping={**fields, "final": final} if final else fields)
-        commands.pexpire(key, _to_milliseconds(seconds))
-        if record.background and not final:
-            commands.zadd(self._redis_key(_OPEN_KEY), {record.id: record.created})
-        commands.zadd(listed, {record.id: record.created})
-        commands.pexpire(listed, _to_milliseconds(seconds))
-        commands.zrange(listed, 0, -(most + 1))
-        old = (await self._run_command(commands.execute()))[-1]
-        if old:
-            names = [id.decode() for id in old]
-            await self._run_command(self._redis.delete(*map(self._response_key, names)))
-            await self._run_command(self._redis.zrem(listed, *old))
+    async def put_response(
+        self,
+        record: ResponseRecord,
+        holder: str,
+        final: bytes,
+        seconds: float,
+        most: int,
+        account: TenantAccount = NO_LIMIT,
+        places: BackgroundPlaces = NO_PLACES,
+    ) -> None:
+        """Keep a response for ``seconds``. Of those of its tenant only the newest, ``most`` at most, are kept.
+
+        Where the bytes of ``account`` are used up, the tenant's oldest responses that have ended leave. Raises
+        ``LimitReached`` where that does not suffice, and ``Overloaded`` where ``places`` are taken.
+        """
+        arguments = (
+            record.id, record.tenant, _encode(record), holder, final, milliseconds_text(seconds), str(record.created),
+            str(most), "1" if record.background else "", str(places.all), str(places.tenant), str(account.bytes),
+            str(OVERHEAD_BYTES),
+        )  # fmt: skip
+        try:
+            await self._run_function("omnibus_store_response", _response_keys(record), *arguments)
+        except FunctionRefused as error:
+            raise limit_error(error, account, "response") from error
 
     async def response(self, id: str) -> StoredResponse | None:
         """None when there is none, or no more. Raises ``ProtocolError`` for one that this build cannot read."""
@@ -116,22 +143,29 @@ class ResponseStore(StoreConnection):
         """
         return int(await self._run_function("omnibus_claim_response", (f"response:{id}",), holder, before))
 
-    async def end_response(self, id: str, holder: str, final: bytes, seconds: float) -> bool:
+    async def end_response(
+        self, record: ResponseRecord, holder: str, final: bytes, seconds: float, account: TenantAccount = NO_LIMIT
+    ) -> bool:
         """Give a response its one end, and keep it for ``seconds``; False when ``holder`` does not hold it.
 
-        Without a ``holder`` it ends whoever makes it.
+        Without a ``holder`` it ends whoever makes it. Raises ``LimitReached`` as ``put_response``.
         """
-        keys = (f"response:{id}", _OPEN_KEY)
-        told = (holder, final.decode(), str(_to_milliseconds(seconds)), id)
-        return bool(await self._run_function("omnibus_end_response", keys, *told))
+        arguments = (record.id, holder, final, milliseconds_text(seconds), str(account.bytes), str(OVERHEAD_BYTES))
+        try:
+            return bool(await self._run_function("omnibus_finish_response", _response_keys(record), *arguments))
+        except FunctionRefused as error:
+            raise limit_error(error, account, "response") from error
 
     async def drop_response(self, record: ResponseRecord) -> bool:
         """Forget a response; False when there is none."""
-        commands = self._redis.pipeline(transaction=True)
-        commands.delete(self._response_key(record.id))
-        commands.zrem(self._redis_key(_OPEN_KEY), record.id)
-        commands.zrem(self._redis_key(f"responses:of:{record.tenant}"), record.id)
-        return bool((await self._run_command(commands.execute()))[0])
+        return bool(await self._run_function("omnibus_drop_response", _response_keys(record), record.id))
+
+    async def response_bytes(self, id: str) -> int:
+        """Bytes that reading a response would take; 0 when there is none."""
+        async with self._redis.pipeline(transaction=False) as both:
+            for field in ("record", "final"):
+                both.hstrlen(self._response_key(id), field)
+            return sum(await self._run_command(both.execute()))
 
     async def open_responses(self, limit: int) -> dict[str, StoredResponse]:
         """The oldest responses that are made in the background and have not ended, by id."""
@@ -155,20 +189,21 @@ class ResponseStore(StoreConnection):
 
     # Conversations
 
-    async def put_conversation(self, record: ConversationRecord, seconds: float, most: int) -> None:
-        """Keep a conversation, or what is new of it. Of those of its tenant only the newest ``most`` are kept."""
-        key, listed = self._conversation_key(record.id), self._redis_key(f"conversations:of:{record.tenant}")
-        commands = self._redis.pipeline(transaction=True)
-        commands.hset(key, "record", _encode(record))
-        commands.pexpire(key, _to_milliseconds(seconds))
-        commands.zadd(listed, {record.id: record.created})
-        commands.pexpire(listed, _to_milliseconds(seconds))
-        commands.zrange(listed, 0, -(most + 1))
-        old = (await self._run_command(commands.execute()))[-1]
-        for id in (each.decode() for each in old):
-            await self._run_command(self._redis.delete(*self._conversation_keys(id)))
-        if old:
-            await self._run_command(self._redis.zrem(listed, *old))
+    async def put_conversation(
+        self, record: ConversationRecord, seconds: float, most: int, account: TenantAccount = NO_LIMIT
+    ) -> None:
+        """Keep a conversation, or what is new of it. Of those of its tenant only the newest ``most`` are kept.
+
+        Raises ``LimitReached``.
+        """
+        arguments = (
+            record.id, _encode(record), milliseconds_text(seconds), str(record.created), str(most), str(account.bytes),
+            str(OVERHEAD_BYTES),
+        )  # fmt: skip
+        try:
+            await self._run_function("omnibus_store_conversation", _conversation_keys(record), *arguments)
+        except FunctionRefused as error:
+            raise limit_error(error, account, "conversation") from error
 
     async def conversation(self, id: str) -> ConversationRecord | None:
         """None when there is none, or no more. Raises ``ProtocolError`` for one that this build cannot read."""
@@ -180,19 +215,33 @@ class ResponseStore(StoreConnection):
 
     async def drop_conversation(self, record: ConversationRecord) -> bool:
         """Forget a conversation and its items; False when there is none."""
-        gone = await self._run_command(self._redis.delete(*self._conversation_keys(record.id)))
-        await self._run_command(self._redis.zrem(self._redis_key(f"conversations:of:{record.tenant}"), record.id))
-        return bool(gone)
+        return bool(await self._run_function("omnibus_drop_conversation", _conversation_keys(record), record.id))
 
-    async def extend_conversation(self, id: str, items: dict[str, bytes], seconds: float, most: int) -> int:
-        """Append ``items``, JSON by id; returns how many there are then. 0: no such conversation, -1: over ``most``."""
-        told = [each for item, body in items.items() for each in (item, body.decode())]
-        keys = (f"conversation:{id}", f"conversation:{id}:items", f"conversation:{id}:order")
-        return int(
-            await self._run_function(
-                "omnibus_extend_conversation", keys, str(_to_milliseconds(seconds)), str(most), *told
-            )
-        )
+    async def extend_conversation(
+        self,
+        record: ConversationRecord,
+        items: dict[str, bytes],
+        seconds: float,
+        limits: ConversationLimits,
+        account: TenantAccount = NO_LIMIT,
+    ) -> int:
+        """Append ``items``, JSON by id; returns how many there are then, 0 where there is no such conversation.
+
+        Raises ``TooLarge`` beyond ``limits``, and ``LimitReached``.
+        """
+        told = [each for pair in items.items() for each in pair]
+        arguments = (
+            record.id, milliseconds_text(seconds), str(limits.items), str(limits.bytes), str(account.bytes),
+            str(OVERHEAD_BYTES), *told,
+        )  # fmt: skip
+        try:
+            return int(await self._run_function("omnibus_append_items", _conversation_keys(record), *arguments))
+        except FunctionRefused as error:
+            raise _conversation_error(error, limits, account) from error
+
+    async def conversation_bytes(self, record: ConversationRecord) -> int:
+        """Bytes of all items of a conversation."""
+        return int(await self._run_known_function("omnibus_conversation_bytes", _conversation_keys(record)))
 
     async def conversation_items(self, id: str, limit: int, after: str = "", newest: bool = False) -> ItemPage | None:
         """At most ``limit`` items behind ``after``, oldest or ``newest`` first; None if that one is not there."""
@@ -214,11 +263,9 @@ class ResponseStore(StoreConnection):
         found = await self._run_command(self._redis.hget(self._conversation_keys(id)[1], item))
         return bytes(found) if found is not None else None
 
-    async def drop_conversation_items(self, id: str, items: Sequence[str]) -> int:
+    async def drop_conversation_items(self, record: ConversationRecord, items: Sequence[str]) -> int:
         """Forget items of a conversation; returns how many there were."""
-        _, bodies, order = self._conversation_keys(id)
-        await self._run_command(self._redis.zrem(order, *items))
-        return int(await self._run_command(self._redis.hdel(bodies, *items)))
+        return int(await self._run_function("omnibus_drop_items", _conversation_keys(record), record.id, *items))
 
     def _response_key(self, id: str) -> str:
         return self._redis_key(f"response:{id}")
@@ -235,5 +282,18 @@ class ResponseStore(StoreConnection):
 _RESPONSE_FIELDS = ["record", "holder", "final", "attempt"]
 
 
-def _to_milliseconds(seconds: float) -> int:
-    return max(1, round(seconds * 1000))
+def _response_keys(record: ResponseRecord) -> tuple[str, ...]:
+    listed = f"responses:of:{record.tenant}"
+    return f"response:{record.id}", listed, _OPEN_KEY, *account_keys(record.tenant), "response:"
+
+
+def _conversation_keys(record: ConversationRecord) -> tuple[str, ...]:
+    key, listed = f"conversation:{record.id}", f"conversations:of:{record.tenant}"
+    return key, f"{key}:items", f"{key}:order", *account_keys(record.tenant), listed, "conversation:"
+
+
+def _conversation_error(error: FunctionRefused, limits: ConversationLimits, account: TenantAccount) -> OmnibusError:
+    if error.what not in ("items", "conversation"):
+        return limit_error(error, account, "conversation")
+    most = f"{limits.items} items" if error.what == "items" else f"{limits.bytes} bytes of items"
+    return TooLarge(f"A conversation has {most} at most: delete items, or begin another one.", param="conversation")

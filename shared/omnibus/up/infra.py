@@ -89,8 +89,11 @@ def prepare_valkey(
     environ: Mapping[str, str] | None = None,
     password: str = "",
     durable: bool = False,
+    max_bytes: int = 0,
 ) -> InfraServer:
     """A Valkey or Redis server; port 0 takes a free one. If ``durable`` it keeps its data below ``directory``.
+
+    With ``max_bytes`` of data it refuses writes, and evicts nothing.
 
     With a ``password``, which the server reads from a private file, nobody is served who does not send it. Raises
     ``StoreUnavailable`` when no server binary is found.
@@ -104,7 +107,8 @@ def prepare_valkey(
     if password:
         files = (str(_write_private(store / "valkey.conf", f"requirepass {json.dumps(password)}\n")),)
     log = "yes" if durable else "no"
-    options = ("--save", "", "--appendonly", log, "--daemonize", "no", "--loglevel", "warning")
+    memory = ("--maxmemory", str(max_bytes), "--maxmemory-policy", "noeviction")
+    options = ("--save", "", "--appendonly", log, "--daemonize", "no", "--loglevel", "warning", *memory)
     argv = (str(binary), *files, *listen, *options)
     spec = ProcessSpec(
         "valkey",

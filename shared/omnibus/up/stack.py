@@ -184,11 +184,13 @@ class Stack:
         free = [port for port in free_ports(self._gateways + 4) if port != self._requested_port]
         # Loopback is open to every user of this machine.
         word, other = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
-        cores = read_settings(UpSettings, {**os.environ, **self._extra}).nats_cores
+        up = read_settings(UpSettings, {**os.environ, **self._extra})
         self.nats = infra.prepare_nats(
-            self.directory, port=free.pop(), monitor_port=free.pop(), password=word, cores=cores
+            self.directory, port=free.pop(), monitor_port=free.pop(), password=word, cores=up.nats_cores
         )
-        self.valkey = infra.prepare_valkey(self.directory, port=free.pop(), password=other, durable=True)
+        self.valkey = infra.prepare_valkey(
+            self.directory, port=free.pop(), password=other, durable=True, max_bytes=up.store_bytes
+        )
         self.ports = [self._requested_port or free.pop(), *free[: self._gateways - 1]]
         scheme = "https" if self.certificate else "http"
         self.urls = [f"{scheme}://127.0.0.1:{port}" for port in self.ports]

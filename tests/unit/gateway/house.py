@@ -32,6 +32,7 @@ from services.gateway.api.app import Frontend
 from services.gateway.api.routes import RouteTable
 from services.gateway.console.routes import Console
 from services.gateway.dispatch.dispatcher import Dispatcher
+from services.gateway.files.client_files import ClientFiles
 from services.gateway.files.file_objects import open_made_files
 from services.gateway.media.blob_store import MediaStore
 from services.gateway.media.fetcher import Fetcher, FetchRules
@@ -232,7 +233,7 @@ class House:
         self.files = open_made_files(settings)
         spoken = SpokenAnswers(store, self.files, settings.file_seconds) if store is not None else None
         self.continuations = Continuations(settings, store, self.bus) if store is not None else None
-        self.chat = Chat(self.runs, fetcher, spoken, self.continuations)
+        self.chat = Chat(self.runs, fetcher, spoken, self.continuations, ClientFiles(settings, store))
         self.replayer = Replayer(self.router, self.dispatcher, self.tensors, self.records, self.keep)
         nowhere = Store(StoreSettings(url="redis://127.0.0.1:1", timeout=0.2))
         self.videos = Videos(settings, store or nowhere, self.runs)

@@ -1,13 +1,18 @@
 """Buckets, allowances of keys, and the number of gateways that share them: with a clock that the test turns."""
 
+import asyncio
+
+import msgspec
 import pytest
 
 from omnibus.api_key import KeyRecord, hash_key
 from omnibus.bus.heartbeats import GATEWAY_ABSENT_SECONDS
 from omnibus.bus.messages import GatewayStatus
 from omnibus.errors import Overloaded
+from services.gateway.tenancy.deferred import DeferredWork
 from services.gateway.tenancy.gateway_count import GatewayPeers
 from services.gateway.tenancy.rate_limits import BURST_SECONDS, RateLimits
+from services.gateway.tenancy.tenant import Tenant
 from services.gateway.tenancy.token_bucket import TokenBucket
 
 
@@ -144,16 +149,58 @@ def test_a_key_that_was_changed_has_its_new_limit_at_once():
     limits.key_allowance(key(concurrent=2)).start_request(clock.now)
 
 
-def test_keys_that_are_gone_are_forgotten_when_their_requests_are_over():
-    limits = RateLimits(lambda: 1, Clock())
+def test_keys_that_are_gone_are_forgotten_and_what_goes_on_under_them_is_stopped():
+    limits, stopped = RateLimits(lambda: 1, Clock()), list[str]()
     record = key(concurrent=1)
+    limits.update_keys({record.sha256: record})
 
-    with limits.limit_request(record):
-        limits.retain_keys(set())
-        assert limits.key_allowance(record).inflight == 1
-    limits.retain_keys(set())
+    with limits.limit_request(record), limits.key_allowance(record).stopped_by(lambda: stopped.append("now")):
+        limits.update_keys({record.sha256: record})
+        assert (limits.key_allowance(record).inflight, stopped) == (1, [])
+        limits.update_keys({})
+        assert (limits.key_allowance(record).inflight, stopped) == (0, ["now"])
 
     assert limits.key_allowance(record).inflight == 0
+
+
+def test_work_in_the_background_counts_among_the_requests_of_its_key_and_looks_at_it_do_not_wait_for_it():
+    limits, record = RateLimits(lambda: 1, Clock()), key(concurrent=2)
+    work, tenant = DeferredWork(limits=limits), Tenant("search", 1.0, record)
+
+    with work.counted(tenant):
+        with limits.limit_request(record):
+            with pytest.raises(Overloaded, match="background included"):
+                limits.key_allowance(record).start_request(0.0)
+            limits.key_allowance(record).check_room(starts_work=False)
+        with work.counted(tenant), pytest.raises(Overloaded):
+            work.check_room(tenant)
+    work.check_room(tenant)
+
+
+async def test_work_that_waits_for_room_goes_on_when_a_request_ends_or_the_limit_is_raised():
+    limits, record = RateLimits(lambda: 1, Clock()), key(concurrent=1)
+    limits.update_keys({record.sha256: record})
+    work, tenant = DeferredWork(limits=limits), Tenant("search", 1.0, record)
+
+    with limits.limit_request(record):
+        waiting = asyncio.create_task(work.wait_turn(tenant))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+    await asyncio.wait_for(waiting, 5)
+
+    with limits.limit_request(record):
+        waiting = asyncio.create_task(work.wait_turn(tenant))
+        await asyncio.sleep(0)
+        limits.update_keys({record.sha256: msgspec.structs.replace(record, concurrent=2)})
+        await asyncio.wait_for(waiting, 5)
+
+
+def test_a_limit_that_was_changed_holds_for_work_that_began_before():
+    limits, record = RateLimits(lambda: 1, Clock()), key(concurrent=3)
+    limits.update_keys({record.sha256: msgspec.structs.replace(record, concurrent=1)})
+
+    with limits.limit_request(record), pytest.raises(Overloaded):
+        limits.key_allowance(record).start_request(0.0)
 
 
 # Gateways

@@ -1,0 +1,42 @@
+"""Each tenant's part of what a gateway or its store can hold."""
+
+from omnibus.settings import GatewaySettings
+from omnibus.store import OVERHEAD_BYTES, BackgroundPlaces, JobRecord, JobRules, Store, TenantAccount
+from services.gateway.tenancy.tenant import current_tenant
+
+
+def tenant_share(settings: GatewaySettings, total: int, tenant: str) -> int:
+    """The most of ``total`` that ``tenant`` may have; all of it where tenants are not told apart."""
+    return max(1, int(total * settings.tenant_share)) if tenant else total
+
+
+def tenant_account(settings: GatewaySettings, tenant: str | None = None) -> TenantAccount:
+    """The account of ``tenant`` in the store, by default of the current one.
+
+    Without keys there is one account, with the room of all the tenants that would fill it.
+    """
+    name = current_tenant().name if tenant is None else tenant
+    most = settings.tenant_bytes if name else int(settings.tenant_bytes / min(1.0, settings.tenant_share))
+    return TenantAccount(name, most)
+
+
+def background_places(settings: GatewaySettings, tenant: str) -> BackgroundPlaces:
+    """Responses that may be made in the background: of all tenants, and of ``tenant``."""
+    return BackgroundPlaces(settings.responses_open, tenant_share(settings, settings.responses_open, tenant))
+
+
+async def put_counted_job(
+    settings: GatewaySettings, store: Store, kind: str, job: JobRecord, most_open: int, most_kept: int
+) -> None:
+    """Add ``job``, whose request counts among the bytes of its tenant.
+
+    Raises ``LimitReached``, and ``Overloaded`` where all tenants together, or this one, have as many jobs as they may.
+    """
+    account, member = tenant_account(settings, job.tenant), f"job:{kind}:{job.id}"
+    shares = (tenant_share(settings, each, job.tenant) if job.tenant else 0 for each in (most_open, most_kept))
+    await store.reserve(account, member, len(job.request) + OVERHEAD_BYTES, job.expires - job.created)
+    try:
+        await store.put_job(kind, job, JobRules(most_open, most_kept, *shares))
+    except BaseException:
+        await store.release(account.name, member)
+        raise

@@ -1,0 +1,116 @@
+"""Gateways that ask for keys of the store, and an executor that answers when a test lets it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from omnibus.api_key import KeyRecord, hash_key
+from omnibus.executor.runner import Job
+from omnibus.settings import GatewaySettings, StoreSettings
+from omnibus.store import Store
+from services.gateway.auth.tenancy import Tenancy
+from services.gateway.tenancy.deferred import DeferredWork
+from tests.unit.gateway.house import TEXT, House, house
+from tests.unit.sidecar.node import until
+
+ADMIN = "open-sesame-open"
+
+
+class PatientThinker:
+    """Says one word, and the rest once ``gate`` is open."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.begun = 0
+        self.stopped = 0
+
+    async def think(self, job: Job) -> None:
+        await job.value("messages")
+        await job.value("items")
+        self.begun += 1
+        await job.send("text", {"text": "one ", "ids": [0]})
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.stopped += 1
+            raise
+        await job.send("text", {"text": "two", "ids": [1]})
+        job.close("text", {"finish_reason": "stop", "usage": {"prompt_tokens": 3, "completion_tokens": 2}})
+
+
+class KeyedGateway:
+    """A house behind the gate; the key of each tenant is its name."""
+
+    def __init__(self, home: House, store: Store) -> None:
+        self.home = home
+        self.store = store
+        self.tenancy = Tenancy(home.settings, store, home.router)
+        home.runs.admission = self.tenancy.admission
+        use_deferred_work(home, self.tenancy.deferred)
+        transport = httpx.ASGITransport(app=self.tenancy.guard_application(home.app))
+        self.http = httpx.AsyncClient(transport=transport, base_url="http://gateway", timeout=30)
+
+    async def call(self, key: str, method: str, path: str, **more: Any) -> httpx.Response:
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        return await self.http.request(method, path, headers=headers, **more)
+
+    async def respond(self, key: str, **more: Any) -> httpx.Response:
+        """Ask for a response in the background."""
+        body = {"model": TEXT, "input": "hi", "background": True, **more}
+        return await self.call(key, "POST", "/v1/responses", json=body)
+
+    async def create_key(self, tenant: str, name: str = "", **limits: Any) -> KeyRecord:
+        record = KeyRecord(hash_key(name or tenant), tenant, **limits)
+        await self.store.put_key(record)
+        await until(lambda: record.sha256 in self.tenancy._book.records)
+        return record
+
+    async def revoke_key(self, name: str) -> None:
+        await self.store.drop_key(hash_key(name))
+
+
+def use_deferred_work(home: House, deferred: DeferredWork) -> None:
+    """Have all that works after its request use the keys of ``deferred``."""
+    worker = home.table.batches._worker
+    home.responses._deferred = home.videos._filming._deferred = deferred
+    worker._deferred = worker._sender._deferred = deferred
+
+
+@asynccontextmanager
+async def keyed_gateways(
+    directory: Path, store_url: str, count: int = 1, thinker: PatientThinker | None = None, **changes: Any
+) -> AsyncIterator[list[KeyedGateway]]:
+    """Gateways over one store and one executor of ``TEXT``, which thinks as ``thinker`` does."""
+    settings = {"keys": True, "admin_token": ADMIN, "deadline": 30.0, **changes}
+    store_settings = StoreSettings(url=store_url, prefix=f"keyed-{directory.name}")
+    async with AsyncExitStack() as stack:
+        stores = [Store(store_settings) for _ in range(count)]
+        for store in stores:
+            stack.push_async_callback(store.close)
+        first = await stack.enter_async_context(house(directory, stores[0], **settings))
+        homes = [first]
+        for number, store in enumerate(stores[1:], 1):
+            whole = GatewaySettings(media_dir=str(directory / "kept"), **settings)
+            homes.append(House(first.place, whole, store, f"gw{number}"))
+            await homes[-1].open()
+            stack.push_async_callback(homes[-1].close)
+        for home in homes:
+            home.serve(TEXT)
+        works = {"thinker": thinker.think} if thinker is not None else {}
+        await first.executor(TEXT, "L", "thinker", id="thinker-0", **works)
+        gateways = [KeyedGateway(home, store) for home, store in zip(homes, stores, strict=True)]
+        for each in gateways:
+            await until(lambda home=each.home: home.members.get("thinker-0") is not None)
+            await each.tenancy.startup(first.bus, lambda: None)
+            stack.push_async_callback(each.tenancy.shutdown)
+            stack.push_async_callback(each.http.aclose)
+            stack.push_async_callback(each.home.table.batches.shutdown)
+        try:
+            yield gateways
+        finally:
+            if thinker is not None:
+                thinker.gate.set()
