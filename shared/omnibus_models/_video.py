@@ -152,7 +152,7 @@ class _Reel:
             bounds.check_pixels(frame.width, frame.height, self._limits)
             self._size = turn.upright_size(frame.width, frame.height)
         width, height = turn.upright_size(*self._size)
-        pixels: NDArray[np.uint8] = frame.reformat(width=width, height=height, format="rgb24").to_ndarray()
+        pixels: NDArray[np.uint8] = frame.reformat(width, height, "rgb24").to_ndarray()
         return turn.apply(pixels)
 
 

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from PIL import Image, ImageOps
+from PIL import Image
 
 from omnibus import errors
+from omnibus_models import image_modes
 from omnibus_models.frame_sampling import FrameSampling
 from omnibus_models.limits import DEFAULT, Clip, MediaDecodeLimits, check_pixels
 
@@ -38,12 +39,12 @@ DEFAULT_SAMPLING = FrameSampling()
 
 
 def decode_image(data: memoryview, limits: MediaDecodeLimits = DEFAULT) -> Image.Image:
-    """Decode one image (the first frame of an animation) to RGB, upright."""
+    """Decode one image (the first frame of an animation) to RGB, upright and on white."""
     with decoder_errors("image", data):
         picture = Image.open(io.BytesIO(data), formats=IMAGE_FORMATS)
         width, height = picture.size
         check_pixels(width, height, limits)
-        return ImageOps.exif_transpose(picture).convert("RGB")
+        return image_modes.convert_to_rgb(picture)
 
 
 def decode_audio(data: memoryview, limits: MediaDecodeLimits = DEFAULT, rate: int = 16_000) -> "NDArray[np.float32]":
