@@ -8,7 +8,6 @@ library's own. ``media`` maps image, video and audio to the bytes of the files, 
 import functools
 import io
 from collections.abc import Mapping, Sequence
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import torch
 from PIL import Image
 
 from omnibus_models import torchvision_cpu
+from tests.oracles import mrope
 
 torchvision_cpu.install_operators()
 
@@ -47,14 +47,12 @@ def vl_margin(checkpoint: Path, messages: Messages, media: Media, max_tokens: in
 
 def vl_inputs(checkpoint: Path, messages: Messages, media: Media) -> dict[str, torch.Tensor]:
     """The joint processor's tensors for Qwen2-VL or Qwen2.5-VL."""
-    from transformers.video_utils import VideoMetadata
-
     _, processor = _vl(checkpoint)
-    videos = [_frames(data) for data in media.get("video", ())]
+    sampled = [_sample_video(data) for data in media.get("video", ())]
+    videos = [frames for frames, _ in sampled]
     more: dict[str, Any] = {}
     if videos:
-        counts = [len(frames) for frames in videos]
-        more["video_metadata"] = [VideoMetadata(n, fps=_FPS, frames_indices=list(range(n))) for n in counts]
+        more["video_metadata"] = [about for _, about in sampled]
         more["do_sample_frames"] = False
     return dict(
         processor(
@@ -126,15 +124,16 @@ def omni_text(checkpoint: Path, messages: Messages, media: Media, max_tokens: in
 def omni_inputs(checkpoint: Path, messages: Messages, media: Media) -> dict[str, torch.Tensor]:
     """The joint processor's tensors for Qwen2.5-Omni."""
     _, processor = _omni(checkpoint)
+    videos, rate = _omni_videos(media)
     return dict(
         processor(
             text=_chat(processor, messages),
             images=[_picture(data) for data in media.get("image", ())] or None,
-            videos=[_frames(data) for data in media.get("video", ())] or None,
+            videos=videos or None,
             audio=[_samples(data) for data in media.get("audio", ())] or None,
             return_tensors="pt",
             padding=True,
-            videos_kwargs={"do_sample_frames": False, "fps": _FPS},
+            videos_kwargs={"do_sample_frames": False, "fps": rate},
         )
     )
 
@@ -144,6 +143,7 @@ def _vl(checkpoint: Path) -> tuple[Any, Any]:
     from transformers import AutoModelForImageTextToText, AutoProcessor
 
     model = AutoModelForImageTextToText.from_pretrained(checkpoint).eval()
+    mrope.correct_positions(model)
     return model, AutoProcessor.from_pretrained(checkpoint)
 
 
@@ -187,14 +187,34 @@ def _picture(data: bytes) -> Image.Image:
     return Image.open(io.BytesIO(data)).convert("RGB")
 
 
-def _frames(data: bytes) -> np.ndarray:
-    """Two frames per second, uint8 [n, height, width, 3]: the first frame at or after each half second."""
-    kept: list[np.ndarray] = []
+def _all_frames(data: bytes) -> tuple[np.ndarray, float]:
+    """Every frame, uint8 [n, height, width, 3], and frames per second."""
     with av.open(io.BytesIO(data)) as container:
-        for frame in container.decode(video=0):
-            if frame.pts * frame.time_base >= Fraction(len(kept), _FPS):
-                kept.append(frame.to_ndarray(format="rgb24"))
-    return np.stack(kept)
+        kept = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+        return np.stack(kept), float(container.streams.video[0].average_rate)
+
+
+def _sample_video(data: bytes, multiple: int = 2) -> tuple[np.ndarray, Any]:
+    """Two frames per second from the first to the last, and the library's record of them.
+
+    Source: ``smart_nframes`` and ``_read_video_torchcodec`` of qwen-vl-utils 0.0.14, ``Qwen3VLVideoProcessor`` (of
+    which any number is a ``multiple``) and vLLM 0.32.
+    """
+    from transformers.video_utils import VideoMetadata
+
+    frames, rate = _all_frames(data)
+    total = len(frames)
+    count = max(1, int(min(max(total / rate * _FPS, 4), total)) // multiple * multiple)
+    indices = np.linspace(0, total - 1, count).round().astype(int)
+    return frames[indices], VideoMetadata(total, fps=rate, frames_indices=indices.tolist())
+
+
+def _omni_videos(media: Media) -> tuple[list[np.ndarray], float]:
+    """Frames of all videos, and the one rate that the joint processors of Omni families take for all."""
+    sampled = [_sample_video(data) for data in media.get("video", ())]
+    rates = {about.sampled_fps for _, about in sampled} or {float(_FPS)}
+    [rate] = rates
+    return [frames for frames, _ in sampled], rate
 
 
 def _samples(data: bytes) -> np.ndarray:

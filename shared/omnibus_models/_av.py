@@ -1,9 +1,8 @@
-"""Sound and video through PyAV. Private to ``media``, which holds the error boundary."""
+"""Media files through PyAV, and the decoding of audio. Private to ``media``, which holds the error boundary."""
 
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import av
@@ -32,35 +31,19 @@ _SLACK_FRACTION = 0.05
 def decode_audio(data: memoryview, limits: bounds.MediaDecodeLimits, rate: int) -> "NDArray[np.float32]":
     """See ``media.audio``."""
     _require_complete_wav(data)
-    with _open_track(data, "audio") as (container, stream):
-        bounds.check_seconds(_declared_seconds(stream), limits)
+    with open_track(data, "audio") as (container, stream):
+        bounds.check_seconds(declared_seconds(stream), limits)
         chunks = list(_decode_samples(container, stream, limits, rate))
         samples = np.concatenate(chunks) if chunks else np.zeros(0, np.float32)
-        _require_complete(container, stream, len(samples) / rate)
+        require_complete(container, stream, len(samples) / rate)
     if not len(samples):
         raise errors.BadMedia("the audio holds no samples")
     return samples
 
 
-def decode_video(data: memoryview, limits: bounds.MediaDecodeLimits, fps: float) -> bounds.Clip:
-    """See ``media.video``."""
-    with _open_track(data, "video") as (container, stream):
-        context = stream.codec_context
-        bounds.check_pixels(context.width, context.height, limits)
-        bounds.check_seconds(_declared_seconds(stream), limits)
-        # One thread, so that the CPU time of this one is all that the film costs.
-        context.thread_count = 1
-        # Later frames may be larger than the header says; the decoder itself refuses those.
-        context.options = {"max_pixels": str(limits.pixels)}
-        sampler = _Sampler(limits, fps)
-        for frame in container.decode(stream):
-            sampler.add_frame(frame)
-        _require_complete(container, stream, sampler.end)
-    return sampler.build_clip()
-
-
 @contextmanager
-def _open_track(data: memoryview, kind: str) -> Iterator[tuple[Any, Any]]:
+def open_track(data: memoryview, kind: str) -> Iterator[tuple[Any, Any]]:
+    """Open ``data`` and its first track of ``kind``: container and stream. Raises ``BadMedia`` without any."""
     try:
         with av.open(io.BytesIO(data), options=dict(_OPTIONS)) as container:
             streams = getattr(container.streams, kind)
@@ -73,13 +56,15 @@ def _open_track(data: memoryview, kind: str) -> Iterator[tuple[Any, Any]]:
         raise errors.BadMedia(f"the {kind} claims sizes that no decoder takes; send another file") from None
 
 
-def _declared_seconds(stream: Any) -> float:
+def declared_seconds(stream: Any) -> float:
+    """Return the length that the header states, or 0."""
     return float(stream.duration * stream.time_base) if stream.duration else 0.0
 
 
-def _require_complete(container: Any, stream: Any, seconds: float) -> None:
+def require_complete(container: Any, stream: Any, seconds: float) -> None:
+    """Raise ``BadMedia`` where ``seconds`` are less than an exact header states."""
     exact = container.format.name.split(",")[0] in _EXACT
-    if exact and seconds + _SLACK_SECONDS < _declared_seconds(stream) * (1 - _SLACK_FRACTION):
+    if exact and seconds + _SLACK_SECONDS < declared_seconds(stream) * (1 - _SLACK_FRACTION):
         raise errors.BadMedia(_TRUNCATED)
 
 
@@ -114,66 +99,3 @@ def _decode_samples(
 def _with_flush_marker(frames: Iterator[Any]) -> Iterator[Any]:
     yield from frames
     yield None
-
-
-class _Sampler:
-    """Keeps one frame per step of time. When too many are kept, drops every other one and doubles the step.
-
-    One pass, bounded memory, no trust in the length that the header states.
-    """
-
-    def __init__(self, limits: bounds.MediaDecodeLimits, fps: float) -> None:
-        self._limits = limits
-        self._budget = bounds.DecodeBudget(limits)
-        self._step = 1 / Fraction(fps).limit_denominator(1000)
-        self._next = Fraction(0)
-        self._start: Fraction | None = None
-        self._kept: list[NDArray[np.uint8]] = []
-        self._seen = 0
-        self._decoded = 0  # pixels
-        self._size = (0, 0)
-        self.end = 0.0  # seconds
-
-    def add_frame(self, frame: Any) -> None:
-        self._budget.raise_if_spent()
-        time = self._frame_time(frame)
-        if time >= self._next:
-            self._append_frame(frame)
-            self._drop_every_second()
-            self._next = (time // self._step + 1) * self._step
-
-    def build_clip(self) -> bounds.Clip:
-        if not self._kept:
-            raise errors.BadMedia("the video holds no frames")
-        return bounds.Clip(np.stack(self._kept), float(1 / self._step))
-
-    def _frame_time(self, frame: Any) -> Fraction:
-        rate = frame.time_base and frame.duration * frame.time_base
-        stamp = frame.pts * frame.time_base if frame.pts is not None else Fraction(self._seen, 25)
-        self._start = stamp if self._start is None else self._start
-        time = stamp - self._start
-        self._seen += 1
-        self.end = float(time + (rate or 0))
-        if self._seen > self._limits.frames:
-            raise errors.TooLarge(f"the video has more than {self._limits.frames} frames; send a shorter one")
-        self._decoded += frame.width * frame.height
-        if self._decoded > self._limits.decoded:
-            most = f"{self._limits.decoded} pixels in all its frames"
-            raise errors.TooLarge(f"the video has more than {most}; send a smaller or shorter one")
-        bounds.check_seconds(self.end, self._limits)
-        return time
-
-    def _append_frame(self, frame: Any) -> None:
-        if not self._kept:
-            bounds.check_pixels(frame.width, frame.height, self._limits)
-            bounds.check_aspect(frame.width, frame.height)
-            self._size = (frame.width, frame.height)
-        width, height = self._size
-        self._kept.append(frame.reformat(width=width, height=height, format="rgb24").to_ndarray())
-
-    def _drop_every_second(self) -> None:
-        width, height = self._size
-        room = max(2, min(self._limits.sampled, self._limits.video_pixels // (width * height)))
-        if len(self._kept) > room:
-            self._kept = self._kept[::2]
-            self._step *= 2

@@ -50,10 +50,15 @@ DEFAULT = MediaDecodeLimits()
 
 @dataclass(frozen=True)
 class Clip:
-    """Sampled frames, uint8 [n, height, width, 3], at ``fps`` frames per second."""
+    """Sampled frames, uint8 [n, height, width, 3]. ``fps`` is n divided by the length of the whole video.
+
+    ``seconds`` is when each is shown, counted from the video's first frame. ``steady`` videos have a constant rate.
+    """
 
     frames: "NDArray[np.uint8]"
     fps: float
+    seconds: tuple[float, ...]
+    steady: bool
 
 
 class DecodeBudget:

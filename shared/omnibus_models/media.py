@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from PIL import Image, ImageOps
+from PIL import Image
 
 from omnibus import errors
-from omnibus_models.limits import DEFAULT, Clip, MediaDecodeLimits, check_aspect, check_pixels
+from omnibus_models import image_modes
+from omnibus_models.frame_sampling import FrameSampling
+from omnibus_models.limits import DEFAULT, Clip, MediaDecodeLimits, check_pixels
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEFAULT",
+    "DEFAULT_SAMPLING",
     "IMAGE_FORMATS",
     "Clip",
     "MediaDecodeLimits",
@@ -31,16 +34,17 @@ __all__ = [
 
 # Formats with a decoder inside Pillow; none of them starts another program.
 IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
+#: Two frames per second, from the first frame to the last.
+DEFAULT_SAMPLING = FrameSampling()
 
 
 def decode_image(data: memoryview, limits: MediaDecodeLimits = DEFAULT) -> Image.Image:
-    """Decode one image (the first frame of an animation) to RGB, upright."""
+    """Decode one image (the first frame of an animation) to RGB, upright and on white."""
     with decoder_errors("image", data):
         picture = Image.open(io.BytesIO(data), formats=IMAGE_FORMATS)
         width, height = picture.size
         check_pixels(width, height, limits)
-        check_aspect(width, height)
-        return ImageOps.exif_transpose(picture).convert("RGB")
+        return image_modes.convert_to_rgb(picture)
 
 
 def decode_audio(data: memoryview, limits: MediaDecodeLimits = DEFAULT, rate: int = 16_000) -> "NDArray[np.float32]":
@@ -51,12 +55,14 @@ def decode_audio(data: memoryview, limits: MediaDecodeLimits = DEFAULT, rate: in
         return _av.decode_audio(data, limits, rate)
 
 
-def decode_video(data: memoryview, limits: MediaDecodeLimits = DEFAULT, fps: float = 2.0) -> Clip:
-    """Decode the first video track and keep ``fps`` frames per second, fewer when it is long."""
-    from omnibus_models import _av
+def decode_video(
+    data: memoryview, limits: MediaDecodeLimits = DEFAULT, sampling: FrameSampling = DEFAULT_SAMPLING
+) -> Clip:
+    """Decode the first video track and keep the frames of ``sampling``, upright, fewer when it is long."""
+    from omnibus_models import _video
 
     with decoder_errors("video", data):
-        return _av.decode_video(data, limits, fps)
+        return _video.decode_video(data, limits, sampling)
 
 
 @contextmanager

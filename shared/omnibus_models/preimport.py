@@ -16,7 +16,7 @@ from omnibus_models import families
 _PARTS = (
     "av",
     "jinja2.sandbox",
-    "omnibus_models._av",
+    "omnibus_models._video",
     *(f"omnibus_models.tool_calls.{name}" for name in ("gemma", "hermes", "llama3", "mistral")),
     "torch.utils.serialization.config",
     "transformers.models.auto.modeling_auto",

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from tests import models_oracle as oracle
@@ -28,7 +29,7 @@ def inputs(checkpoint: Path, messages: Messages, media: Media) -> dict[str, torc
     _, processor = _whole(checkpoint)
     waiting = {
         "image": map(oracle._picture, media.get("image", ())),
-        "video": map(oracle._frames, media.get("video", ())),
+        "video": (_sample_video(processor, data) for data in media.get("video", ())),
     }
     chat = [{"role": one["role"], "content": [_part(part, waiting) for part in _parts(one)]} for one in messages]
     options = {"do_sample_frames": False} if media.get("video") else {}
@@ -41,6 +42,15 @@ def inputs(checkpoint: Path, messages: Messages, media: Media) -> dict[str, torc
         processor_kwargs=options,
     )
     return dict(made)
+
+
+def _sample_video(processor: Any, data: bytes) -> Any:
+    """Two frames per second, chosen by the library's own processor."""
+    from transformers.video_utils import VideoMetadata
+
+    frames, rate = oracle._all_frames(data)
+    chosen = processor.video_processor.sample_frames(VideoMetadata(len(frames), fps=rate), fps=2)
+    return frames[np.asarray(chosen)]
 
 
 def _parts(message: Any) -> Sequence[Any]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from omnibus_models import torchvision_cpu
-from tests.models_oracle import _FPS, Media, Messages, _answer, _chat, _frames, _picture, _samples
+from tests.models_oracle import Media, Messages, _answer, _chat, _omni_videos, _picture, _samples
 
 torchvision_cpu.install_operators()
 
@@ -57,15 +57,16 @@ def text(checkpoint: Path, messages: Messages, media: Media, max_tokens: int) ->
 def inputs(checkpoint: Path, messages: Messages, media: Media) -> dict[str, torch.Tensor]:
     """The joint processor's tensors."""
     _, processor = whole(checkpoint)
+    videos, rate = _omni_videos(media)
     return dict(
         processor(
             text=_chat(processor, messages),
             images=[_picture(data) for data in media.get("image", ())] or None,
-            videos=[_frames(data) for data in media.get("video", ())] or None,
+            videos=videos or None,
             audio=[_samples(data) for data in media.get("audio", ())] or None,
             return_tensors="pt",
             padding=True,
-            videos_kwargs={"do_sample_frames": False, "fps": _FPS},
+            videos_kwargs={"do_sample_frames": False, "fps": rate},
         )
     )
 

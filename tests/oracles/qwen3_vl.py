@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from omnibus_models import torchvision_cpu
-from tests.models_oracle import _FPS, Media, Messages, _answer, _chat, _frames, _picture
+from tests.models_oracle import Media, Messages, _answer, _chat, _picture, _sample_video
 
 torchvision_cpu.install_operators()
 
@@ -21,25 +21,21 @@ def answer(checkpoint: Path, messages: Messages, media: Media, max_tokens: int) 
 
 def inputs(checkpoint: Path, messages: Messages, media: Media) -> dict[str, torch.Tensor]:
     """The joint processor's tensors."""
-    from transformers.video_utils import VideoMetadata
-
     _, processor = _whole(checkpoint)
-    videos = [_frames(data) for data in media.get("video", ())]
-    indices = [list(range(len(frames))) for frames in videos]
-    for number, frames in enumerate(videos):
+    videos: list[Any] = []
+    more: dict[str, Any] = {"video_metadata": [], "do_sample_frames": False}
+    for frames, about in (_sample_video(data, 1) for data in media.get("video", ())):
         if len(frames) == 1:  # the library takes no fewer than two: the same one twice
-            videos[number], indices[number] = frames.repeat(2, 0), [0, 0]
-    more: dict[str, Any] = {}
-    if videos:
-        more["video_metadata"] = [VideoMetadata(len(seen), fps=_FPS, frames_indices=seen) for seen in indices]
-        more["do_sample_frames"] = False
+            frames, about.frames_indices = frames.repeat(2, 0), [0, 0]
+        videos.append(frames)
+        more["video_metadata"].append(about)
     return dict(
         processor(
             text=[_chat(processor, messages)],
             images=[_picture(data) for data in media.get("image", ())] or None,
             videos=videos or None,
             return_tensors="pt",
-            **more,
+            **(more if videos else {}),
         )
     )
 

@@ -4,13 +4,13 @@ The joint processor decides what a picture becomes and how many rows that is; th
 checkpoint names (Llama, Qwen2, Mistral), so long as every layer attends to all before it.
 """
 
-import dataclasses
 import operator
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from omnibus import errors
@@ -18,6 +18,11 @@ from omnibus_models import media
 from omnibus_models.contract import Encoded, LoadedComponent, Prepared
 from omnibus_models.families import _language
 from omnibus_models.families._vision_language import VisionLanguage
+from omnibus_models.frame_sampling import FrameSampling
+from omnibus_models.limits import MAX_ASPECT_RATIO
+
+#: Short sides of what remains of a line: far more than a resampling filter sees beyond the square.
+_CROPPED_SIDES = 16
 
 
 class SequentialThinker(_language.LanguageThinker):
@@ -47,6 +52,8 @@ class TowerVisionEncoder(LoadedComponent):
     """
 
     modalities: frozenset[str]
+    #: See ``FrameSampling``.
+    frame_place: ClassVar[Literal["starts", "middles"]] = "starts"
 
     def __init__(
         self, module: Any, checkpoint: Path, modalities: Sequence[str], limits: media.MediaDecodeLimits
@@ -63,9 +70,6 @@ class TowerVisionEncoder(LoadedComponent):
         self._image_options: dict[str, Any] = merged["images_kwargs"]
         self._video_options: dict[str, Any] = {**merged["videos_kwargs"], "do_sample_frames": False}
         self._limits = limits
-        if "video" in self.modalities and processor.video_processor.num_frames:
-            most = min(limits.sampled, int(processor.video_processor.num_frames))
-            self._limits = dataclasses.replace(limits, sampled=most)
 
     def prepare(self, data: memoryview, modality: str, alone: bool = True) -> Prepared:
         """Decode and preprocess one file, see ``contract.Encoder``."""
@@ -74,7 +78,8 @@ class TowerVisionEncoder(LoadedComponent):
             raise errors.BadRequest(f"this encoder takes {known}, not {modality}")
         if modality == "image":
             return self._prepare_image(media.decode_image(data, self._limits), alone)
-        return self._prepare_video(media.decode_video(data, self._limits))
+        sampling = FrameSampling.of_processor(self._processor.video_processor, place=self.frame_place)
+        return self._prepare_video(media.decode_video(data, self._limits, sampling))
 
     @torch.no_grad()
     def encode(self, batch: Sequence[Prepared]) -> list[Encoded]:
@@ -89,6 +94,8 @@ class TowerVisionEncoder(LoadedComponent):
     # What families differ in
 
     def _prepare_image(self, picture: Any, alone: bool) -> Prepared:
+        if self._image_options.get("do_center_crop") and max(picture.size) > MAX_ASPECT_RATIO * min(picture.size):
+            picture = _crop_middle(picture)
         found, [text] = self._processor._process_images([picture], **self._image_options)
         return self._make_prepared("image", text, {"tiles": found["pixel_values"]})
 
@@ -126,6 +133,13 @@ class TowerVisionEncoder(LoadedComponent):
         names = {name for kind in self.modalities if (name := getattr(self._processor, f"{kind}_token", None))}
         count = sum(text.count(name) for name in names)
         return Prepared(modality, features, {"modality": modality, "n_tokens": count, **more})
+
+
+def _crop_middle(line: Image.Image) -> Image.Image:
+    """The middle of a ``line``. The library would enlarge all of it, and then keep a square of that."""
+    reach = [min(side, _CROPPED_SIDES * min(line.size)) for side in line.size]
+    left, top = ((side - kept) // 2 for side, kept in zip(line.size, reach, strict=True))
+    return line.crop((left, top, left + reach[0], top + reach[1]))
 
 
 class TilingEncoder(TowerVisionEncoder):

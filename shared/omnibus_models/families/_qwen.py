@@ -16,6 +16,8 @@ from omnibus_models.contract import Encoded, LoadedComponent, Prepared
 from omnibus_models.families import _language
 from omnibus_models.families._language import control_tokens
 from omnibus_models.families._language_decoder import LanguageDecoder
+from omnibus_models.frame_sampling import FrameSampling
+from omnibus_models.limits import check_aspect
 from omnibus_models.packed_attention import use_packed_attention
 
 __all__ = [
@@ -23,9 +25,8 @@ __all__ = [
     "QwenDecoder",
     "QwenThinker",
     "QwenVisionEncoder",
+    "check_seconds",
     "control_tokens",
-    "media_grids",
-    "seconds_per_grid",
     "vision_encoder",
 ]
 
@@ -55,6 +56,7 @@ class QwenThinker(_language.LanguageThinker, QwenDecoder):
         """Raises as ``_row_count`` for a video whose time cannot be used."""
         if not 0 < float(meta["second_per_grid"]) < math.inf:
             raise ValueError("no such time")
+        check_seconds(meta.get("seconds", ()), meta["grid_thw"][0] if "seconds" in meta else 0)
 
 
 @dataclass
@@ -71,6 +73,8 @@ class QwenVisionEncoder(LoadedComponent):
     limits: media.MediaDecodeLimits
 
     modalities = frozenset({"image", "video"})
+    #: Frames come in pairs, as in ``smart_nframes`` of qwen-vl-utils.
+    frame_multiple = 2
 
     def prepare(self, data: memoryview, modality: str) -> Prepared:
         """Decode and preprocess one file: ``pixels`` [patches, values], ``grid`` [1, 3]."""
@@ -99,16 +103,24 @@ class QwenVisionEncoder(LoadedComponent):
 
     def _prepare_image(self, data: memoryview) -> Prepared:
         picture = media.decode_image(data, self.limits)
+        check_aspect(*picture.size)
         out = self.images(images=[picture], return_tensors="pt")
         return self._make_prepared("image", out["pixel_values"], out["image_grid_thw"], {})
 
     def _prepare_video(self, data: memoryview) -> Prepared:
-        clip = media.decode_video(data, self.limits)
+        clip = self._decode_video(data)
         out = self.videos(videos=[clip.frames], do_sample_frames=False, return_tensors="pt", **self.video_options)
-        seconds = self.videos.temporal_patch_size / clip.fps
-        return self._make_prepared(
-            "video", out["pixel_values_videos"], out["video_grid_thw"], {"second_per_grid": seconds}
-        )
+        size = self.videos.temporal_patch_size
+        more: dict[str, Any] = {"second_per_grid": size / clip.fps}
+        if not clip.steady:
+            more["seconds"] = list(clip.seconds[::size])
+        return self._make_prepared("video", out["pixel_values_videos"], out["video_grid_thw"], more)
+
+    def _decode_video(self, data: memoryview) -> media.Clip:
+        sampling = FrameSampling.of_processor(self.videos, multiple=self.frame_multiple)
+        clip = media.decode_video(data, self.limits, sampling)
+        check_aspect(*clip.frames.shape[1:3])
+        return clip
 
     def _make_prepared(self, modality: str, pixels: Tensor, grid: Tensor, more: Mapping[str, Any]) -> Prepared:
         count = int(grid.prod()) // self.images.merge_size**2
@@ -132,13 +144,7 @@ def vision_encoder(
     return kind(module, images, videos, video_options, limits)
 
 
-def media_grids(media: Sequence[Encoded], modality: str) -> Tensor | None:
-    """[n, 3] grids of the items of one modality, or None without any."""
-    found = [item.meta["grid_thw"] for item in media if item.meta["modality"] == modality]
-    return torch.tensor(found) if found else None
-
-
-def seconds_per_grid(media: Sequence[Encoded]) -> Tensor | None:
-    """Float32 [n]: seconds between temporal patches of each video. The joint processor's precision matters."""
-    found = [item.meta["second_per_grid"] for item in media if item.meta["modality"] == "video"]
-    return torch.tensor(found, dtype=torch.float32) if found else None
+def check_seconds(seconds: Sequence[Any], count: int) -> None:
+    """Raise ``ValueError`` unless ``seconds`` are ``count`` times that can be used."""
+    if len(seconds) != count or not all(0 <= float(second) < math.inf for second in seconds):
+        raise ValueError("no such time")

@@ -51,12 +51,19 @@ class InternVlThinker(_llava_style.SequentialThinker):
         return rows
 
 
+class InternVlEncoder(_llava_style.TowerVisionEncoder):
+    """Pictures in tiles, and of a video frames in the middle of equal parts, as ``InternVLVideoProcessor`` does."""
+
+    frame_place = "middles"
+
+
 class InternVL(_llava_style.TowerFamily):
     """See ``contract.Family``."""
 
     name = "internvl"
     architecture = "InternVLForConditionalGeneration"
     modalities = ("image", "video")
+    encoder = InternVlEncoder
     thinker = InternVlThinker
 
 

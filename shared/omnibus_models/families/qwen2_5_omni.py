@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from omnibus import errors
 from omnibus_models import dit_vocoder, loading, media
 from omnibus_models.contract import Encoded, LoadedComponent, PrefillInputs, Prepared
-from omnibus_models.families import _omni, _omni_audio, _qwen
+from omnibus_models.families import _mrope, _omni, _omni_audio, _qwen
 
 SAMPLE_RATE_HERTZ = 24_000  # samples per second of the released vocoder; no configuration names it
 _DIT = {r"^token2wav\.code2wav_dit_model\.": ""}
@@ -108,18 +108,10 @@ class Qwen25OmniThinker(_qwen.QwenThinker):
             audio_rows(operator.index(meta["audio_len"])) if meta["modality"] == "audio" else super()._row_count(meta)
         )
 
-    def _count_positions(self, ids: Tensor, media: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
+    def _count_positions(self, ids: Tensor, media: Sequence[Encoded]) -> tuple[Tensor, int]:
         module: Any = self.module
-        lengths = [item.meta["audio_len"] for item in media if item.meta["modality"] == "audio"]
-        return module.get_rope_index(
-            ids,
-            _qwen.media_grids(media, "image"),
-            _qwen.media_grids(media, "video"),
-            torch.ones_like(ids),
-            False,
-            torch.tensor(lengths),
-            _qwen.seconds_per_grid(media),
-        )
+        merge, pace = module.config.vision_config.spatial_merge_size, module.config.position_id_per_seconds
+        return _mrope.count_positions(ids, self._placeholders, media, merge, pace)
 
 
 class Qwen25OmniTalker(_qwen.QwenDecoder):

@@ -4,7 +4,6 @@ import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 from omnibus import errors
 from omnibus_models import loading, media
 from omnibus_models.contract import Encoded, LoadedComponent, PrefillInputs, Prepared, PromptLayout
-from omnibus_models.families import _code2wav, _omni, _omni_audio, _qwen, _qwen3, _qwen3_talker
+from omnibus_models.families import _code2wav, _mrope, _omni, _omni_audio, _qwen3, _qwen3_talker
 from omnibus_models.families._qwen3_talker import Qwen3Talker
 
 SAMPLE_RATE_HERTZ = 24_000  # samples per second of the released vocoder; no configuration names it
@@ -75,14 +74,6 @@ class Qwen3OmniThinker(_qwen3.Qwen3DeepstackThinker):
         self._config = config
         self._layer = config.talker_config.accept_hidden_layer
         self._more = {"output_hidden_states": [self._layer - 1]} if self.speaks else {}
-        # The library counts a talker's positions by its configuration, which says nothing of audio.
-        talker = config.talker_config
-        talker.audio_config = config.thinker_config.audio_config
-        self._counter = SimpleNamespace(
-            config=talker,
-            spatial_merge_size=config.thinker_config.vision_config.spatial_merge_size,
-            get_llm_pos_ids_for_vision=module.get_llm_pos_ids_for_vision,
-        )
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -123,8 +114,12 @@ class Qwen3OmniThinker(_qwen3.Qwen3DeepstackThinker):
             raise ValueError("no such length")
         return _audio_rows(frames, self._config.thinker_config.audio_config.n_window)
 
-    def _count_positions(self, ids: Tensor, media: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
-        return _position_ids(self.module, ids, media)
+    def _count_positions(self, ids: Tensor, media: Sequence[Encoded]) -> tuple[Tensor, int]:
+        return self._count_at_pace(ids, media, self._config.thinker_config.position_id_per_seconds)
+
+    def _count_at_pace(self, ids: Tensor, media: Sequence[Encoded], pace: float) -> tuple[Tensor, int]:
+        merge = self._config.thinker_config.vision_config.spatial_merge_size
+        return _mrope.count_positions(ids, self._placeholders, media, merge, pace)
 
     def _talker_layout(self, layout: PromptLayout, media: Sequence[Encoded]) -> Tensor | None:
         """Int32 [5, S] for each row that the talker hears of: its place, 1 if it is of media, its positions."""
@@ -135,7 +130,8 @@ class Qwen3OmniThinker(_qwen3.Qwen3DeepstackThinker):
         places = heard.nonzero()[:, 0]
         ids = ids[places]
         among = [item for item, start in zip(media, layout.starts, strict=True) if heard[start]]
-        positions, _ = _position_ids(self._counter, ids[None], among)
+        # A talker's configuration has a pace of its own.
+        positions, _ = self._count_at_pace(ids[None], among, self._config.talker_config.position_id_per_seconds)
         of_media = torch.isin(ids, torch.tensor(list(self._placeholders)))
         return torch.cat([torch.stack([places, of_media]), positions[:, 0]]).to(torch.int32)
 
@@ -212,24 +208,6 @@ class Qwen3OmniMoe(_omni.OmniFamily):
             key_mapping=_CODE2WAV,
         )
         return Qwen3OmniVocoder(module, module, config.talker_config)
-
-
-def _position_ids(counter: Any, ids: Tensor, media: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
-    """[3, 1, T] positions and the delta of later tokens, as ``counter`` counts them. Stateless."""
-    from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as library
-
-    lengths = [item.meta["audio_len"] for item in media if item.meta["modality"] == "audio"]
-    positions, delta = library.Qwen3OmniMoePreTrainedModelForConditionalGeneration.get_rope_index(
-        counter,
-        ids,
-        _qwen.media_grids(media, "image"),
-        _qwen.media_grids(media, "video"),
-        torch.ones_like(ids),
-        False,
-        torch.tensor(lengths),
-        _qwen.seconds_per_grid(media),
-    )
-    return positions.long(), delta
 
 
 def _audio_rows(frames: int, n_window: int) -> int:

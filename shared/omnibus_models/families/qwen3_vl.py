@@ -3,22 +3,20 @@
 A video is written into the prompt frame by frame, each with the second at which it is seen.
 """
 
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from omnibus_models import media
+from torch import Tensor
+
 from omnibus_models.contract import Encoded, Prepared
-from omnibus_models.families import _qwen3, _qwen_vl
+from omnibus_models.families import _qwen, _qwen3, _qwen_vl
 
 
 class Qwen3VlThinker(_qwen3.Qwen3DeepstackThinker, _qwen_vl.QwenVlThinker):
     """The language model of Qwen3-VL."""
 
     def _check_time(self, meta: Mapping[str, Any]) -> None:
-        frames, seconds = meta["grid_thw"][0], meta["seconds"]
-        if len(seconds) != frames or not all(0 <= float(second) < math.inf for second in seconds):
-            raise ValueError("no such time")
+        _qwen.check_seconds(meta["seconds"], meta["grid_thw"][0])
 
     def _expand_placeholder(self, token: int, item: Encoded) -> list[int]:
         if item.meta["modality"] != "video":
@@ -33,24 +31,36 @@ class Qwen3VlThinker(_qwen3.Qwen3DeepstackThinker, _qwen_vl.QwenVlThinker):
         )
         return [id for time in times for id in (*time, *frame)]
 
+    def _count_positions(self, ids: Tensor, media: Sequence[Encoded]) -> tuple[Tensor, int]:
+        # With words between them, each frame is placed as an image is.
+        return super()._count_positions(ids, [frame for item in media for frame in _frames(item)])
+
 
 class Qwen3VlVisionEncoder(_qwen3.Qwen3DeepstackVisionEncoder):
     """Images and videos, see ``contract.Encoder``. The meta data of a video say the ``seconds`` of its frames."""
 
+    frame_multiple = 1
+
     def _prepare_video(self, data: memoryview) -> Prepared:
-        clip = media.decode_video(data, self.limits)
+        clip = self._decode_video(data)
         size = self.videos.temporal_patch_size
         # Frames are taken ``size`` at a time, and the library does not take fewer.
         frames = clip.frames.repeat(size, 0) if len(clip.frames) < size else clip.frames
         out = self.videos(videos=[frames], do_sample_frames=False, return_tensors="pt", **self.video_options)
-        more = {"seconds": _frame_seconds(len(clip.frames), clip.fps, size)}
+        more = {"seconds": _patch_seconds(clip.seconds, size)}
         return self._make_prepared("video", out["pixel_values_videos"], out["video_grid_thw"], more)
 
 
-def _frame_seconds(count: int, fps: float, size: int) -> list[float]:
-    """The middle of each ``size`` of ``count`` frames; the last frame fills up."""
-    times = [min(index, count - 1) / fps for index in range(-(-count // size) * size)]
-    return [(times[first] + times[first + size - 1]) / 2 for first in range(0, len(times), size)]
+def _frames(item: Encoded) -> list[Encoded]:
+    frames, height, width = item.meta["grid_thw"]
+    meta = {**item.meta, "grid_thw": [1, height, width]}
+    return [Encoded(rows, meta) for rows in item.embeds.chunk(frames)]
+
+
+def _patch_seconds(seconds: Sequence[float], size: int) -> list[float]:
+    """The middle of each ``size`` frames; the last frame fills up."""
+    padded = [*seconds, *[seconds[-1]] * (-len(seconds) % size)]
+    return [(padded[first] + padded[first + size - 1]) / 2 for first in range(0, len(padded), size)]
 
 
 class Qwen3VL(_qwen_vl.QwenVlFamily):

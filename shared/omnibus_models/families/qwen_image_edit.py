@@ -145,7 +145,7 @@ class QwenImageEditTextEncoder(LoadedComponent):
         found, _ = module.model.get_rope_index(
             ids[None],
             mm_token_type_ids=(ids[None] == self._slot).long(),
-            image_grid_thw=_qwen.media_grids([item], "image"),
+            image_grid_thw=torch.tensor([item.meta["grid_thw"]]),
             attention_mask=torch.ones_like(ids[None]),
         )
         positions: Tensor = found[:, 0]

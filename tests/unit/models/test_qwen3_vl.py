@@ -164,8 +164,12 @@ def test_a_video_that_was_thinned_out_keeps_its_seconds(checkpoint: Path, parts:
 
     whole, few = parts["vision"].prepare(film, "video"), thin.prepare(film, "video")
 
-    assert (whole.meta["grid_thw"][0], whole.meta["seconds"]) == (10, [0.25 + second for second in range(10)])
-    assert (few.meta["grid_thw"][0], few.meta["seconds"]) == (3, [1.0, 5.0, 8.0])
+    # Frames from the first to the last are not quite half a second apart: ``np.linspace(0, 39, 20).round()`` of 4 per s.
+    assert (whole.meta["grid_thw"][0], whole.meta["seconds"]) == (
+        10,
+        [0.25, 1.25, 2.25, 3.25, 4.25, 5.5, 6.5, 7.5, 8.5, 9.5],
+    )
+    assert (few.meta["grid_thw"][0], few.meta["seconds"]) == (4, [0.75, 3.5, 6.25, 9.0])
 
 
 def test_the_library_takes_no_video_of_one_frame(parts: dict[str, Any]) -> None:

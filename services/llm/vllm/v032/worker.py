@@ -162,7 +162,7 @@ def _reads_media(state: Any) -> bool:
 
 
 def _request_positions(count: Callable[..., tuple[torch.Tensor, int]]) -> Callable[..., tuple[torch.Tensor, int]]:
-    # vLLM's own positions differ from the library's for videos; one truth is enough, and the family has it.
+    # The family's positions equal vLLM's where a video has a constant rate; vLLM has no times of single frames.
     def find_positions(ids: Sequence[int], features: Sequence[Any]) -> tuple[torch.Tensor, int]:
         for feature in features:
             if feature.data is not None and POSITIONS in feature.data:

@@ -1,0 +1,189 @@
+"""Video through PyAV: the frames that are kept, upright, in RGB. Private to ``media``, the error boundary."""
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from omnibus import errors
+from omnibus_models import _av
+from omnibus_models import limits as bounds
+from omnibus_models.frame_sampling import FrameSampling, FrameTiming
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_UNKNOWN_RATE = Fraction(25)
+#: Entries of a display matrix that are less than this part of the largest are 0: ffmpeg tolerates one degree.
+_RIGHT_ANGLE = math.sin(math.radians(1))
+#: Packets per frame; some codecs have packets that show nothing.
+_PACKETS_PER_FRAME = 4
+
+
+def decode_video(data: memoryview, limits: bounds.MediaDecodeLimits, sampling: FrameSampling) -> bounds.Clip:
+    """See ``media.decode_video``.
+
+    A first pass reads when frames are shown, without decoding, and so decides which to keep. Should the decoder give
+    other frames than the container lists, these decide, in one more pass.
+    """
+    budget = bounds.DecodeBudget(limits)
+    chosen = _choose_by_packets(data, limits, budget, sampling)
+    for _ in range(2):
+        reel = _decode_frames(data, limits, budget, chosen)
+        timing = reel.make_timing()
+        wished = sampling.choose_frames(timing, reel.room)
+        if wished == list(reel.kept):
+            break
+        chosen = wished
+    frames = np.stack([reel.kept.pop(number) for number in wished])
+    return bounds.Clip(
+        frames, float(len(frames) / timing.length), tuple(timing.seconds(each) for each in wished), timing.steady
+    )
+
+
+def _choose_by_packets(
+    data: memoryview, limits: bounds.MediaDecodeLimits, budget: bounds.DecodeBudget, sampling: FrameSampling
+) -> list[int]:
+    with _av.open_track(data, "video") as (container, stream):
+        _check_header(stream, limits)
+        stamps, last = [], Fraction(0)
+        for number, packet in enumerate(container.demux(stream)):
+            budget.raise_if_spent()
+            if number > limits.frames * _PACKETS_PER_FRAME:
+                raise _too_many_frames(limits)
+            if packet.pts is None or packet.is_discard:  # the end, or what an edit list leaves out
+                continue
+            stamps.append(packet.pts * stream.time_base)
+            last = (packet.duration or 0) * stream.time_base
+        if not stamps:
+            return []
+        timing = FrameTiming.of_stamps(sorted(stamps), last, stream.average_rate)
+        return sampling.choose_frames(timing, _frames_that_fit(stream.codec_context, limits))
+
+
+def _check_header(stream: Any, limits: bounds.MediaDecodeLimits) -> None:
+    bounds.check_pixels(stream.codec_context.width, stream.codec_context.height, limits)
+    bounds.check_seconds(_av.declared_seconds(stream), limits)
+
+
+def _decode_frames(
+    data: memoryview, limits: bounds.MediaDecodeLimits, budget: bounds.DecodeBudget, chosen: Sequence[int]
+) -> "_Reel":
+    with _av.open_track(data, "video") as (container, stream):
+        _check_header(stream, limits)
+        context = stream.codec_context
+        # One thread, so that the CPU time of this one is all that the video costs.
+        context.thread_count = 1
+        # Later frames may be larger than the header says; the decoder itself refuses those.
+        context.options = {"max_pixels": str(limits.pixels)}
+        reel = _Reel(limits, stream.average_rate or _UNKNOWN_RATE, frozenset(chosen))
+        for frame in container.decode(stream):
+            budget.raise_if_spent()
+            reel.add_frame(frame)
+        _av.require_complete(container, stream, reel.end)
+    return reel
+
+
+def _frames_that_fit(size: Any, limits: bounds.MediaDecodeLimits) -> int:
+    """Frames of ``size`` that may be kept."""
+    return max(2, min(limits.sampled, limits.video_pixels // max(1, size.width * size.height)))
+
+
+def _too_many_frames(limits: bounds.MediaDecodeLimits) -> errors.TooLarge:
+    return errors.TooLarge(f"the video has more than {limits.frames} frames; send a shorter one")
+
+
+class _Reel:
+    """What one pass of the decoder gave: the times of all frames, and those ``chosen`` by number.
+
+    Memory is bounded by ``room``, whatever the header said.
+    """
+
+    def __init__(self, limits: bounds.MediaDecodeLimits, rate: Fraction, chosen: frozenset[int]) -> None:
+        self._limits = limits
+        self._rate = rate
+        self._chosen = chosen
+        self._stamps: list[Fraction] = []
+        self._last = Fraction(0)
+        self._decoded = 0  # pixels
+        self._size = (0, 0)  # upright
+        self.kept: dict[int, NDArray[np.uint8]] = {}
+        self.room = 0
+        self.end = 0.0  # seconds after the first frame
+
+    def add_frame(self, frame: Any) -> None:
+        """Note when ``frame`` is shown, and keep it if it was chosen."""
+        number = len(self._stamps)
+        self._add_time(frame)
+        self._check_amount(frame)
+        if not number:
+            self.room = _frames_that_fit(frame, self._limits)
+        if number in self._chosen and len(self.kept) < self.room:
+            self.kept[number] = self._convert_frame(frame)
+
+    def make_timing(self) -> FrameTiming:
+        """When all frames are shown. Raises ``BadMedia`` without any."""
+        if not self._stamps:
+            raise errors.BadMedia("the video holds no frames")
+        return FrameTiming.of_stamps(self._stamps, self._last, self._rate)
+
+    def _add_time(self, frame: Any) -> None:
+        # AVI has no times of presentation, but its frames come in order, each when its packet was read.
+        ticks = frame.dts if frame.pts is None else frame.pts
+        stamp = len(self._stamps) / self._rate if ticks is None else ticks * frame.time_base
+        self._stamps.append(max(stamp, self._stamps[-1]) if self._stamps else stamp)
+        self._last = frame.duration * frame.time_base if frame.duration and frame.time_base else Fraction(0)
+        self.end = float(self._stamps[-1] - self._stamps[0] + self._last)
+        bounds.check_seconds(self.end, self._limits)
+
+    def _check_amount(self, frame: Any) -> None:
+        if len(self._stamps) > self._limits.frames:
+            raise _too_many_frames(self._limits)
+        self._decoded += frame.width * frame.height
+        if self._decoded > self._limits.decoded:
+            most = f"{self._limits.decoded} pixels in all its frames"
+            raise errors.TooLarge(f"the video has more than {most}; send a smaller or shorter one")
+
+    def _convert_frame(self, frame: Any) -> "NDArray[np.uint8]":
+        turn = _Turn.of_frame(frame)
+        if not self.kept:
+            bounds.check_pixels(frame.width, frame.height, self._limits)
+            self._size = turn.upright_size(frame.width, frame.height)
+        width, height = turn.upright_size(*self._size)
+        pixels: NDArray[np.uint8] = frame.reformat(width, height, "rgb24").to_ndarray()
+        return turn.apply(pixels)
+
+
+class _Turn:
+    """What a display matrix does to a frame: an exchange of its axes, then mirrors.
+
+    Cameras of phones write such matrices, and PyAV decodes past them. Matrices that are not made of right angles
+    leave a frame as it is. Source: ISO/IEC 14496-12, 6.2.2, and ``ffmpeg_filter.c`` of FFmpeg (autorotate).
+    """
+
+    def __init__(self, swap: bool, mirror_x: bool, mirror_y: bool) -> None:
+        self._swap, self._mirror_x, self._mirror_y = swap, mirror_x, mirror_y
+
+    @staticmethod
+    def of_frame(frame: Any) -> "_Turn":
+        """The turn that brings ``frame`` upright."""
+        found = frame.side_data.get("DISPLAYMATRIX")
+        a, b, _, c, d = np.frombuffer(bytes(found), "<i4")[:5].tolist() if found else (1, 0, 0, 0, 1)
+        straight, across = min(abs(a), abs(d)), min(abs(b), abs(c))
+        if max(abs(b), abs(c)) <= _RIGHT_ANGLE * straight:
+            return _Turn(False, a < 0, d < 0)
+        if max(abs(a), abs(d)) <= _RIGHT_ANGLE * across:
+            return _Turn(True, c < 0, b < 0)
+        return _Turn(False, False, False)
+
+    def upright_size(self, width: int, height: int) -> tuple[int, int]:
+        """The size of a frame after its turn, or before it."""
+        return (height, width) if self._swap else (width, height)
+
+    def apply(self, pixels: "NDArray[np.uint8]") -> "NDArray[np.uint8]":
+        """Turn ``pixels`` [height, width, 3]; a view of them."""
+        if self._swap:
+            pixels = pixels.transpose(1, 0, 2)
+        return pixels[:: -1 if self._mirror_y else 1, :: -1 if self._mirror_x else 1]

@@ -1,0 +1,103 @@
+"""Which frames of a video a model is given, as its family's own processor takes them.
+
+Frames are taken by their numbers where the rate is constant, as all processors do, and at even times elsewhere: a
+processor that counts frames would give a screen recording's pauses no time. Sources are in docs/models.md.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Literal
+
+#: Frames per second where a processor names none.
+DEFAULT_FPS = 2.0
+
+
+@dataclass(frozen=True)
+class FrameSampling:
+    """Rule of one family. ``fps`` frames per second, or ``count`` frames however long the video is.
+
+    At least ``least`` and at most ``most``, a multiple of ``multiple``, and never more than the video has.
+    ``place``: ``ends`` spreads frames from the first to the last; ``starts`` and ``middles`` cut the video into
+    equal parts and take the frame that is shown at the start or in the middle of each.
+    """
+
+    fps: float = DEFAULT_FPS
+    count: int | None = None
+    least: int = 1
+    most: int | None = None
+    multiple: int = 1
+    place: Literal["ends", "starts", "middles"] = "ends"
+
+    @staticmethod
+    def of_processor(processor: Any, **changes: Any) -> "FrameSampling":
+        """The rule with the numbers that a checkpoint's video processor names."""
+        fps, count = getattr(processor, "fps", None), getattr(processor, "num_frames", None)
+        named = {"least": getattr(processor, "min_frames", None), "most": getattr(processor, "max_frames", None)}
+        known = {name: int(value) for name, value in named.items() if value is not None}
+        return FrameSampling(float(fps or DEFAULT_FPS), int(count) if count else None, **{**known, **changes})
+
+    def frame_count(self, timing: "FrameTiming", limit: int) -> int:
+        """Number of frames to take of a video, at most ``limit``."""
+        total = len(timing.times)
+        wished = self.count or max(self.least, int(timing.length * Fraction(self.fps).limit_denominator(1000)))
+        count = min(wished, total, limit, self.most or total)
+        return max(1, count // self.multiple * self.multiple)
+
+    def choose_frames(self, timing: "FrameTiming", limit: int) -> list[int]:
+        """Numbers of the frames to take, ascending, each once."""
+        count, total = self.frame_count(timing, limit), len(timing.times)
+        if self.place == "ends":
+            spots = [Fraction(number * (total - 1), max(1, count - 1)) for number in range(count)]
+            chosen = [round(spot) if timing.steady else timing.nearest(spot) for spot in spots]
+        else:
+            shift = Fraction(1, 2) if self.place == "middles" else Fraction(0)
+            spots = [(number + shift) * total / count for number in range(count)]
+            chosen = [int(spot) if timing.steady else timing.shown(spot) for spot in spots]
+        return list(dict.fromkeys(chosen))
+
+
+@dataclass(frozen=True)
+class FrameTiming:
+    """When the frames of a video are shown: ``times`` in seconds, ascending from 0, and its ``length``.
+
+    ``steady`` says that no frame is more than half a frame away from where a constant rate would have it. Containers
+    that count milliseconds round the times of a constant rate.
+    """
+
+    times: Sequence[Fraction]
+    length: Fraction
+    steady: bool
+
+    @staticmethod
+    def of_stamps(stamps: Sequence[Fraction], last: Fraction, rate: Fraction | None) -> "FrameTiming":
+        """Timing of frames with ``stamps``, the last of which is shown for ``last`` seconds; 0 is unknown.
+
+        ``rate`` are the container's frames per second.
+        """
+        times = [stamp - stamps[0] for stamp in stamps]
+        gaps, end = len(times) - 1, times[-1]
+        if not end:
+            return FrameTiming(times, last or (1 / rate if rate else Fraction(1, 25)), len(times) == 1)
+        step = end / gaps
+        steady = all(abs(time - number * step) * 2 <= step for number, time in enumerate(times))
+        length = end + (last or step)
+        if steady and rate and abs(len(times) / rate - length) * 100 <= length:
+            length = len(times) / rate
+        return FrameTiming(times, length, steady)
+
+    def nearest(self, spot: Fraction) -> int:
+        """The frame nearest in time to where frame ``spot`` would be at a constant rate."""
+        time = self.times[-1] * spot / max(1, len(self.times) - 1)
+        after = min(bisect_right(self.times, time), len(self.times) - 1)
+        before = max(0, after - 1)
+        return before if time - self.times[before] <= self.times[after] - time else after
+
+    def shown(self, spot: Fraction) -> int:
+        """The frame on display when frame ``spot`` would begin at a constant rate."""
+        return max(0, bisect_right(self.times, self.length * spot / len(self.times)) - 1)
+
+    def seconds(self, number: int) -> float:
+        """When frame ``number`` is shown: by the rate where that is constant, since stamps may be rounded."""
+        return float(number * self.length / len(self.times) if self.steady else self.times[number])
