@@ -4,15 +4,15 @@ Every failure of a decoder becomes ``BadMedia`` with fixed text: what a decoder 
 bytes is never echoed. Pillow decodes images, PyAV decodes sound and video.
 """
 
-import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from PIL import Image, ImageOps
+from PIL import Image
 
 from omnibus import errors
-from omnibus_models.limits import DEFAULT, Clip, MediaDecodeLimits, check_aspect, check_pixels
+from omnibus_models._images import IMAGE_FORMATS, load_image, turn_upright
+from omnibus_models.limits import DEFAULT, Clip, MediaDecodeLimits, check_aspect
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,18 +29,13 @@ __all__ = [
     "decoder_errors",
 ]
 
-# Formats with a decoder inside Pillow; none of them starts another program.
-IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
-
 
 def decode_image(data: memoryview, limits: MediaDecodeLimits = DEFAULT) -> Image.Image:
     """Decode one image (the first frame of an animation) to RGB, upright."""
     with decoder_errors("image", data):
-        picture = Image.open(io.BytesIO(data), formats=IMAGE_FORMATS)
-        width, height = picture.size
-        check_pixels(width, height, limits)
-        check_aspect(width, height)
-        return ImageOps.exif_transpose(picture).convert("RGB")
+        picture = load_image(data, limits)
+        check_aspect(*picture.size)
+        return turn_upright(picture).convert("RGB")
 
 
 def decode_audio(data: memoryview, limits: MediaDecodeLimits = DEFAULT, rate: int = 16_000) -> "NDArray[np.float32]":
