@@ -11,18 +11,22 @@ import numpy as np
 from omnibus import errors
 from omnibus_models import limits as bounds
 from omnibus_models._codecs import DECODERS, require_codec
+from omnibus_models._sizes import fill_sizes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 # Playlists (HLS, DASH, concat) would make the demuxer open other files and addresses: containers only.
-_CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,wav,w64,aiff,mp3,flac,ogg,aac,amr,caf,mpegts,mpeg,flv"
+_CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,wav,w64,aiff,au,mp3,flac,ogg,aac,amr,caf"
 # The list of codecs holds for what the demuxer itself decodes to probe a file; ``require_codec`` is for the rest.
 _OPTIONS = {"format_whitelist": _CONTAINERS, "protocol_whitelist": "none", "codec_whitelist": DECODERS}
 # Formats whose header states the exact length: less than that means that the end is missing.
 _EXACT = ("mov", "flac", "aiff")
-# A WAV that was written to a pipe states no true size but one of these or more.
-_UNKNOWN_SIZE_BYTES = 0x7FFF_0000
+# Formats without a container: what is between two frames may be anything.
+_STREAMS_OF_FRAMES = ("mp3", "aac")
+# A WAV that was written to a pipe states no true size but 0, or one that no file within the limits of requests has:
+# 2,000,000,000, 0x7FFFFFFF, 0xFFFFFFFF.
+_UNKNOWN_SIZE_BYTES = 1_000_000_000
 _TRUNCATED = "the file is truncated: it ends before the length that its header states"
 _SLACK_SECONDS = 0.25
 _SLACK_FRACTION = 0.05
@@ -31,7 +35,7 @@ _SLACK_FRACTION = 0.05
 def decode_audio(data: memoryview, limits: bounds.MediaDecodeLimits, rate: int) -> "NDArray[np.float32]":
     """See ``media.audio``."""
     _require_complete_wav(data)
-    with open_track(data, "audio") as (container, stream):
+    with open_track(fill_sizes(data), "audio") as (container, stream):
         bounds.check_seconds(declared_seconds(stream), limits)
         chunks = list(_decode_samples(container, stream, limits, rate))
         samples = np.concatenate(chunks) if chunks else np.zeros(0, np.float32)
@@ -82,9 +86,8 @@ def _decode_samples(
     # PyAV looks for the end of a list of planes that has none from 8 channels on.
     resampler = av.AudioResampler(format="flt", rate=rate)
     budget, total = bounds.DecodeBudget(limits), 0
-    for frame in _with_flush_marker(container.decode(stream)):
+    for frame in _with_flush_marker(_decode_frames(container, stream, budget)):
         if frame is not None:
-            budget.raise_if_spent()
             bounds.check_audio_format(frame.sample_rate, frame.layout.nb_channels)
             # Before a resampler makes 16,000 samples of one.
             bounds.check_seconds(total / rate + frame.samples / frame.sample_rate, limits)
@@ -94,6 +97,18 @@ def _decode_samples(
             total += len(chunk)
             bounds.check_seconds(total / rate, limits)
             yield chunk
+
+
+def _decode_frames(container: Any, stream: Any, budget: bounds.DecodeBudget) -> Iterator[Any]:
+    """Yield frames; what is not a frame between those of MP3 and ADTS, or after them, is passed over as players do."""
+    may_skip = container.format.name in _STREAMS_OF_FRAMES
+    for packet in container.demux(stream):
+        budget.raise_if_spent()
+        try:
+            yield from packet.decode()
+        except av.error.InvalidDataError:
+            if not may_skip:
+                raise
 
 
 def _with_flush_marker(frames: Iterator[Any]) -> Iterator[Any]:

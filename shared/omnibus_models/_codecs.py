@@ -8,10 +8,13 @@ from typing import Any
 from omnibus import errors
 
 _VIDEO = frozenset({"av1", "h263", "h264", "hevc", "mpeg1video", "mpeg2video", "mpeg4", "theora", "vp8", "vp9"})
-_AUDIO = frozenset({"aac", "ac3", "alac", "amr_nb", "amr_wb", "eac3", "flac", "mp2", "mp3", "opus", "vorbis"})
+_AUDIO = frozenset(
+    {"aac", "ac3", "adpcm_ima_qt", "adpcm_ima_wav", "adpcm_ms", "alac", "amr_nb", "amr_wb"}
+    | {"eac3", "flac", "mp2", "mp3", "opus", "vorbis"}
+)
 #: Samples as they are, in every order of bytes, and the two codings of telephones.
 _PCM = frozenset(
-    {"pcm_alaw", "pcm_mulaw", "pcm_s8", "pcm_u8"}
+    {"pcm_alaw", "pcm_mulaw", "pcm_s64be", "pcm_s64le", "pcm_s8", "pcm_u8"}
     | {f"pcm_{kind}{bits}{order}" for kind in "su" for bits in (16, 24, 32) for order in ("le", "be")}
     | {f"pcm_f{bits}{order}" for bits in (32, 64) for order in ("le", "be")}
 )

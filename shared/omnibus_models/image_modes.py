@@ -31,11 +31,15 @@ _TURNS = {
 }
 
 
-def convert_to_rgb(image: Image.Image) -> Image.Image:
-    """Decode ``image`` and return it upright in RGB."""
+def load_pixels(image: Image.Image) -> None:
+    """Decode ``image``, and bring the colour that it declares transparent to the scale of its pixels."""
     raw_mode = image.tile[0].args if image.tile else None
     image.load()  # reads the orientation that a PNG names after its pixels
     _scale_colour_key(image, raw_mode)
+
+
+def convert_to_rgb(image: Image.Image) -> Image.Image:
+    """Return a decoded ``image`` upright in RGB."""
     turn = _TURNS.get(_read_orientation(image))
     flat = _flatten(image)
     return flat if turn is None else flat.transpose(turn)

@@ -4,7 +4,6 @@ Every failure of a decoder becomes ``BadMedia`` with fixed text: what a decoder 
 bytes is never echoed. Pillow decodes images, PyAV decodes sound and video.
 """
 
-import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -13,8 +12,9 @@ from PIL import Image
 
 from omnibus import errors
 from omnibus_models import image_modes
+from omnibus_models._images import IMAGE_FORMATS, load_image
 from omnibus_models.frame_sampling import FrameSampling
-from omnibus_models.limits import DEFAULT, Clip, MediaDecodeLimits, check_pixels
+from omnibus_models.limits import DEFAULT, Clip, MediaDecodeLimits
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,8 +32,6 @@ __all__ = [
     "decoder_errors",
 ]
 
-# Formats with a decoder inside Pillow; none of them starts another program.
-IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 #: Two frames per second, from the first frame to the last.
 DEFAULT_SAMPLING = FrameSampling()
 
@@ -41,10 +39,7 @@ DEFAULT_SAMPLING = FrameSampling()
 def decode_image(data: memoryview, limits: MediaDecodeLimits = DEFAULT) -> Image.Image:
     """Decode one image (the first frame of an animation) to RGB, upright and on white."""
     with decoder_errors("image", data):
-        picture = Image.open(io.BytesIO(data), formats=IMAGE_FORMATS)
-        width, height = picture.size
-        check_pixels(width, height, limits)
-        return image_modes.convert_to_rgb(picture)
+        return image_modes.convert_to_rgb(load_image(data, limits))
 
 
 def decode_audio(data: memoryview, limits: MediaDecodeLimits = DEFAULT, rate: int = 16_000) -> "NDArray[np.float32]":

@@ -10,9 +10,8 @@ from typing import Any
 
 import msgspec
 
-from omnibus.errors import BadMedia, BadRequest, Rejected
+from omnibus.errors import BadRequest, Rejected
 from omnibus.process import run_module
-from services.gateway.media.headers.sniff import READERS
 from services.gateway.media.inspect import inspect_media
 
 
@@ -25,9 +24,6 @@ def inspect_files(named: Sequence[str]) -> list[dict[str, Any]]:
             found.append(msgspec.to_builtins(inspect_media(Path(path).read_bytes(), modality)))
         except OSError as error:
             raise BadRequest(f"{path}: {error.strerror}") from error
-        except BadMedia as error:
-            takes = ", ".join(mime for mime in READERS if mime.startswith(f"{modality}/"))
-            raise BadRequest(f"{path}: {error.message} Accepted: {takes}") from error
         except Rejected as error:
             raise BadRequest(f"{path}: {error.message}") from error
     return found

@@ -18,20 +18,12 @@ from omnibus.families.image_tokens import image_tokens
 from services.gateway.media import data_url
 from services.gateway.media.fetcher import Fetcher
 from services.gateway.media.headers.base import Extent
-from services.gateway.media.headers.sniff import READERS, sniff_mime
+from services.gateway.media.headers.sniff import AUDIO_OR_VIDEO, FORMATS, list_formats, read_header, sniff_mime
 from services.gateway.openai.messages import MediaRef
 
-_FORMAT_ALIASES = {  # what ``input_audio.format`` may call a sniffed type
-    "audio/wav": {"wav"},
-    "audio/mpeg": {"mp3"},
-    "audio/flac": {"flac"},
-    "audio/ogg": {"ogg", "opus"},
-    "audio/aac": {"aac"},
-    "audio/mp4": {"m4a", "aac"},
-    "video/mp4": {"m4a", "aac"},  # many encoders write a video brand into M4A files
-}
-_AUDIO_OR_VIDEO_TYPES = frozenset({"video/mp4", "video/webm", "video/x-matroska"})
-_MAX_INLINE_HASH_BYTES = 4 << 20  # bytes; hashing more than this would hold up the event loop
+# Bytes of an item that is inspected on the event loop: an image has to be hashed, and audio and video may have many
+# frames that are counted.
+_MAX_INLINE_BYTES = {"image": 4 << 20, "audio": 256 << 10, "video": 256 << 10}
 
 
 @dataclass(frozen=True)
@@ -172,7 +164,7 @@ async def inspect_files(
 
 
 async def _inspect_item(data: bytes, modality: str, declared: str, limits: MediaLimits, param: str) -> InspectedMedia:
-    if len(data) < _MAX_INLINE_HASH_BYTES:
+    if len(data) < _MAX_INLINE_BYTES[modality]:
         return InspectedMedia(data, inspect_media(data, modality, declared, limits=limits, param=param))
     info = await asyncio.to_thread(inspect_media, data, modality, declared, limits=limits, param=param)
     return InspectedMedia(data, info)
@@ -180,31 +172,42 @@ async def _inspect_item(data: bytes, modality: str, declared: str, limits: Media
 
 def _check_kind(mime: str, modality: str, declared: str, param: str) -> None:
     sniffed = mime.partition("/")[0]
-    fits = sniffed == modality or (modality == "audio" and mime in _AUDIO_OR_VIDEO_TYPES)
+    fits = sniffed == modality or (modality == "audio" and mime in AUDIO_OR_VIDEO)
     if not fits:
-        raise BadMedia(f"The {modality} item is empty or not in a format that is accepted here.", param=param)
+        found = f"is {FORMATS[mime].name}" if mime else "is empty or in an unknown format"
+        raise BadMedia(f"The {modality} item {found}. {accepted_text(modality)}", param=param)
     family, slash, _ = declared.partition("/")
     if slash:
-        # A JPEG that calls itself PNG is common and harmless; a sound that calls itself an image is not.
+        # A JPEG that calls itself PNG is common and harmless; audio that calls itself an image is not.
         agrees = family in (modality, sniffed, "application", "binary")
     else:
-        agrees = not declared or declared in _FORMAT_ALIASES.get(mime, ())
+        agrees = not declared or declared in FORMATS[mime].short
     if not agrees:
-        raise BadMedia(f"The {modality} item is {mime}, not what its declared type says.", param=param)
+        instead = "" if slash else f": its format is one of {', '.join(FORMATS[mime].short)}"
+        raise BadMedia(f"The {modality} item is {mime}, not what its declared type says{instead}.", param=param)
+
+
+def accepted_text(modality: str) -> str:
+    """Sentence that lists the formats of ``modality``."""
+    return f"Accepted formats of {modality}: {list_formats(modality)}."
 
 
 def _read_header(data: bytes, mime: str, modality: str, param: str) -> Extent:
     try:
-        return READERS[mime](data)
+        return read_header(data, mime)
     except (ValueError, struct.error, IndexError):
-        raise BadMedia(f"The {modality} cannot be read: its header is damaged or cut short.", param=param) from None
+        raise BadMedia(
+            f"The {modality} cannot be read: its header is damaged or cut short, or in a coding that is not accepted."
+            f" {accepted_text(modality)}",
+            param=param,
+        ) from None
 
 
 def _check_extent(extent: Extent, modality: str, limits: MediaLimits, param: str) -> None:
     if extent.width * extent.height > limits.pixels:
         raise TooLarge(f"The {modality} has more than {limits.pixels} pixels, the most accepted.", param=param)
     if modality != "audio" and not (extent.width and extent.height):
-        raise BadMedia(f"The {modality} holds no picture.", param=param)
+        raise BadMedia(f"The {modality} has no frames. {accepted_text(modality)}", param=param)
     if modality == "video":
         _check_frames(extent, limits, param)
     if modality == "image" or extent.seconds is None:

@@ -13,7 +13,7 @@ import msgspec
 
 from omnibus.errors import BadRequest, TooLarge
 from services.gateway.openai.chat_request import AudioUrlPart, ChatRequest, FilePart, ImagePart, Url, VideoPart
-from services.gateway.openai.encoded_url import EncodedUrl
+from services.gateway.openai.encoded_url import MAX_HEADER_CHARS, EncodedUrl, parse_header
 from services.gateway.openai.parse import parse_chat
 
 #: Bytes of base64 that are worth a cut.
@@ -22,8 +22,6 @@ MIN_CUT_BYTES = 16 << 10
 MAX_PLACES = 256
 _BASE64 = b";base64,"
 _BEGIN = b'"data:'
-#: Bytes before the comma that a data URL may have.
-_HEADER_BYTES = 256
 #: Has characters that base64 has not, so that nobody takes it for data.
 _MARK = f"*{secrets.token_hex(16)}-"
 
@@ -57,7 +55,7 @@ def _find_cuts(body: bytes) -> Iterator[_Cut]:
         if found < 0:
             return
         begin = found + len(_BASE64)
-        quote = body.rfind(b'"', max(at, found - _HEADER_BYTES), found)
+        quote = body.rfind(b'"', max(at, found - MAX_HEADER_CHARS), found)
         if quote < 0 or not body.startswith(_BEGIN, quote) or body.find(b"\\", max(0, quote - 1), found) >= 0:
             at = begin
             continue
@@ -79,11 +77,12 @@ def _cut_body(body: bytes, cuts: list[_Cut]) -> bytes:
 
 
 def _bind_views(request: ChatRequest, body: memoryview, cuts: list[_Cut]) -> bool:
-    """Put views of ``body`` in the places of all marks. False where a mark is no URL of media."""
+    """Put views of ``body`` in the places of all marks. False where a mark is not the data of a URL of media."""
     bound = 0
     for holder, field in _media_urls(request):
         header, _, number = getattr(holder, field).partition(_MARK)
-        if number:
+        url = parse_header(header) if number else None
+        if url is not None and url.is_base64:
             begin, end = cuts[int(number)]
             # Nobody else has the request yet.
             msgspec.structs.force_setattr(holder, field, EncodedUrl(header, body[begin:end]))

@@ -22,19 +22,48 @@ def picture(format: str, size: tuple[int, int] = (37, 23), mode: str = "RGB", **
     return out.getvalue()
 
 
-def sound(container: str, codec: str, seconds: float = 2.0, rate: int = 48000, **options: str) -> bytes:
-    out = BytesIO()
+class Pipe:
+    """A file for muxers that cannot go back in it."""
+
+    def __init__(self) -> None:
+        self._out = BytesIO()
+
+    def write(self, data: bytes) -> int:
+        return self._out.write(data)
+
+    def getvalue(self) -> bytes:
+        return self._out.getvalue()
+
+
+def sound(
+    container: str,
+    codec: str,
+    seconds: float = 2.0,
+    rate: int = 48000,
+    *,
+    layout: str = "mono",
+    piped: bool = False,
+    **options: str,
+) -> bytes:
+    out = Pipe() if piped else BytesIO()
     with av.open(out, "w", format=container, options=options) as file:
-        stream: Any = file.add_stream(codec, rate=rate, layout="mono")
+        stream: Any = file.add_stream(codec, rate=rate, layout=layout)
         _encode_sound(file, stream, seconds, rate)
     return out.getvalue()
 
 
 def film(
-    container: str, codec: str, size: tuple[int, int] = (64, 48), frames: int = 20, audio: str = "", **options: str
+    container: str,
+    codec: str,
+    size: tuple[int, int] = (64, 48),
+    frames: int = 20,
+    audio: str = "",
+    *,
+    piped: bool = False,
+    **options: str,
 ) -> bytes:
     """A film at 10 frames per second, with a sound track when ``audio`` names a codec."""
-    out = BytesIO()
+    out = Pipe() if piped else BytesIO()
     with av.open(out, "w", format=container, options=options) as file:
         stream: Any = file.add_stream(codec, rate=10)
         stream.width, stream.height = size
@@ -51,7 +80,9 @@ def film(
 
 
 def _encode_sound(file: Any, stream: Any, seconds: float, rate: int) -> None:
-    frame = av.AudioFrame.from_ndarray(tone(seconds, rate)[None, :], format="fltp", layout="mono")
+    layout = stream.layout.name
+    samples = np.repeat(tone(seconds, rate)[None, :], stream.layout.nb_channels, 0)
+    frame = av.AudioFrame.from_ndarray(samples, format="fltp", layout=layout)
     frame.sample_rate, frame.pts = rate, 0
     file.mux(stream.encode(frame))
     file.mux(stream.encode(None))

@@ -5,6 +5,8 @@ from msgspec import Struct
 # Elements that one reader visits at most. A file made of a million tiny elements must not hold up the
 # event loop; real headers have a few dozen.
 MAX_STEPS = 4096
+#: Frames that a reader counts one by one. Longer files are measured by the mean of these.
+MAX_FRAMES = 100_000
 
 #: Samples per second of any recording, and its channels. A resampler makes thousands of samples of one when a header
 #: claims less, so that is refused here, before an executor sees it.
@@ -13,7 +15,7 @@ MAX_CHANNELS = 64
 
 
 class Extent(Struct, frozen=True):
-    """Length in seconds (None when the header does not say), size in pixels (0 without a picture), and frames of a film
+    """Length in seconds (None when the file does not say), size in pixels (0 without an image), and frames of a video
     (0 when the header does not say)."""
 
     seconds: float | None = None
@@ -30,11 +32,7 @@ def check_audio(rate: float = MIN_RATE_HERTZ, channels: int = 1) -> None:
         raise ValueError("impossible number of channels")
 
 
-def mpeg_layer(head: bytes) -> str:
-    """Either "mp3" or "adts" when ``head`` starts with the sync word of such a frame, else ""."""
-    if len(head) < 2 or head[0] != 0xFF or head[1] & 0xE0 != 0xE0:
-        return ""
-    layer = head[1] >> 1 & 3
-    if layer == 0:
-        return "adts" if head[1] & 0xF0 == 0xF0 else ""
-    return "mp3" if layer == 1 else ""
+def sample_seconds(count: int, rate: int, channels: int = 1) -> float:
+    """Seconds of ``count`` samples. Raises ``ValueError`` as ``check_audio``."""
+    check_audio(rate, channels)
+    return count / rate

@@ -1,14 +1,16 @@
-"""Width and height of JPEG, PNG, WebP and GIF from their headers.
+"""Width and height of JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF and HEIC from their headers.
 
 Read here instead of with Pillow, whose ``open`` walks every segment of a hostile JPEG and allocates
 the whole canvas of a WebP, both on the event loop. Sources: ITU-T T.81 (JPEG), the PNG specification,
-RFC 9649 and 6386 (WebP), GIF89a.
+RFC 9649 and 6386 (WebP), GIF89a, the headers of bitmaps (Microsoft), TIFF 6.0 and BigTIFF, ISO/IEC 23008-12 (AVIF,
+HEIC).
 """
 
 import struct
 from collections.abc import Iterator
 
 from services.gateway.media.headers.base import MAX_STEPS, Extent
+from services.gateway.media.headers.mp4 import find_box, iter_boxes
 
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _JPEG_BARE = frozenset({0x01, *range(0xD0, 0xD8)})  # markers without a length
@@ -81,3 +83,54 @@ def _after_blocks(data: bytes, start: int, steps: Iterator[int]) -> int:
             return start + 1
         start += 1 + data[start]
     raise ValueError("endless extension")
+
+
+def read_bmp(data: bytes) -> Extent:
+    (head,) = struct.unpack_from("<I", data, 14)
+    width, height = struct.unpack_from("<HH" if head == 12 else "<ii", data, 18)
+    if head < 12 or width < 0:
+        raise ValueError("no header of a bitmap")
+    return Extent(None, width, abs(height))  # a negative height says that the first row is the upper one
+
+
+_TIFF_WIDTH, _TIFF_HEIGHT = 256, 257
+_TIFF_TYPES = {1: "B", 3: "H", 4: "I", 16: "Q"}
+
+
+def read_tiff(data: bytes) -> Extent:
+    """The first image of the file."""
+    order = "<" if data[:2] == b"II" else ">"
+    big = struct.unpack_from(order + "H", data, 2)[0] == 43
+    (start,) = struct.unpack_from(order + ("Q" if big else "I"), data, 8 if big else 4)
+    if start >= len(data):
+        raise ValueError("no image")
+    (count,) = struct.unpack_from(order + ("Q" if big else "H"), data, start)
+    size, place = (20, 12) if big else (12, 8)
+    sides: dict[int, int] = {}
+    for index in range(min(count, MAX_STEPS)):
+        at = start + (8 if big else 2) + index * size
+        tag, type = struct.unpack_from(order + "HH", data, at)
+        if tag in (_TIFF_WIDTH, _TIFF_HEIGHT) and type in _TIFF_TYPES:
+            (sides[tag],) = struct.unpack_from(order + _TIFF_TYPES[type], data, at + place)
+    if len(sides) < 2:
+        raise ValueError("no image")
+    return Extent(None, sides[_TIFF_WIDTH], sides[_TIFF_HEIGHT])
+
+
+def read_heif(data: bytes) -> Extent:
+    """The largest image of an AVIF or HEIC file: its tiles, thumbnails and alpha are not larger than the image."""
+    steps = iter(range(MAX_STEPS))
+    properties = find_box(data, 0, len(data), steps, b"meta")
+    if properties is None:
+        raise ValueError("no image")
+    start, end = properties
+    shared = find_box(data, start + 4, end, steps, b"iprp", b"ipco")
+    if shared is None:
+        raise ValueError("no image")
+    sizes = [
+        struct.unpack_from(">II", data, first + 4)
+        for kind, first, _ in iter_boxes(data, *shared, steps)
+        if kind == b"ispe"
+    ]
+    width, height = max(sizes, key=lambda each: each[0] * each[1])
+    return Extent(None, width, height)

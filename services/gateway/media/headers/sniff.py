@@ -1,62 +1,143 @@
 """Accepted formats, recognized by their first bytes, and the readers of their headers."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
-from services.gateway.media.headers import audio, image, video
-from services.gateway.media.headers.base import Extent, mpeg_layer
+from services.gateway.media.headers import avi, flac, image, matroska, mp4, mpeg_audio, ogg, wav
+from services.gateway.media.headers.base import Extent
 
-# A reader raises ValueError, struct.error or IndexError on a malformed header. Headers can lie: the
-# executor that decodes checks again.
-READERS: dict[str, Callable[[bytes], Extent]] = {
-    "image/jpeg": image.read_jpeg,
-    "image/png": image.read_png,
-    "image/webp": image.read_webp,
-    "image/gif": image.read_gif,
-    "audio/wav": audio.read_wav,
-    "audio/flac": audio.read_flac,
-    "audio/ogg": audio.read_ogg,
-    "audio/mpeg": audio.read_mp3,
-    "audio/aac": audio.read_adts,
-    "audio/mp4": video.read_mp4,
-    "video/mp4": video.read_mp4,
-    "video/webm": video.read_matroska,
-    "video/x-matroska": video.read_matroska,
+
+class Format(NamedTuple):
+    """A format: its name in errors, and what ``input_audio.format`` may call it."""
+
+    name: str
+    #: Raises ValueError, struct.error or IndexError on a malformed header. Headers can lie: the executor that decodes
+    #: checks again.
+    read: Callable[[bytes], Extent]
+    short: tuple[str, ...] = ()
+
+
+_MP4_NAMES = ("m4a", "mp4", "aac", "mov", "3gp")
+
+FORMATS: dict[str, Format] = {
+    "image/jpeg": Format("JPEG", image.read_jpeg),
+    "image/png": Format("PNG", image.read_png),
+    "image/webp": Format("WebP", image.read_webp),
+    "image/gif": Format("GIF", image.read_gif),
+    "image/bmp": Format("BMP", image.read_bmp),
+    "image/tiff": Format("TIFF", image.read_tiff),
+    "image/avif": Format("AVIF", image.read_heif),
+    "image/heic": Format("HEIC", image.read_heif),
+    "audio/wav": Format("WAV", wav.read_wav, ("wav",)),
+    "audio/mpeg": Format("MP3", mpeg_audio.read_mp3, ("mp3", "mpeg", "mpga")),
+    "audio/flac": Format("FLAC", flac.read_flac, ("flac",)),
+    "audio/ogg": Format("Ogg", ogg.read_ogg, ("ogg", "oga", "opus", "flac")),
+    "audio/aac": Format("AAC", mpeg_audio.read_adts, ("aac",)),
+    # Many encoders write a video brand into M4A files.
+    "audio/mp4": Format("MP4", mp4.read_mp4, _MP4_NAMES),
+    "audio/aiff": Format("AIFF", wav.read_aiff, ("aiff",)),
+    "audio/basic": Format("AU", wav.read_au, ("au",)),
+    "audio/x-caf": Format("CAF", wav.read_caf, ("caf",)),
+    "audio/x-w64": Format("W64", wav.read_w64, ("w64", "wav")),
+    "audio/amr": Format("AMR", mpeg_audio.read_amr, ("amr",)),
+    "video/mp4": Format("MP4", mp4.read_mp4, _MP4_NAMES),
+    "video/webm": Format("WebM", matroska.read_matroska, ("webm", "opus")),
+    "video/x-matroska": Format("Matroska", matroska.read_matroska, ("mkv", "mka", "webm")),
+    "video/ogg": Format("Ogg", ogg.read_ogg, ("ogg",)),
+    "video/x-msvideo": Format("AVI", avi.read_avi, ("avi",)),
 }
+READERS: dict[str, Callable[[bytes], Extent]] = {mime: each.read for mime, each in FORMATS.items()}
+#: Containers of video whose audio track may be what is sent.
+AUDIO_OR_VIDEO = frozenset(mime for mime in FORMATS if mime.startswith("video/"))
 
 _MAGIC = (
     (b"\xff\xd8\xff", "image/jpeg"),
     (b"\x89PNG\r\n\x1a\n", "image/png"),
     (b"GIF87a", "image/gif"),
     (b"GIF89a", "image/gif"),
+    (b"II*\0", "image/tiff"),
+    (b"MM\0*", "image/tiff"),
+    (b"II+\0\x08\0", "image/tiff"),
+    (b"MM\0+\0\x08", "image/tiff"),
     (b"fLaC", "audio/flac"),
-    (b"OggS", "audio/ogg"),
-    (b"ID3", "audio/mpeg"),
+    (b".snd", "audio/basic"),
+    (b"caff\0\1", "audio/x-caf"),
+    (b"#!AMR\n", "audio/amr"),
+    (b"#!AMR-WB\n", "audio/amr"),
+    (wav.W64_MAGIC, "audio/x-w64"),
 )
-_RIFF = {b"WEBP": "image/webp", b"WAVE": "audio/wav"}
-_LAYERS = {"mp3": "audio/mpeg", "adts": "audio/aac"}
+_IFF_MAGIC = frozenset({b"RIFF", b"RF64", b"BW64", b"FORM"})
+_IFF = dict.fromkeys((b"AIFF", b"AIFC"), "audio/aiff") | {
+    b"WEBP": "image/webp",
+    b"WAVE": "audio/wav",
+    b"AVI ": "video/x-msvideo",
+}
+#: Sizes of the header of a bitmap.
+_BMP_HEADERS = frozenset({12, 40, 52, 56, 64, 108, 124})
 
-# HEIF and AVIF stills share the box format of MP4 and are not on the list.
-_FILM_BRANDS = (b"iso", b"mp4", b"M4V", b"avc", b"3gp", b"dby", b"f4v", b"qt ", b"MSN")
+# Images share the box format of MP4. A file says by its major brand what it is, and one that says only "an image" by
+# the brands that it is compatible with.
+_IMAGE_BRANDS = {b"avif": "image/avif", b"avis": "image/avif"} | dict.fromkeys(
+    (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx"), "image/heic"
+)
+_ANY_IMAGE = frozenset({b"mif1", b"msf1", b"mif2", b"miaf", b"jpeg", b"1pic"})
+_AUDIO_BRANDS = frozenset({b"M4A ", b"M4B ", b"M4P ", b"F4A ", b"F4B "})
+#: Boxes with which a MOV without brands may begin.
+_MOV_BOXES = frozenset({b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot"})
 
 
 def sniff_mime(data: bytes) -> str:
     """The MIME type by magic, or "" for anything outside the allow-list."""
-    for magic, mime in _MAGIC:
-        if data.startswith(magic):
-            return mime
-    if data[:4] == b"RIFF":
-        return _RIFF.get(data[8:12], "")
-    if data[4:8] == b"ftyp":
-        return _mime_of_brand(data[8:12])
-    if data[:4] == b"\x1a\x45\xdf\xa3":
-        return _mime_of_doctype(data[:64])
-    return _LAYERS.get(mpeg_layer(data[:2]), "")
+    mime = _sniff_start(data)
+    if mime:
+        return mime
+    start = mpeg_audio.skip_tags(data)
+    if start >= len(data):
+        return "audio/mpeg" if start else ""
+    if start and data[start : start + 4] == b"fLaC":
+        return "audio/flac"
+    return mpeg_audio.sniff_mpeg(data, start)
 
 
-def _mime_of_brand(brand: bytes) -> str:
-    if brand in (b"M4A ", b"M4B "):
-        return "audio/mp4"
-    return "video/mp4" if brand.startswith(_FILM_BRANDS) else ""
+def read_header(data: bytes, mime: str) -> Extent:
+    """Read the header of a file that is ``mime``. Raises ValueError, struct.error or IndexError."""
+    is_tagged = mime == "audio/flac" and data[:3] == b"ID3"
+    return FORMATS[mime].read(data[mpeg_audio.skip_tags(data) :] if is_tagged else data)
+
+
+def list_formats(modality: str) -> str:
+    """Names of the formats in which an item of ``modality`` may come, as errors list them."""
+    mimes = [mime for mime in FORMATS if mime.startswith(f"{modality}/")]
+    mimes += [mime for mime in FORMATS if modality == "audio" and mime in AUDIO_OR_VIDEO]
+    return ", ".join(dict.fromkeys(FORMATS[mime].name for mime in mimes))
+
+
+def _sniff_start(data: bytes) -> str:
+    head, kind = data[:4], data[4:8]
+    known = next((mime for magic, mime in _MAGIC if data.startswith(magic)), "")
+    if known:
+        return known
+    if head in _IFF_MAGIC:
+        return _IFF.get(data[8:12], "")
+    if head == b"OggS":
+        # The streams of an Ogg file all begin before their data.
+        return "video/ogg" if b"\x80theora" in data[:512] else "audio/ogg"
+    if kind == b"ftyp":
+        return _mime_of_brands(data[8 : max(16, min(4096, int.from_bytes(head, "big")))])
+    if head == b"\x1a\x45\xdf\xa3":
+        return _mime_of_doctype(data[:128])
+    is_bitmap = head[:2] == b"BM" and int.from_bytes(data[14:18], "little") in _BMP_HEADERS
+    return "image/bmp" if is_bitmap else "video/mp4" if kind in _MOV_BOXES else ""
+
+
+def _mime_of_brands(brands: bytes) -> str:
+    """``brands``: the major brand, its version, and the brands that the file is compatible with."""
+    major, compatible = brands[:4], [brands[at : at + 4] for at in range(8, len(brands), 4)]
+    if major in _IMAGE_BRANDS:
+        return _IMAGE_BRANDS[major]
+    if major in _ANY_IMAGE:
+        return next((_IMAGE_BRANDS[each] for each in compatible if each in _IMAGE_BRANDS), "")
+    return "audio/mp4" if major in _AUDIO_BRANDS else "video/mp4"
 
 
 def _mime_of_doctype(head: bytes) -> str:

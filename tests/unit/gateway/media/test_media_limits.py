@@ -32,7 +32,7 @@ def big(number: int) -> bytes:
 
 
 FILM = film("mp4", "mpeg4")
-VAST = patched(FILM, b"tkhd", 80, big(4000 << 16) + big(2000 << 16))
+VAST = patched(FILM, b"mp4v", 28, struct.pack(">HH", 4000, 2000))
 CLAIMS: dict[str, tuple[str, bytes]] = {
     "50000000 pixels": ("image", patched(picture("PNG"), b"IHDR", 4, big(60_000) * 2)),
     "1800 seconds": ("audio", patched(sound("flac", "flac", 0.5), b"fLaC", 22, big(2**32 - 1))),

@@ -128,3 +128,69 @@ def test_what_is_no_base64_is_refused_with_its_place(wrong: str):
         decode_data_url(ref.url, LIMIT, ref.param)
 
     assert error.value.param == "messages[0].content[0].image_url.url"
+
+
+HEADERS = [
+    "data:video/webm;base64,",
+    "data:video/webm;codecs=vp8,opus;base64,",
+    'data:video/webm;codecs="vp8,opus";base64,',
+    "data:audio/ogg; codecs=opus;base64,",
+    'data:video/mp4; codecs="avc1.42E01E, mp4a.40.2"; base64,',
+    "data:video/webm;codecs=vp9;name=a,b.webm;base64,",
+    "DATA:Video/WebM;CODECS=VP8,OPUS;BASE64,",
+    "data:;base64,",
+    "data:image/png;base64 ,",
+    "data:video/webm;codecs=vp8,opus,",
+    "data:video/webm,codecs;base64,",
+    "data:video;base64,",
+    "data:video/webm;base64;base64,",
+    f"data:video/webm;name={'n' * 900};base64,",
+    f"data:video/webm;name={'n' * 1100};base64,",
+]
+#: Data in its usual form and in those that are read as well, and what is not base64.
+FORMS = {
+    "plain": lambda data: base64.b64encode(data).decode(),
+    "without padding": lambda data: base64.b64encode(data).decode().rstrip("="),
+    "in the alphabet of URLs": lambda data: base64.urlsafe_b64encode(data).decode(),
+    "with line breaks": lambda data: base64.encodebytes(data).decode(),
+    "with blanks": lambda data: base64.encodebytes(data).decode().replace("\n", " "),
+    "percent-encoded": lambda data: base64.b64encode(data).decode().replace("+", "%2B").replace("=", "%3D"),
+    "spoilt": lambda data: base64.b64encode(data).decode()[:-4] + "!!!!",
+}
+ESCAPES = {"as it is": lambda text: text, "slashes": lambda text: text.replace("/", "\\/")}
+
+
+def decode_sent(sent: bytes) -> Any:
+    try:
+        [url] = urls(parse_chat_media(sent))
+        return decode_data_url(url, LIMIT)
+    except OmnibusError as error:
+        return error.code
+
+
+@pytest.mark.behaviour(
+    "Chromium (MediaRecorder, FileReader)",
+    "writes data URLs such as data:video/webm;codecs=vp8,opus;base64,... whose comma ends the header by RFC 2397",
+    "reads a comma inside a parameter of base64 as part of the header",
+    source="RFC 2397; the Fetch standard, data: URL processor",
+)
+@pytest.mark.parametrize("header", HEADERS)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_data_url_is_read_alike_below_and_above_the_size_of_a_cut(header: str, form: str):
+    answers = []
+    for data in (DATA[:1000], DATA[: MIN_CUT_BYTES * 3 // 4 - 100], DATA):
+        for escape in ESCAPES.values():
+            sent = escape(body(picture(header + FORMS[form](data))).decode()).encode()
+            answer = decode_sent(sent)
+            answers.append(answer if isinstance(answer, str) else (answer.declared, answer.data == data))
+
+    assert len(set(answers)) == 1
+    if HEADERS.index(header) < 9 and form != "spoilt":
+        assert answers[0][1] is True
+
+
+def test_a_raw_line_break_in_long_data_is_refused_as_in_short_data():
+    for data in (DATA[:1000], DATA):
+        sent = body(picture(f"data:image/png;base64,{base64.encodebytes(data).decode()}")).replace(b"\\n", b"\n")
+        with pytest.raises(BadRequest, match="not valid JSON"):
+            decode_data_url(urls(parse_chat_media(sent))[0], LIMIT)

@@ -1,0 +1,84 @@
+"""Sizes in the headers of recordings that were written to a pipe, for decoders that do not read these without them.
+
+FFmpeg reads a WAV whatever sizes it states, but no RF64, W64 or AIFF without true ones, which it leaves out itself
+where it cannot go back to the header. Sources: EBU Tech 3306 (RF64), Sony's Wave64, AIFF-C (Apple, 1991).
+"""
+
+import struct
+from collections.abc import Iterator
+
+#: Chunks before the samples, at most.
+_MAX_CHUNKS = 256
+_W64 = b"riff\x2e\x91\xcf\x11"
+
+
+def fill_sizes(data: memoryview) -> memoryview:
+    """Return ``data``, or a copy of it with the true sizes if its header has none."""
+    head = bytes(data[:12])
+    try:
+        if head[:4] in (b"RF64", b"BW64"):
+            return _fill_rf64(data)
+        if head[:8] == _W64:
+            return _fill_w64(data)
+        if head[:4] == b"FORM" and head[8:] in (b"AIFF", b"AIFC"):
+            return _fill_aiff(data)
+    except struct.error:
+        pass  # the header is cut short: the decoder says so
+    return data
+
+
+def _find_chunks(data: memoryview, start: int, form: str, head: int, unit: int) -> Iterator[tuple[bytes, int, int]]:
+    """Kind, offset and stated size of each chunk, whose header has ``head`` bytes, which count in W64."""
+    for _ in range(_MAX_CHUNKS):
+        kind, size = struct.unpack_from(form, data, start)
+        yield kind, start, size
+        if size > len(data):
+            return
+        start += max(head, (size if head == 24 else head + size) + unit - 1 & -unit)
+
+
+def _fill_rf64(data: memoryview) -> memoryview:
+    sizes = 0
+    for kind, start, size in _find_chunks(data, 12, "<4sI", 8, 2):
+        if kind == b"ds64":
+            sizes = start + 8
+        elif kind == b"data":
+            there = len(data) - start - 8
+            if not sizes or size != 0xFFFF_FFFF or 0 < struct.unpack_from("<Q", data, sizes + 8)[0] <= there:
+                break
+            filled = bytearray(data)
+            struct.pack_into("<QQ", filled, sizes, len(data) - 8, there)
+            return memoryview(filled)
+    return data
+
+
+def _fill_w64(data: memoryview) -> memoryview:
+    for kind, start, size in _find_chunks(data, 40, "<4s12xQ", 24, 8):
+        if kind == b"data":
+            stated = struct.unpack_from("<Q", data, 16)[0]
+            if 24 < size <= len(data) - start and stated:
+                break
+            filled = bytearray(data)
+            struct.pack_into("<Q", filled, 16, len(data))
+            struct.pack_into("<Q", filled, start + 16, len(data) - start)
+            return memoryview(filled)
+    return data
+
+
+def _fill_aiff(data: memoryview) -> memoryview:
+    common = 0
+    for kind, start, size in _find_chunks(data, 12, ">4sI", 8, 2):
+        if kind == b"COMM":
+            common = start + 8
+        elif kind == b"SSND":
+            channels, frames, bits = struct.unpack_from(">HIH", data, common)
+            if not common or (frames and size):
+                break
+            filled = bytearray(data)
+            packed = bytes(data[8:12]) == b"AIFC" and bytes(data[common + 18 : common + 22]) == b"ima4"
+            frame = channels * (34 if packed else (bits + 7) // 8)
+            struct.pack_into(">I", filled, 4, len(data) - 8)
+            struct.pack_into(">I", filled, common + 2, (len(data) - start - 16) // max(1, frame))
+            struct.pack_into(">I", filled, start + 4, len(data) - start - 8)
+            return memoryview(filled)
+    return data
