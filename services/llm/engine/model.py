@@ -233,7 +233,8 @@ class ThinkerCore(HostedDecoder[Thinker, Thinking]):
         """The rows [H] of ``text`` after ``tokens`` of the answer of ``sequence``, which has kept its slot."""
         length = sequence.prompt + len(tokens)
         ids = await run_in_pool(self._words, self.thinker.encode_text, text)
-        ids, rows = ids[: self.context - length], []
+        ids = ids[: self.context - length]
+        rows: list[np.ndarray | None] = []
         if ids and await self.engine.replay_tokens(sequence, length, ids):
             while len(rows) < len(ids):
                 rows += [step.side for step in await sequence.inbox.take_steps()]

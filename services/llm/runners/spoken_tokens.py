@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 
 class _Piece(NamedTuple):
-    """Text that ``count`` tokens have become together: a character may take several of them."""
+    """Text of so many ``tokens``: a character may take several of them."""
 
-    count: int
+    tokens: int
     text: str
 
 
@@ -49,7 +49,7 @@ class SpokenTokens:
         self.rest += text
         while self._pieces and (size := self._match_length(self._pieces[0].text)) is not None:
             self.rest = self.rest[size:]
-            self.end += self._pieces.popleft().count
+            self.end += self._pieces.popleft().tokens
 
     def _match_length(self, text: str) -> int | None:
         """Characters of ``rest`` that ``text`` says; None where it says anything else.

@@ -56,7 +56,7 @@ class PreparedVllmRequest(NamedTuple):
 class PausedDecode(NamedTuple):
     """An answer whose first token was made, until somebody goes on with it: then it is ``taken``.
 
-    ``steps`` were made already; ``compute_rows`` is as ``SpeechWriter`` takes it; ``held`` are what it needs until its end.
+    ``steps`` were made already; ``compute_rows``: see ``SpeechWriter``; ``held`` are what it needs until its end.
     """
 
     number: int
