@@ -12,6 +12,7 @@ from transformers.cache_utils import DynamicCache
 
 from omnibus.errors import BadRequest, Fatal
 from omnibus.executor.runner import Item
+from omnibus_models import tiny
 from omnibus_models.contract import Talker, Thinker
 from omnibus_models.families import load_family
 from services.llm.runners.talker import TalkRunner, TalkSettings
@@ -352,3 +353,41 @@ async def test_known_codes_wait_for_the_rows_that_they_were_made_of(talking: Tal
 
     assert early == [], "a code is nothing without the row before it"
     assert again.codes == whole
+
+
+@pytest.mark.parametrize(
+    ("limits", "rows", "params", "count"),
+    [
+        ({"seconds": 0.5}, 6, {"max_codes": None}, 25),
+        ({"token_seconds": 0.25}, 6, {"max_codes": None}, 225),
+        ({"token_seconds": 0.25}, 1, {"max_codes": None}, 162),
+        ({"token_seconds": 0.25, "seconds": 4.0}, 6, {"max_codes": None}, 200),
+        ({"token_seconds": 0.25, "seconds": 4.0}, 6, {"max_codes": 30}, 30),
+    ],
+)
+async def test_a_talker_that_finds_no_end_stops_after_the_seconds_that_its_text_may_take(
+    omni: Path, limits: dict[str, float], rows: int, params: dict[str, int | None], count: int
+) -> None:
+    made = TalkRunner("talker", "qwen2_5_omni", omni, "cpu", "float32", TalkSettings(slots=3, context=512, **limits))
+    await made.load()
+    # Of the released model; and this one never ends.
+    made.model.steps_per_second, made.model.max_codes, made.model.eos = 50.0, 400, frozenset()
+
+    script = Script(3, rows=rows)
+    said = await run(made, script.whole(**params))
+    again = Script(3, rows=rows).whole(**params)
+    again._resumes = {"codes": {"codes": said.codes[: count // 2]}}
+    await run(made, again)
+    await made.close()
+
+    assert (len(said.codes), said.end("codes")) == (count, {"finish_reason": "length"})
+    assert (again.codes, again.end("codes")) == (said.codes, said.end("codes"))
+
+
+@pytest.mark.parametrize(("family", "rate"), [("qwen2_5_omni", 24_000), ("qwen3_omni_moe", 24_000)])
+def test_a_talker_knows_how_fast_its_codes_are_played(tmp_path: Path, family: str, rate: int) -> None:
+    checkpoint = tiny.build(family, tmp_path / family)
+
+    talker, vocoder = (load_family(family).load(part, checkpoint) for part in ("talker", "vocoder"))
+
+    assert talker.steps_per_second * vocoder.samples_per_code == vocoder.rate == rate
