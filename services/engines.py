@@ -201,7 +201,13 @@ def _hosted_makers(settings: ExecutorSettings) -> set[Callable[[str, ExecutorSet
 def _make_talker(component: str, settings: ExecutorSettings) -> Runner:
     from services.llm.runners.talker import TalkRunner, TalkSettings
 
-    limits = TalkSettings(slots=settings.batch, threads=settings.threads, graphs=settings.graphs)
+    limits = TalkSettings(
+        slots=settings.batch,
+        threads=settings.threads,
+        graphs=settings.graphs,
+        seconds=settings.speech_seconds,
+        token_seconds=settings.speech_token_seconds,
+    )
     return TalkRunner(component, *_checkpoint_source(settings), limits)
 
 

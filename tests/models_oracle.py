@@ -78,13 +78,17 @@ def omni_answer(
     """Greedy ids, text, codes and the float32 waveform of Qwen2.5-Omni. ``seed`` fixes the vocoder's noise.
 
     With ``say`` no other token is allowed than the next one of that text, and then the one that ends an answer.
+    The speech of an answer that ``max_tokens`` ends says all of its text: ``generate`` leaves out the last token, so it
+    is told to make one more, which is dropped here.
     """
     model, processor = _omni(checkpoint)
     inputs = omni_inputs(checkpoint, messages, media)
+    most = max_tokens + 1
     told: dict[str, Any] = {}
     if say:
         script = [*processor.tokenizer(say, add_special_tokens=False)["input_ids"], processor.tokenizer.eos_token_id]
         begin, max_tokens = inputs["input_ids"].shape[1], len(script)
+        most = max_tokens
         told["thinker_prefix_allowed_tokens_fn"] = lambda _row, ids: [script[len(ids) - begin]]
     # Pixels under their plain name reach the talker too, which refuses them.
     named = {f"thinker_{key}" if key.startswith("pixel_values") else key: value for key, value in inputs.items()}
@@ -97,7 +101,7 @@ def omni_answer(
                 **named,
                 **told,
                 speaker=voice,
-                thinker_max_new_tokens=max_tokens,
+                thinker_max_new_tokens=most,
                 thinker_do_sample=False,
                 talker_max_new_tokens=max_codes,
                 talker_do_sample=False,
@@ -109,7 +113,7 @@ def omni_answer(
             )
     finally:
         hook.remove()
-    ids, text = _answer(processor, inputs, out)
+    ids, text = _answer(processor, inputs, out, max_tokens)
     return ids, text, codes[0][0].tolist(), wave
 
 
@@ -178,8 +182,10 @@ def _chat(processor: Any, messages: Messages) -> str:
     return text
 
 
-def _answer(processor: Any, inputs: Mapping[str, torch.Tensor], out: torch.Tensor) -> tuple[list[int], str]:
-    ids = out[0, inputs["input_ids"].shape[1] :].tolist()
+def _answer(
+    processor: Any, inputs: Mapping[str, torch.Tensor], out: torch.Tensor, most: int | None = None
+) -> tuple[list[int], str]:
+    ids = out[0, inputs["input_ids"].shape[1] :].tolist()[:most]
     return ids, processor.tokenizer.decode(ids, skip_special_tokens=True)
 
 

@@ -59,21 +59,23 @@ class VocodeRunner(Hosted[Vocoder]):
     async def run(self, job: Job) -> None:
         self._open += 1
         try:
-            total = await self._vocode_stream(job)
+            total, cut = await self._vocode_stream(job)
         finally:
             self._open -= 1
-        job.close("audio", {"samples": total})
+        # Of speech that is complete nothing more is said.
+        job.close("audio", {"samples": total, **({"finish_reason": "length"} if cut else {})})
 
     def stats(self) -> dict[str, Any]:
         counts = {"parameters": self.model.parameters, "used": self._open, "samples": self._samples}
         return {**counts, **self.memory_stats()}
 
-    async def _vocode_stream(self, job: Job) -> int:
+    async def _vocode_stream(self, job: Job) -> tuple[int, bool]:
+        """The number of samples, and whether a limit has cut the speech."""
         sizes = piece_sizes(self.model.rate / self.model.samples_per_code, self._settings.codes)
         arrivals = CodePieces(job.stream("codes"), self.model.groups, sizes)
         filling = asyncio.create_task(arrivals.read_stream())
         try:
-            return await self._send_audio(job, arrivals)
+            return await self._send_audio(job, arrivals), arrivals.cut
         finally:
             filling.cancel()
             await asyncio.gather(filling, return_exceptions=True)
@@ -121,6 +123,7 @@ class CodePieces:
         self._size = next(sizes)
         self._codes: list[Code] = []
         self._ended = False
+        self.cut = False  # whether the talker has stopped at a limit
         self._error: Exception | None = None
         self._news = asyncio.Event()
 
@@ -129,6 +132,7 @@ class CodePieces:
         try:
             async for item in self._stream:
                 self._codes += _read_codes(item, self._groups)
+                self.cut = item.data.get("finish_reason") == "length"
                 self._news.set()
         except Exception as error:  # noqa: BLE001 - a task boundary: raised again in ``wait_piece``
             self._error = error

@@ -22,7 +22,7 @@ class Answer(NamedTuple):
 
 
 def answer(checkpoint: Path, messages: Messages, media: Media, max_tokens: int, voice: str, max_frames: int) -> Answer:
-    """The greedy answer, spoken."""
+    """The greedy answer, spoken: all of its tokens, as ``models_oracle.omni_answer`` says."""
     model, processor = whole(checkpoint)
     given = inputs(checkpoint, messages, media)
     heard: list[torch.Tensor] = []
@@ -31,7 +31,7 @@ def answer(checkpoint: Path, messages: Messages, media: Media, max_tokens: int, 
         out, wave = model.generate(
             **given,
             speaker=voice,
-            thinker_max_new_tokens=max_tokens,
+            thinker_max_new_tokens=max_tokens + 1,
             thinker_eos_token_id=model.config.im_end_token_id,
             thinker_do_sample=False,
             talker_max_new_tokens=max_frames + 1,  # the last one never becomes a frame
@@ -43,7 +43,7 @@ def answer(checkpoint: Path, messages: Messages, media: Media, max_tokens: int, 
         )
     finally:
         hook.remove()
-    ids, text = _answer(processor, given, out)
+    ids, text = _answer(processor, given, out, max_tokens)
     return Answer(ids, text, heard[0][0].T.tolist(), wave.reshape(-1))
 
 

@@ -30,8 +30,6 @@ from services.gateway.tasks.resolve import rename_params
 SYSTEM = "You read texts aloud, exactly as they are written."
 USER = "Read this text aloud:\n\n{text}"
 
-#: Codec codes that a text may take: some, and so many for each character. Speech has about four for one.
-_BASE_CODE_COUNT, _CODES_PER_CHARACTER = 256, 12
 #: What clients call what a chat calls otherwise.
 _CLIENT_PARAM_NAMES = {"say": "input", "messages": "input", "audio.voice": "voice", "max_codes": "max_tokens"}
 
@@ -97,12 +95,11 @@ async def _stream_events(files: AsyncIterator[bytes], got: AnswerAccumulator) ->
 
 def _prepare_chat(wanted: SpeechRequest, voice: str) -> AskedOfModel:
     system = f"{SYSTEM} {wanted.instructions}" if wanted.instructions else SYSTEM
-    codes = wanted.max_tokens or _BASE_CODE_COUNT + _CODES_PER_CHARACTER * len(wanted.input)
     request = ChatRequest(
         model=wanted.model,
         messages=[UserMessage(content=wanted.input)],
         modalities=["text", "audio"],
-        audio=AudioOutput(voice=voice, format=wanted.format, max_tokens=codes),
+        audio=AudioOutput(voice=voice, format=wanted.format, max_tokens=wanted.max_tokens),
         temperature=wanted.temperature,
     )
     messages = [

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from omnibus.errors import ClientClosed, Rejected
 from omnibus.metrics.buckets import LATENCY_BUCKETS_SECONDS
 from omnibus.store import Bucket, Store
 from omnibus.store.history import COARSE_STEP_SECONDS, FINE_STEP_SECONDS, MIDDLE_STEP_SECONDS
@@ -18,6 +19,16 @@ _MAX_BUCKETS = 1008
 _QUANTILES = {"p50": 0.5, "p95": 0.95}
 _OUTCOMES = ("came", "done", "failed", "refused")
 
+
+def _rejected_codes(error: type[Rejected] = Rejected) -> Iterator[str]:
+    yield error.code
+    for each in error.__subclasses__():
+        yield from _rejected_codes(each)
+
+
+#: Codes of requests that are at fault themselves. A client that left is not.
+REJECTED_CODES = frozenset(_rejected_codes()) - {ClientClosed.code}
+
 _Name = tuple[str, str, str]
 _decode_name = msgspec.json.Decoder(_Name).decode
 
@@ -25,7 +36,9 @@ _decode_name = msgspec.json.Decoder(_Name).decode
 async def read_history(store: Store, seconds: float, until: float) -> dict[str, Any]:
     """The ``seconds`` before ``until`` (Unix seconds), as columns with a value for each of ``starts``.
 
-    Counts are per bucket of ``step`` seconds; latencies are seconds, null in a bucket without requests. ``stages``
+    Counts are per bucket of ``step`` seconds; the first ``whole`` buckets are over, and the last one still grows.
+    ``rejected`` are requests with an error of 4xx, which never became an invocation or made it end. Latencies are
+    seconds, null in a bucket without requests. ``stages``
     have the jobs of a component, its seconds of computing (``busy``) and of being ready (``up``), over its executors,
     and the requests that ``failed`` there. Raises ``StoreUnavailable``.
     """
@@ -36,6 +49,7 @@ async def read_history(store: Store, seconds: float, until: float) -> dict[str, 
     return {
         "step": step,
         "starts": [each.start for each in buckets],
+        "whole": sum(each.start + step <= until for each in buckets),
         "models": {model: _model_columns(buckets, model) for model in models},
         "stages": {model: stages for model in models if (stages := _stage_columns(buckets, model))},
     }
@@ -66,6 +80,12 @@ def _model_columns(buckets: Sequence[_Counts], model: str) -> dict[str, Any]:
         "types": {
             kind: {what: [each.of(what, model).get(kind, 0) for each in buckets] for what in _OUTCOMES}
             for kind in types
+        },
+        "rejected": [sum(each.of("code", model).get(code, 0) for code in REJECTED_CODES) for each in buckets],
+        "rejected_codes": {
+            code: count
+            for code in sorted(REJECTED_CODES)
+            if (count := sum(each.of("code", model).get(code, 0) for each in buckets))
         },
         "codes": {
             code: [each.of("code", model).get(code, 0) for each in buckets] for code in _names(buckets, ["code"], model)

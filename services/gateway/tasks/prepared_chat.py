@@ -22,8 +22,6 @@ from services.gateway.tenancy.tenant import current_tenant
 MAX_INLINE_BYTES = 16 * 1024
 #: Tokens that a request counts for when it does not say how long its answer may be.
 DEFAULT_ANSWER_TOKENS = 256
-#: Codec codes of an answer unless the request says otherwise: about 20 s at 50 codes per second.
-DEFAULT_SPEECH_CODES = 1024
 #: The largest seed, and the bits of a larger one that count.
 MAX_SEED = 2**63 - 1
 _PROMPT_INDEX = QUANTITIES.index("prompt_tokens")
@@ -142,9 +140,10 @@ def _speech_params(request: ChatRequest) -> dict[str, Any] | None:
         return None
     audio = request.audio
     how = GREEDY_SPEECH if request.temperature == 0 else SPEECH
+    most = {"max_codes": audio.max_tokens} if audio.max_tokens else {}  # else what the talker is set to
     if _read_speech_options(audio) == _NO_SPEECH_OPTIONS:
-        return {**how, "max_codes": audio.max_tokens or DEFAULT_SPEECH_CODES}
+        return {**how, **most}
     said = {name: value for name in how if (value := getattr(audio, name)) is not None}
     if "top_k" in said:
         said["top_k"] = max(0, said["top_k"])
-    return {**how, **said, "max_codes": audio.max_tokens or DEFAULT_SPEECH_CODES}
+    return {**how, **said, **most}

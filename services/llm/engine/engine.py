@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Sequence as Rows
 from contextlib import contextmanager
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -44,6 +45,14 @@ class EngineLimits(NamedTuple):
     graphs: bool = True
 
 
+class _Replay(NamedTuple, Generic[S]):
+    """Tokens that ``sequence`` takes after its first ``length`` positions."""
+
+    sequence: S
+    length: int
+    tokens: Rows[int]
+
+
 class BatchingEngine(Generic[S]):
     """Runs sequences on one decoder. ``compute`` runs a function in the compute thread.
 
@@ -58,6 +67,7 @@ class BatchingEngine(Generic[S]):
         self._parallel = parallel
         self._steps = Steps(decoder, feed, limits.slots, limits.context, graphs=limits.graphs)
         self._arrived: list[S] = []
+        self._replays: list[_Replay[S]] = []
         self._wake = asyncio.Event()
         self._failed: Exception | None = None
         self.limits = limits
@@ -181,6 +191,18 @@ class BatchingEngine(Generic[S]):
         await self._wait_step(sequence)
         sequence.broken = False
 
+    async def replay_tokens(self, sequence: S, length: int, tokens: Rows[int]) -> bool:
+        """Let ``sequence``, which keeps its slot, take ``tokens`` after the first ``length`` positions, instead of all
+        that came there. Its next steps, as many as ``tokens``, have what belongs to them.
+
+        Returns False where it has no slot.
+        """
+        if not self.schedule.has_slot(sequence):
+            return False
+        self._replays.append(_Replay(sequence, length, tokens))
+        await self._wait_step(sequence)
+        return True
+
     @contextmanager
     def _hold_ownership(self, sequence: S) -> Iterator[None]:
         owner = sequence.owner
@@ -227,6 +249,7 @@ class BatchingEngine(Generic[S]):
         # Others may leave meanwhile: nobody is admitted before the slots that the schedule counts as free are.
         while any(sequence.gone for sequence in self._steps.active):
             await self._compute(self._steps.evict)
+        self._begin_replays()
         for sequence in self.schedule.admit_waiting():
             sequence.go_on()
         if self._arrived:
@@ -238,6 +261,15 @@ class BatchingEngine(Generic[S]):
             await self._step_language_model(turn)
             await self._encode_media(turn)
         return bool(turn)
+
+    def _begin_replays(self) -> None:
+        replays, self._replays = self._replays, []
+        for sequence, length, tokens in replays:
+            if not sequence.gone:
+                self._steps.replay_tokens(sequence, length, tokens)
+                self.schedule.pause_decode(sequence)
+                self.schedule.start_decode(sequence)
+                sequence.go_on()
 
     async def _insert_arrived(self) -> None:
         arrived, self._arrived = self._arrived, []
@@ -291,7 +323,8 @@ class BatchingEngine(Generic[S]):
                 self.tokens += 1
                 for earlier in sequence.take_earlier() if sequence.prefix else ():
                     sequence.inbox.put(earlier)
-                sequence.gone |= result.finish is not None
+                if result.finish is not None:
+                    sequence.gone |= not (sequence.keeps_slot and self.schedule.pause_decode(sequence))
                 sequence.inbox.put(result)
             else:
                 sequence.gone = sequence.broken = True

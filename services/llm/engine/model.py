@@ -229,6 +229,17 @@ class ThinkerCore(HostedDecoder[Thinker, Thinking]):
     def _embed_tokens(self, tokens: Rows[int]) -> Tensor:
         return self.thinker.embed(torch.tensor(tokens, device=self.thinker.device))
 
+    async def compute_rows(self, sequence: Thinking, tokens: Rows[int], text: str) -> list[np.ndarray]:
+        """The rows [H] of ``text`` after ``tokens`` of the answer of ``sequence``, which has kept its slot."""
+        length = sequence.prompt + len(tokens)
+        ids = await run_in_pool(self._words, self.thinker.encode_text, text)
+        ids = ids[: self.context - length]
+        rows: list[np.ndarray | None] = []
+        if ids and await self.engine.replay_tokens(sequence, length, ids):
+            while len(rows) < len(ids):
+                rows += [step.side for step in await sequence.inbox.take_steps()]
+        return [row for row in rows if row is not None]
+
     def answer_limit(self, length: int, wanted: int | None) -> int:
         """Most tokens of an answer to a prompt of ``length`` tokens. Raises ``ContextTooLong``, ``BadRequest``."""
         return max_answer_tokens(self.context, length, wanted)

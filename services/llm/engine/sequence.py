@@ -13,7 +13,7 @@ from transformers.cache_utils import DynamicCache
 
 from omnibus.executor.job_clock import current_clock
 from omnibus_models.attention import Attention
-from omnibus_models.contract import PrefillInputs
+from omnibus_models.contract import PrefillInputs, TokenSamplingParams
 from services.llm.engine.prompt_group import PromptMember
 from services.llm.engine.sampler import Picker, TokenLogprobs
 
@@ -73,6 +73,7 @@ class DecoderSequence:
 
     stays = True
     pauses = False
+    keeps_slot = False  # after its last token too, until its owner leaves
     adapter: int | None = None  # its number, see ``omnibus_models.adapters``; None: the model as it is
 
     def __init__(self, prefill: PrefillInputs, picker: Picker, limit: int, ends: frozenset[int]) -> None:
@@ -130,6 +131,14 @@ class DecoderSequence:
         for token in tokens:
             self.picker.resume_after(token)
             self.accept_token(token)
+
+    def follow_script(self, tokens: Rows[int]) -> None:
+        """Stand before the step that takes the first of ``tokens`` and chooses the second; the last step's choice is
+        to be dropped."""
+        self.token, self.count, self.limit, self.ends = tokens[0], 0, len(tokens), frozenset()
+        settings = TokenSamplingParams(max_tokens=len(tokens))
+        self.picker = Picker(settings, 0, script=[*tokens[1:], tokens[-1]])
+        self.inbox = Inbox()
 
     def take_earlier(self) -> list[TokenStep]:
         """The steps of an earlier attempt, once: its tokens, and what goes with them."""

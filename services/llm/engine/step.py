@@ -127,6 +127,11 @@ class Steps(Generic[S]):
                 self.active[slot] = self.active[-1]
                 self.active.pop()
 
+    def replay_tokens(self, sequence: S, length: int, tokens: Rows[int]) -> None:
+        """See ``BatchingEngine.replay_tokens``; called between two steps."""
+        self._cache.lengths[self.active.index(sequence)] = length
+        sequence.follow_script(tokens)
+
     def insert_sequences(self, sequences: Rows[S]) -> list[tuple[S, Exception | None]]:
         """Copy the caches that came from elsewhere into slots; says which of them do not fit."""
         return [(sequence, self._insert_sequence(sequence)) for sequence in sequences]

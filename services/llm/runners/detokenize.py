@@ -5,6 +5,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from services.llm.runners.answer_parser import AnswerParser
+from services.llm.runners.spoken_tokens import SpokenTokens
 
 if TYPE_CHECKING:  # simulated models come without torch
     from services.llm.engine.sampler import TokenLogprobs
@@ -97,7 +98,8 @@ class TokenDecoder(Protocol):
 
 class Reply:
     """The text of one answer, in chunks. A ``parser`` finds reasoning and calls of tools in it, by ``special`` tokens
-    too. ``decode`` maps ids to text, ``detokeniser`` does the same token by token."""
+    too. ``decode`` maps ids to text, ``detokeniser`` does the same token by token. The answer ends after ``limit``
+    tokens, 0: when its engine ends it. ``speech``: which tokens are spoken, where a talker follows."""
 
     def __init__(
         self,
@@ -106,6 +108,9 @@ class Reply:
         parser: AnswerParser | None = None,
         special: Mapping[int, str] = MappingProxyType({}),
         detokeniser: TokenDecoder | None = None,
+        *,
+        limit: int = 0,
+        speech: SpokenTokens | None = None,
     ) -> None:
         self._decode = decode
         self._detokeniser = detokeniser or Detokeniser(decode)
@@ -117,8 +122,9 @@ class Reply:
         self._text = ""
         self._reasoning = self._calls = ""
         self._ids: list[int] = []
+        self._limit = limit
         self.tokens = 0
-        self.spoken = 0  # tokens that are spoken: no stop string can take them back any more, and they are no call
+        self.speech = speech
         self.thought = 0  # tokens of reasoning
         self.finish: str | None = None
 
@@ -126,30 +132,42 @@ class Reply:
         """Take one token; ``finish`` is the engine's reason to end with it, if it has one."""
         self._ids.append(token)
         self.tokens += 1
-        text = self._detokeniser.push(token)
+        if finish is None and self.tokens == self._limit:  # the engine may go on, for the talker
+            finish = "length"
+        made = self._detokeniser.push(token)
         if token in self._special:
-            text += self._special[token]
-        text = self._guard.push(text)
+            made += self._special[token]
         if finish is not None:
-            text += self._guard.push(self._detokeniser.flush())
+            made += self._detokeniser.flush()
+        text = self._guard.push(made)
         if self._guard.hit:
             self.finish = "stop"
         elif finish is not None:
             text += self._guard.flush()
             self.finish = finish
-        if self._parser is None:
-            self._text += text
-        else:
-            self._parse(self._parser, text)
-        if not self._guard.held and not self._guard.hit and (self._parser is None or not self._parser.calling):
-            self.spoken = self.tokens
+        said = text if self._parser is None else self._parse(self._parser, text)
+        self._text += said
+        if self.speech is not None:
+            self._follow(self.speech, token, made, said)
 
-    def _parse(self, parser: AnswerParser, text: str) -> None:
+    def _follow(self, speech: SpokenTokens, token: int, made: str, said: str) -> None:
+        """Let ``speech`` know of a ``token`` that has ``made`` text, of which the transcript has ``said``."""
+        speech.add_token(token, made)
+        speech.add_text(said)
+        if self.thought and not said:
+            speech.add_reasoning()
+        if self.finish is not None:
+            speech.close(self.finish == "stop" and not self._guard.hit)
+
+    def _parse(self, parser: AnswerParser, text: str) -> str:
+        """More of the transcript; what is no part of it is noted."""
+        said = ""
         for found in (parser.push(text), *((parser.close(),) if self.finish is not None else ())):
-            self._text += found.text
+            said += found.text
             self._reasoning += found.reasoning
             self._calls += found.calls
         self.thought += parser.thinking
+        return said
 
     def add_logprobs(self, token: int, finish: str | None, found: "TokenLogprobs") -> None:
         """Take the probabilities of the token that was added last; that of one that ends the answer is not reported."""

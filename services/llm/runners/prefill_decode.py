@@ -7,6 +7,8 @@ section 4.3 (migration by pull).
 """
 
 from collections.abc import Sequence as Rows
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import numpy as np
 import torch
@@ -14,7 +16,6 @@ import torch
 from omnibus.bus.messages import BatchCounts
 from omnibus.executor.runner import Job
 from omnibus_models.contract import PrefillInputs
-from services.llm.engine.grammar import GrammarState
 from services.llm.engine.params import TextGenerationParams, build_sampling
 from services.llm.engine.sampler import Picker
 from services.llm.engine.sequence import TokenStep
@@ -27,13 +28,16 @@ from services.llm.runners.request import (
     ThinkRequest,
     close_counted,
     end_tokens,
+    engine_limit,
+    may_cut,
     open_reply,
     open_request,
     read_text_params,
     resumed_tokens,
 )
+from services.llm.runners.spoken_tokens import SpokenTokens
 from services.llm.runners.talker_inputs import SpeechWriter, send_prompt
-from services.llm.runners.thinker import send_answer, send_tokens
+from services.llm.runners.thinker import is_complete, send_answer, send_tokens
 
 
 class PrefillRunner(LanguagePart, component="prefill", decodes=False):
@@ -113,48 +117,57 @@ class DecodeRunner(LanguagePart, component="decode"):
         if params.count_only or params.prefill_only:
             close_counted(job, start.counts)
             return
-        script = await self._core.tokenize_script(params, start.length - start.resumed)
+        script = await core.tokenize_script(params, start.length - start.resumed)
         tokens = started_tokens(start, resumed_tokens(job, "text"))
         grammar = None if start.here is not None else await core.open_grammar(answer_grammar(core.thinker, params))
-        picker = self._open_picker(start, seen, params, script, grammar)
-        sequence, finish = self._restore_sequence(start, tokens, picker, params, job.has_consumer("rows"))
-        sequence.adapter = adapter
-        reply = open_reply(self._core.thinker, params, start.thinking)
-        speech = SpeechWriter(job, sequence.limit - 1, rows=rows) if job.has_consumer("rows") else None
-        await send_tokens(job, reply, tokens, start.finish or finish, speech, start.logprobs)
-        await self._decode_answer(job, start, sequence, reply, speech)
+        speaks = job.has_consumer("rows")
+        limit = len(script) or core.answer_limit(start.length - start.resumed, params.max_tokens)
+        made = limit if script else engine_limit(limit, speaks)
+        ids = [] if seen is None else seen.tolist()
+        picker = Picker(build_sampling(params, made, start.seed), core.thinker.vocabulary, ids, script, grammar)
+        restored, finish = self._restore_sequence(start, tokens, picker, params, speaks)
+        restored.adapter = adapter
+        with self._adopt_paused(job, start, restored) as sequence:
+            reply, speech = self._open_outputs(job, start, params, sequence, limit, rows)
+            await send_tokens(job, reply, tokens, start.finish or finish, speech, start.logprobs)
+            if not is_complete(reply, speech):
+                await self._decode_answer(job, start, sequence, reply, speech)
         job.close("text", {"finish_reason": reply.finish, "usage": reply.usage(start.counts)})
+
+    def _adopt_paused(self, job: Job, start: DecodeStart, restored: Thinking) -> AbstractContextManager[Thinking]:
+        """The sequence that goes on here: one that waits in its slot, or ``restored``, which has none yet."""
+        if start.here is None:
+            return nullcontext(restored)
+        return self._core.engine.adopt_paused(self._core.resume_paused(job.invocation, start.here))
+
+    def _open_outputs(
+        self,
+        job: Job,
+        start: DecodeStart,
+        params: TextGenerationParams,
+        sequence: Thinking,
+        limit: int,
+        rows: Rows[np.ndarray],
+    ) -> tuple[Reply, SpeechWriter | None]:
+        spoken = SpokenTokens() if job.has_consumer("rows") else None
+        reply = open_reply(self._core.thinker, params, start.thinking, limit, spoken)
+        if spoken is None:
+            return reply, None
+        return reply, SpeechWriter(job, spoken, limit, partial(self._core.compute_rows, sequence), rows=rows)
 
     async def _decode_answer(
         self, job: Job, start: DecodeStart, sequence: Thinking, reply: Reply, speech: SpeechWriter | None
     ) -> None:
         engine = self._core.engine
         if start.here is not None:
-            paused = self._core.resume_paused(job.invocation, start.here)
-            if reply.finish is None:
-                with engine.adopt_paused(paused):
-                    await send_answer(job, paused.inbox.take_steps, reply, speech)
-        elif reply.finish is None:
-            with engine.admit_prefilled(sequence):
-                await engine.wait_for_slot(sequence)
-                cache = await job.value("cache")
-                await engine.insert_cache(sequence, (cache.data, cache.array))
-                job.release_input("cache")
-                await send_answer(job, sequence.inbox.take_steps, reply, speech)
-
-    def _open_picker(
-        self,
-        start: DecodeStart,
-        seen: np.ndarray | None,
-        params: TextGenerationParams,
-        script: Rows[int],
-        grammar: GrammarState | None,
-    ) -> Picker:
-        """The choices of an answer before its first token."""
-        core = self._core
-        limit = len(script) or core.answer_limit(start.length - start.resumed, params.max_tokens)
-        ids = [] if seen is None else seen.tolist()
-        return Picker(build_sampling(params, limit, start.seed), core.thinker.vocabulary, ids, script, grammar)
+            await send_answer(job, sequence.inbox.take_steps, reply, speech)
+            return
+        with engine.admit_prefilled(sequence):
+            await engine.wait_for_slot(sequence)
+            cache = await job.value("cache")
+            await engine.insert_cache(sequence, (cache.data, cache.array))
+            job.release_input("cache")
+            await send_answer(job, sequence.inbox.take_steps, reply, speech)
 
     def _restore_sequence(
         self,
@@ -169,7 +182,8 @@ class DecodeRunner(LanguagePart, component="decode"):
         nothing = torch.empty(start.length, 0)
         prefill = PrefillInputs(nothing, nothing, start.rope_delta, nothing)
         sequence = Thinking(prefill, picker, end_tokens(core, params), "" if speaks else None)
-        sequence.done = start.length
+        sequence.done, sequence.prompt = start.length, start.length - start.resumed
+        sequence.keeps_slot = speaks and may_cut(core.thinker, params)
         finish = None
         for token in tokens:
             picker.resume_after(token)

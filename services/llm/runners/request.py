@@ -20,6 +20,7 @@ from services.llm.engine.thinker_feed import Thinking
 from services.llm.runners.answer_parser import open_parser, special_tokens
 from services.llm.runners.answer_shape import answer_grammar
 from services.llm.runners.detokenize import Reply
+from services.llm.runners.spoken_tokens import SpokenTokens
 from services.llm.runners.token_stream import open_detokeniser
 
 _NO_TOKENS: dict[int, str] = {}
@@ -27,7 +28,8 @@ _NO_TOKENS: dict[int, str] = {}
 
 class ThinkRequest(NamedTuple):
     """One request. ``ids`` are its prompt's, placeholders not expanded; ``layout`` int32 [k, S] says a
-    talker where its rows are; ``counts`` are its tokens; ``thinking``: see ``TokenizedPrompt``."""
+    talker where its rows are; ``counts`` are its tokens; ``thinking``: see ``TokenizedPrompt``. The answer has
+    ``limit`` tokens at most."""
 
     params: TextGenerationParams
     sequence: Thinking
@@ -35,6 +37,7 @@ class ThinkRequest(NamedTuple):
     layout: np.ndarray
     counts: dict[str, int]
     thinking: bool | None
+    limit: int
 
 
 @asynccontextmanager
@@ -68,20 +71,48 @@ async def _read_request(core: ThinkerCore, job: Job, params: TextGenerationParam
     script = await core.tokenize_script(params, length)
     limit = len(script) or core.answer_limit(length, 1 if params.prefill_only else params.max_tokens)
     grammar = await core.open_grammar(answer_grammar(core.thinker, params))
-    picker = Picker(build_sampling(params, limit, job.seed), core.thinker.vocabulary, prompt.ids, script, grammar)
+    made = limit if script else engine_limit(limit, voice is not None and not params.prefill_only)
+    picker = Picker(build_sampling(params, made, job.seed), core.thinker.vocabulary, prompt.ids, script, grammar)
     sequence = Thinking(prefill, picker, end_tokens(core, params), voice)
+    sequence.keeps_slot = voice is not None and may_cut(core.thinker, params)
     await core.resume_after(sequence, resumed_tokens(job, "text"))
     if params.prefill_only:
         sequence.prefill = None  # no talker is waiting for what is made of it
     aside = prefill.attention is not None and prefill.attention.answer_rows is not None
-    return ThinkRequest(params, sequence, prompt.ids, layout, count_tokens(length, items, aside), prompt.thinking)
+    return ThinkRequest(
+        params, sequence, prompt.ids, layout, count_tokens(length, items, aside), prompt.thinking, limit
+    )
 
 
-def open_reply(reader: Reader, params: TextGenerationParams, thinking: bool | None) -> Reply:
-    """The text of an answer to ``params``, none of which is there yet. ``thinking``: see ``TokenizedPrompt``."""
+def open_reply(
+    reader: Reader,
+    params: TextGenerationParams,
+    thinking: bool | None,
+    limit: int = 0,
+    spoken: SpokenTokens | None = None,
+) -> Reply:
+    """The text of an answer to ``params``, none of which is there yet. ``thinking``: see ``TokenizedPrompt``.
+
+    ``limit``, ``spoken``: see ``Reply``.
+    """
     parser = open_parser(reader, params, thinking)
     special = special_tokens(reader, params) if parser is not None else _NO_TOKENS
-    return Reply(reader.decode_ids, params.stop, parser, special, open_detokeniser(reader))
+    stream = open_detokeniser(reader)
+    return Reply(reader.decode_ids, params.stop, parser, special, stream, limit=limit, speech=spoken)
+
+
+def engine_limit(limit: int, speaks: bool) -> int:
+    """Tokens that an engine makes of an answer of ``limit`` tokens.
+
+    The hidden row of a token comes with the next one. So the engine makes one more of an answer that is spoken, and
+    that one is dropped: nobody reads it.
+    """
+    return limit + 1 if speaks else limit
+
+
+def may_cut(reader: Reader, params: TextGenerationParams) -> bool:
+    """True if the text of an answer to ``params`` may be other than that of its tokens."""
+    return bool(params.stop or params.tools or reader.thinks)
 
 
 def resumed_tokens(job: Job, output: str) -> tuple[int, ...]:

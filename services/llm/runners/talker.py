@@ -1,6 +1,7 @@
 """The engine of a talker: rows of a thinker in, codec codes out, while the thinker is still writing."""
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import AsyncIterator
 from collections.abc import Sequence as Rows
@@ -30,7 +31,8 @@ class TalkSettings:
     """Limits of one talker.
 
     ``slots``, ``context``, ``share``, ``threads``: as for a thinker. ``first``: codes, or frames, in the first
-    chunk, ``chunk``: in every other; 0: as the model's vocoder likes them. ``graphs``: see ``Steps``.
+    chunk, ``chunk``: in every other; 0: as the model's vocoder likes them. ``graphs``: see ``Steps``. ``seconds``: most
+    of one answer; ``token_seconds``: for each token of its text, after ``_ANSWER_SECONDS``; 0: no limit.
     """
 
     slots: int = 16
@@ -40,6 +42,23 @@ class TalkSettings:
     first: int = 0
     chunk: int = 0
     graphs: bool = True
+    seconds: float = 0.0
+    token_seconds: float = 0.0
+
+
+#: Seconds that an answer may take beside those of its tokens: a short one begins and ends slowly.
+_ANSWER_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class SpeechBound:
+    """The most codes, or frames, that a text takes: ``base``, and ``per_token``. A row is one token."""
+
+    base: float = math.inf
+    per_token: float = 0.0
+
+    def count(self, tokens: int) -> float:
+        return self.base + self.per_token * tokens
 
 
 class Talking(DecoderSequence):
@@ -54,6 +73,8 @@ class Talking(DecoderSequence):
         self._rows: deque[Tensor] = deque()
         self._tail = tail  # [2, H]: the row that ends the text, and the one that pads it for ever
         self._ended = False
+        self._text_tokens = 1  # the first one is in the prefill
+        self.bound = SpeechBound()
 
     @property
     def is_ready(self) -> bool:
@@ -67,12 +88,15 @@ class Talking(DecoderSequence):
     def add_rows(self, rows: Tensor) -> None:
         """Take rows [k, H]."""
         self._rows.extend(rows)
+        self._text_tokens += len(rows)
 
     def end_rows(self) -> None:
         """No row will follow."""
         if not self._ended:
             self._rows.append(self._tail[0])
             self._ended = True
+            # Each code used a row until now, so no more codes are there than tokens, and a bound is larger.
+            self.limit = int(min(self.limit, max(self.bound.count(self._text_tokens), self.count + 1)))
 
     def has_rows(self, count: int) -> bool:
         """Return whether the rows of the next ``count`` steps are known."""
@@ -210,14 +234,20 @@ class TalkRunner(HostedDecoder[Talker, Talking]):
         self, prefill: PrefillInputs, tail: Tensor, params: CodecGenerationParams, seed: int
     ) -> Talking:
         length = prefill.inputs.shape[0]
-        limit = min(params.max_codes or self.model.max_codes, self.model.max_codes, self.context - length)
+        most, rate = self.model.max_codes, getattr(self.model, "steps_per_second", 0.0)  # a plug-in may not have it
+        if rate and self._settings.seconds:
+            most = min(most, max(1, int(rate * self._settings.seconds)))
+        limit = min(params.max_codes or most, most, self.context - length)
         if limit <= 0:
             raise ContextTooLong(
                 f"the prompt has {length} positions and the talker's context {self.context}; send a shorter prompt",
                 param="messages",
             )
         picker = Picker(build_sampling(params, limit, seed), self.model.vocabulary)
-        return Talking(prefill, picker, self.model.eos, tail, self._frame_picker(picker))
+        sequence = Talking(prefill, picker, self.model.eos, tail, self._frame_picker(picker))
+        if rate and self._settings.token_seconds:
+            sequence.bound = SpeechBound(rate * _ANSWER_SECONDS, rate * self._settings.token_seconds)
+        return sequence
 
     def _frame_picker(self, picker: Picker) -> Picker | None:
         if self.model.predictor is None:

@@ -1,6 +1,7 @@
 """The engine of an LLM component: messages and media embeddings in, text out, rows for a talker beside it."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from omnibus.bus.messages import BatchCounts
 from omnibus.executor.runner import Job
@@ -9,6 +10,7 @@ from services.llm.engine.sequence import TokenStep
 from services.llm.runners.detokenize import Reply
 from services.llm.runners.language_part import LanguagePart
 from services.llm.runners.request import close_counted, open_reply, open_request, prefill_prompt
+from services.llm.runners.spoken_tokens import SpokenTokens
 from services.llm.runners.talker_inputs import SpeechWriter
 
 #: Most tokens in one message: those of an earlier attempt are there all at once.
@@ -48,8 +50,12 @@ class ThinkRunner(LanguagePart, component="thinker"):
                 with self._core.engine.admit(asked.sequence):
                     await prefill_prompt(asked.sequence, job, asked.counts)
                 return
-            sequence, reply = asked.sequence, open_reply(self._core.thinker, asked.params, asked.thinking)
-            speech = None if sequence.voice is None else SpeechWriter(job, sequence.limit - 1, asked.layout)
+            sequence, speech = asked.sequence, None
+            spoken = None if sequence.voice is None else SpokenTokens()
+            reply = open_reply(self._core.thinker, asked.params, asked.thinking, asked.limit, spoken)
+            if spoken is not None:
+                compute_rows = partial(self._core.compute_rows, sequence)
+                speech = SpeechWriter(job, spoken, asked.limit, compute_rows, asked.layout)
             with self._core.engine.admit(sequence):
                 await send_answer(job, sequence.inbox.take_steps, reply, speech)
             job.close("text", {"finish_reason": reply.finish, "usage": reply.usage(asked.counts)})
@@ -86,18 +92,25 @@ def _add_step(reply: Reply, step: TokenStep) -> None:
 
 
 async def send_answer(job: Job, take: Take, reply: Reply, speech: SpeechWriter | None) -> None:
-    """Send text, and rows, as they come, until ``reply`` is finished."""
-    while reply.finish is None:
+    """Send text, and rows, as they come, until ``reply`` is finished and what it says is spoken."""
+    ended = False
+    while not ended and (reply.finish is None or (speech is not None and speech.lacks_row)):
         for number, step in enumerate(await take(), 1):
+            ended = step.finish is not None
             if reply.finish is None:  # after a stop string the engine was one step ahead
                 _add_step(reply, step)
-                if speech is not None:
-                    speech.add(step.side)
+            if speech is not None:
+                speech.add(step.side)
             if not number % MAX_CHUNK_TOKENS:
                 await send_pending(job, reply, speech)
         await send_pending(job, reply, speech)
     if speech is not None:
-        speech.close(reply.finish)
+        await speech.close(reply.finish)
+
+
+def is_complete(reply: Reply, speech: SpeechWriter | None) -> bool:
+    """True if there is nothing more to be computed for an answer."""
+    return reply.finish is not None and (speech is None or speech.is_complete)
 
 
 async def send_tokens(
@@ -123,7 +136,7 @@ async def send_tokens(
 async def send_pending(job: Job, reply: Reply, speech: SpeechWriter | None) -> None:
     """Send what is new."""
     if speech is not None:
-        await speech.send(reply.spoken)
+        await speech.send()
     chunk = reply.next_chunk()
     if chunk is not None:
         await job.send_text("text", chunk)

@@ -3,10 +3,12 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, aclosing, closing, contextmanager
 from dataclasses import replace
 from itertools import count
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from omnibus.errors import BadRequest, StageUnavailable
 from omnibus.executor.runner import Job
@@ -17,7 +19,15 @@ from services.component import Compute
 from services.llm.engine.params import TextGenerationParams, build_sampling, max_answer_tokens, unknown_adapter_error
 from services.llm.engine.sequence import TokenStep
 from services.llm.runners.answer_shape import answer_grammar, check_grammar
-from services.llm.runners.request import count_tokens, read_items, read_messages, read_text_params, resumed_tokens
+from services.llm.runners.request import (
+    count_tokens,
+    engine_limit,
+    read_items,
+    read_messages,
+    read_text_params,
+    resumed_tokens,
+)
+from services.llm.runners.talker_inputs import ComputeRows
 from services.llm.runners.thinker import Take
 from services.llm.vllm.answer_tokens import AnswerTokens, build_steps
 from services.llm.vllm.prompts import PromptTokenizer
@@ -46,13 +56,14 @@ class PreparedVllmRequest(NamedTuple):
 class PausedDecode(NamedTuple):
     """An answer whose first token was made, until somebody goes on with it: then it is ``taken``.
 
-    ``steps`` were made already; ``held`` are what it needs until its end.
+    ``steps`` were made already; ``compute_rows``: see ``SpeechWriter``; ``held`` are what it needs until its end.
     """
 
     number: int
     invocation: str
     take: Take
     steps: Sequence[TokenStep]
+    compute_rows: ComputeRows
     held: AsyncExitStack
     taken: asyncio.Event
 
@@ -203,7 +214,9 @@ class VllmCore:
             "positions": order.positions,
             "parcel": None if order.parcel is None else order.parcel.place,
             "rows": None if order.voice is None else order.voice.rows.place,
-            "sampling": self.build_sampling(params, asked.limit - len(asked.known), seed, asked.grammar),
+            "sampling": self.build_sampling(
+                params, engine_limit(asked.limit, order.voice is not None) - len(asked.known), seed, asked.grammar
+            ),
             "draws": len(asked.known),
             "spoken": asked.spoken,
         }
@@ -260,22 +273,55 @@ class VllmCore:
         answer = AnswerTokens(known, counts)
         return lambda tokens: consume(build_steps(tokens, answer.next_ids(tokens), None))
 
+    async def compute_rows(
+        self, asked: PreparedVllmRequest, seed: int, stream: Any, tokens: Sequence[int], text: str
+    ) -> Sequence[np.ndarray]:
+        """The rows [H] of ``text`` after ``tokens`` of the answer to ``asked``, whose ``order`` is open.
+
+        The ``stream`` of the answer is closed: it may have the only slot.
+        """
+        await stream.aclose()
+        length = asked.counts["prompt_tokens"] + len(tokens)
+        more = await self.encode_rest(text, length)
+        ids, positions = asked.order.inputs_after([*tokens, *more])
+        with closing(TalkerRows(self.reader, length, [])) as rows:
+            sampling = self.build_sampling(asked.params, 1, seed)
+            fields = {"ids": ids, "positions": positions, "rows": rows.rows.place, "sampling": sampling, "draws": 0}
+            return await self.read_rows(self.build_generation(asked, seed, **fields), rows, more)
+
+    async def encode_rest(self, text: str, length: int) -> Sequence[int]:
+        """The ids of ``text`` after ``length`` positions, as many as the context has room for."""
+        return (await self._words.run(self.reader.encode_text, text))[: self._launch.context - length]
+
+    async def read_rows(self, asked: Generation, rows: TalkerRows, tokens: Sequence[int]) -> Sequence[np.ndarray]:
+        """The rows of ``tokens``, the last ones of the prompt of ``asked``, none of whose own tokens is needed."""
+        if not tokens:
+            return ()
+        async with aclosing(self.engine.generate(asked)) as stream:
+            await anext(stream)
+        return await self.hands(rows.next_sides, [*tokens, tokens[-1]])
+
     # From a prefill to a decode in this process, without moving anything
 
     @contextmanager
     def hold_paused(
-        self, invocation: str, take: Take, steps: Sequence[TokenStep], held: AsyncExitStack
+        self,
+        invocation: str,
+        take: Take,
+        steps: Sequence[TokenStep],
+        compute_rows: ComputeRows,
+        held: AsyncExitStack,
     ) -> Iterator[PausedDecode]:
         """Offer an answer to the decode of the same ``invocation`` that names its number, inside of the block."""
         number = next(self._numbers)
-        going = self._going[number] = PausedDecode(number, invocation, take, steps, held, asyncio.Event())
+        going = self._going[number] = PausedDecode(number, invocation, take, steps, compute_rows, held, asyncio.Event())
         try:
             yield going
         finally:
             self._going.pop(number, None)
 
-    def resume_paused(self, invocation: str, number: int) -> tuple[Take, Sequence[TokenStep], AsyncExitStack]:
-        """Take over an offered answer: return its ``Take``, the steps already made, and what to close at its end.
+    def resume_paused(self, invocation: str, number: int) -> tuple[PausedDecode, AsyncExitStack]:
+        """Take over an offered answer: return it, and what to close at its end.
 
         Raises ``StageUnavailable``.
         """
@@ -283,4 +329,4 @@ class VllmCore:
         if going is None or going.invocation != invocation or going.taken.is_set():
             raise StageUnavailable("the prefill of this answer is gone; send the request again")
         going.taken.set()
-        return going.take, going.steps, going.held.pop_all()
+        return going, going.held.pop_all()

@@ -6,8 +6,9 @@ run in one executor they share an engine: the answer goes on in it while its con
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, closing, nullcontext
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -19,11 +20,18 @@ from services.llm.engine.params import TextGenerationParams
 from services.llm.engine.sequence import TokenStep
 from services.llm.runners.detokenize import Reply
 from services.llm.runners.kv_transfer import DecodeStart, put_cache, put_start, read_start, started_tokens
-from services.llm.runners.request import close_counted, open_reply, read_text_params, resumed_tokens
-from services.llm.runners.talker_inputs import SpeechWriter, send_prompt
-from services.llm.runners.thinker import Take, send_answer, send_tokens
+from services.llm.runners.request import (
+    close_counted,
+    engine_limit,
+    open_reply,
+    read_text_params,
+    resumed_tokens,
+)
+from services.llm.runners.spoken_tokens import SpokenTokens
+from services.llm.runners.talker_inputs import ComputeRows, SpeechWriter, send_prompt
+from services.llm.runners.thinker import Take, is_complete, send_answer, send_tokens
 from services.llm.vllm.model import PreparedVllmRequest, VllmCore
-from services.llm.vllm.protocol import CacheBlockLayout, ExternalCache
+from services.llm.vllm.protocol import CacheBlockLayout, ExternalCache, Tokens
 from services.llm.vllm.request import TalkerRows
 from services.llm.vllm.runner import VllmPart
 from services.llm.vllm.shared_memory import SharedBuffer, map_memory
@@ -56,7 +64,8 @@ class VllmPrefillRunner(VllmPart, half="prefill"):
         if made[-1].finish is not None:
             await self._send_start(job, asked, made, made[-1].finish, None)
             return
-        with core.hold_paused(job.invocation, take, later, held) as going:
+        compute_rows = partial(core.compute_rows, asked, job.seed, stream)
+        with core.hold_paused(job.invocation, take, later, compute_rows, held) as going:
             await self._send_start(job, asked, made, None, going.number)
             await going.taken.wait()
 
@@ -70,7 +79,8 @@ class VllmPrefillRunner(VllmPart, half="prefill"):
             take = core.token_reader(stream, asked.order.voice, asked.known, asked.counts)
             steps = await self._first_steps(job, asked, take)
         asked.order.close()
-        finish = "length" if asked.limit == len(steps) else None
+        # Of an answer that is spoken decode computes the row of the last token as well.
+        finish = "length" if engine_limit(asked.limit, asked.order.voice is not None) == len(steps) else None
         if steps[-1].token in core.end_tokens(asked.params):
             finish = "stop"
         if finish is None:  # before the start: who has heard of that may give the cache room
@@ -117,12 +127,58 @@ def _require_plain(asked: PreparedVllmRequest) -> None:
 
 
 class DecodeState(NamedTuple):
-    """An answer as far as its decode knows it: what was asked, the ids for a penalty, and what was said."""
+    """An answer of ``limit`` tokens at most, as far as its decode knows it: what was asked, its first ``tokens``, the
+    ids for a penalty, the ``rows`` of tokens that prefill has seen, and what was said."""
 
+    job: Job
     params: TextGenerationParams
+    start: DecodeStart
+    tokens: Sequence[int]
     seen: np.ndarray | None
+    rows: Sequence[np.ndarray]
+    limit: int
     reply: Reply
-    speech: SpeechWriter | None
+    spoken: SpokenTokens | None
+
+    async def send_started(self, compute_rows: ComputeRows) -> tuple[SpeechWriter | None, bool]:
+        """Send what the first tokens say. Returns the talker's inputs, and whether the answer is complete."""
+        speech = None
+        if self.spoken is not None:
+            speech = SpeechWriter(self.job, self.spoken, self.limit, compute_rows, rows=self.rows)
+        await send_tokens(self.job, self.reply, self.tokens, self.start.finish, speech, self.start.logprobs)
+        return speech, is_complete(self.reply, speech)
+
+
+class TransferredCache:
+    """Rows of texts that follow tokens of an answer whose cache came from another engine; it is in ``memory``."""
+
+    def __init__(self, core: VllmCore, state: DecodeState) -> None:
+        self.memory: SharedBuffer | None = None
+        self.stream: AsyncGenerator[Tokens, None] | None = None  # of the answer
+        self._core = core
+        self._state = state
+
+    async def compute_rows(self, tokens: Sequence[int], text: str) -> Sequence[np.ndarray]:
+        """See ``VllmCore.compute_rows``. There are none behind fewer tokens than the cache has."""
+        core, start, params = self._core, self._state.start, self._state.params
+        if self.memory is None or len(tokens) < start.resumed:
+            return ()
+        if self.stream is not None:
+            await self.stream.aclose()
+        length = start.length - start.resumed + len(tokens)
+        more = await core.encode_rest(text, length)
+        with closing(TalkerRows(core.reader, length, [])) as rows:
+            generation = core.new_generation(
+                params,
+                ids=[*[0] * start.length, *tokens[start.resumed :], *more],
+                media=(),
+                positions=None,
+                parcel=None,
+                rows=rows.rows.place,
+                sampling=core.build_sampling(params, 1, start.seed),
+                takes=ExternalCache(self.memory.place, start.length, start.rope_delta),
+            )
+            return await core.read_rows(generation, rows, more)
 
 
 class VllmDecodeRunner(VllmPart, half="decode"):
@@ -144,46 +200,60 @@ class VllmDecodeRunner(VllmPart, half="decode"):
             close_counted(job, start.counts)
             return
         limit = core.answer_limit(start.length - start.resumed, params)
-        reply = open_reply(core.reader, params, start.thinking)
-        speech = SpeechWriter(job, limit - 1, rows=rows) if job.has_consumer("rows") else None
-        said = DecodeState(params, seen, reply, speech)
+        spoken = SpokenTokens() if job.has_consumer("rows") else None
+        reply = open_reply(core.reader, params, start.thinking, limit, spoken)
         tokens = started_tokens(start, resumed_tokens(job, "text"))
-        await send_tokens(job, reply, tokens, start.finish, speech, start.logprobs)
+        state = DecodeState(job, params, start, tokens, seen, rows, limit, reply, spoken)
         if start.here is not None:
-            await self._decode_in_place(job, start.here, said)
-        elif reply.finish is None:
-            await self._decode_transferred(job, start, said, limit)
+            await self._decode_in_place(state, start.here)
+        else:
+            await self._decode_apart(state)
         job.close("text", {"finish_reason": reply.finish, "usage": reply.usage(start.counts)})
 
-    async def _decode_in_place(self, job: Job, number: int, said: DecodeState) -> None:
-        take, steps, held = self._core.resume_paused(job.invocation, number)
+    async def _decode_in_place(self, state: DecodeState, number: int) -> None:
+        going, held = self._core.resume_paused(state.job.invocation, number)
         async with held:
-            if said.reply.finish is None:
+            speech, complete = await state.send_started(going.compute_rows)
+            if not complete:
                 with self._inside():
-                    await send_answer(job, _chain_steps(steps, take), said.reply, said.speech)
+                    await send_answer(state.job, _chain_steps(going.steps, going.take), state.reply, speech)
 
-    async def _decode_transferred(self, job: Job, start: DecodeStart, said: DecodeState, limit: int) -> None:
-        core, layout = self._core, self._core.engine.layout
+    async def _decode_apart(self, state: DecodeState) -> None:
+        core, start, layout = self._core, state.start, self._core.engine.layout
+        taken = TransferredCache(core, state)
+        speech, complete = await state.send_started(taken.compute_rows)
+        if complete:
+            return
         async with self._room(layout.count(start.length + 1), layout.blocks, core.slots):
-            cache = await job.value("cache")
-            memory = await core.hands(_load_cache, cache, layout, start.length)
-            job.release_input("cache")
-            rest = None if said.speech is None else TalkerRows(core.reader, start.length, [start.first_token])
-            with closing(memory), nullcontext() if rest is None else closing(rest):
-                generation = core.new_generation(
-                    said.params,
-                    ids=_decode_ids(start, said.seen),
-                    media=(),
-                    positions=None,
-                    parcel=None,
-                    rows=None if rest is None else rest.rows.place,
-                    sampling=core.build_sampling(said.params, limit - start.resumed - 1, start.seed),
-                    takes=ExternalCache(memory.place, start.length, start.rope_delta),
-                    draws=start.resumed + 1,
-                )
-                async with aclosing(core.engine.generate(generation)) as stream:
-                    with self._inside():
-                        await send_answer(job, core.token_reader(stream, rest), said.reply, said.speech)
+            cache = await state.job.value("cache")
+            taken.memory = await core.hands(_load_cache, cache, layout, start.length)
+            state.job.release_input("cache")
+            with closing(taken.memory):
+                await self._decode_transferred(state, speech, taken, taken.memory)
+
+    async def _decode_transferred(
+        self, state: DecodeState, speech: SpeechWriter | None, taken: TransferredCache, memory: SharedBuffer
+    ) -> None:
+        core, start = self._core, state.start
+        rest = None if speech is None else TalkerRows(core.reader, start.length, [start.first_token])
+        with nullcontext() if rest is None else closing(rest):
+            generation = core.new_generation(
+                state.params,
+                ids=_decode_ids(start, state.seen),
+                media=(),
+                positions=None,
+                parcel=None,
+                rows=None if rest is None else rest.rows.place,
+                sampling=core.build_sampling(
+                    state.params, engine_limit(state.limit, rest is not None) - start.resumed - 1, start.seed
+                ),
+                takes=ExternalCache(memory.place, start.length, start.rope_delta),
+                draws=start.resumed + 1,
+            )
+            async with aclosing(core.engine.generate(generation)) as stream:
+                taken.stream = stream
+                with self._inside():
+                    await send_answer(state.job, core.token_reader(stream, rest), state.reply, speech)
 
 
 class SlotGate:

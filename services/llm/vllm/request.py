@@ -40,6 +40,7 @@ class VllmRequest:
         self.parcel: SharedBuffer | None = None
         self.media: list[Medium] = []
         self.positions: Positions | None = None
+        self._prompt: int | None = None  # its tokens, where ``ids`` has some of the answer as well
         self.ids: Sequence[int] = prompt.ids
         if not is_text(prompt, items, voice):
             self._read_inputs(reader, prompt, items, voice)
@@ -63,11 +64,18 @@ class VllmRequest:
 
     def begin_after(self, tokens: Sequence[int]) -> None:
         """Let the engine begin behind ``tokens`` of the answer, which were generated elsewhere: it prefills them."""
-        if self.positions is not None:
-            prompt, delta = self.positions
-            more = torch.arange(len(tokens), dtype=prompt.dtype) + len(self.ids) + delta
-            self.positions = Positions(torch.cat([prompt, more.expand(len(prompt), -1)], dim=1), delta)
-        self.ids = [*self.ids, *tokens]
+        self._prompt = len(self.ids)
+        self.ids, self.positions = self.inputs_after(tokens)
+
+    def inputs_after(self, tokens: Sequence[int]) -> tuple[Sequence[int], Positions | None]:
+        """The ids and positions of the prompt and ``tokens`` of its answer."""
+        length = len(self.ids) if self._prompt is None else self._prompt
+        positions = self.positions
+        if positions is not None:
+            prompt, delta = positions.prompt[:, :length], positions.delta
+            more = torch.arange(len(tokens), dtype=prompt.dtype) + length + delta
+            positions = Positions(torch.cat([prompt, more.expand(len(prompt), -1)], dim=1), delta)
+        return [*self.ids[:length], *tokens], positions
 
     def close(self) -> None:
         """Let go of the memory. The engine has its own descriptor as soon as it reads."""

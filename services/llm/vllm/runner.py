@@ -1,6 +1,7 @@
 """The ``Runner`` of a thinker whose layers run in vLLM, in a process of its own."""
 
 from contextlib import aclosing, closing
+from functools import partial
 from typing import Any, ClassVar
 
 from omnibus.errors import BadRequest
@@ -8,6 +9,7 @@ from omnibus.executor.runner import Job
 from omnibus.executor.settings import ExecutorSettings
 from omnibus.executor.stopwatch import OccupancyTimer
 from services.llm.runners.request import close_counted, open_reply
+from services.llm.runners.spoken_tokens import SpokenTokens
 from services.llm.runners.talker_inputs import SpeechWriter
 from services.llm.runners.thinker import TextWriter, send_answer
 from services.llm.vllm.model import PreparedVllmRequest, VllmCore
@@ -67,7 +69,8 @@ class VllmRunner(VllmPart):
     async def run(self, job: Job) -> None:
         core, engine = self._core, self._core.engine
         asked = await core.read_request(job)
-        reply = open_reply(core.reader, asked.params, asked.thinking)
+        spoken = None if asked.order.voice is None else SpokenTokens()
+        reply = open_reply(core.reader, asked.params, asked.thinking, asked.limit, spoken)
         with closing(asked.order) as order:
             if asked.params.count_only or core.keeps_nothing(asked):
                 close_counted(job, asked.counts)
@@ -77,12 +80,13 @@ class VllmRunner(VllmPart):
                 return
             generation = core.build_generation(asked, job.seed)
             with self._inside():
-                if order.voice is None:
+                if order.voice is None or spoken is None:
                     writer = TextWriter(job, reply)
                     await engine.deliver(generation, core.token_consumer(writer.add_steps, asked.known, asked.counts))
                 else:
-                    speech = SpeechWriter(job, asked.limit - 1, order.voice.layout)
                     async with aclosing(engine.generate(generation)) as tokens:
+                        compute_rows = partial(core.compute_rows, asked, job.seed, tokens)
+                        speech = SpeechWriter(job, spoken, asked.limit, compute_rows, order.voice.layout)
                         take = core.token_reader(tokens, order.voice, asked.known, asked.counts)
                         await send_answer(job, take, reply, speech)
         job.close("text", {"finish_reason": reply.finish, "usage": reply.usage(asked.counts)})

@@ -160,6 +160,14 @@ class Schedule(Generic[K]):
         del self._held[key]
         self._decoding[key] = None
 
+    def pause_decode(self, key: K) -> bool:
+        """Hold a sequence that decodes in its slot; returns whether it was decoding."""
+        if key not in self._decoding:
+            return False
+        del self._decoding[key]
+        self._held[key] = None
+        return True
+
     def remove_key(self, key: K) -> None:
         """``key`` is over, wherever it stands: its slot is free. Leaving twice is harmless."""
         for stage in (self._decoding, self._held, self._encoding):

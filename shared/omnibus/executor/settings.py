@@ -77,6 +77,11 @@ class ExecutorSettings(Settings, frozen=True):
     prompt_cache_mib: int = 256
     #: Tokens a sequence may have here; 0: the model's own limit.
     context: int = 0
+    #: Seconds of speech that a talker gives an answer, at most, and for each token of its text, after three seconds
+    #: for the answer. A talker that does not find its end stops there, and the answer ends with ``length``. 0: no
+    #: limit but the checkpoint's ``talker_max_new_tokens``.
+    speech_seconds: float = 300.0
+    speech_token_seconds: float = 1.0
     #: Prompt tokens in one step of an LLM, where no goal says it.
     share: int = 512
     #: Seconds to the first token, and between two tokens, that the steps of an LLM and of encoders beside it are

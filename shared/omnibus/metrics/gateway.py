@@ -105,6 +105,9 @@ class _Gateway:
         registry=REGISTRY,
         buckets=LATENCY_BUCKETS_SECONDS,
     )
+    #: Spoken answers whose speech a limit has ended (``max_tokens`` of ``audio``, ``OMNIBUS_EXECUTOR_SPEECH_SECONDS``):
+    #: a talker that does not find its end, or a long text.
+    speech_cut = Counter("omnibus_speech_cut_total", "Speech that a limit has ended.", ["model"], registry=REGISTRY)
     #: Responses of realtime sessions that ended early: by speech (``turn_detected``) or their client
     #: (``client_cancelled``).
     realtime_interruptions = Counter(

@@ -29,6 +29,7 @@ class Talker(Decoder, Protocol):
     """Thinker rows in, codec codes out: one code per step, or with a ``predictor`` the first code of a frame."""
 
     max_codes: int  # steps of one answer
+    steps_per_second: float  # of speech; 0: not known
     bunch: int  # steps that share a message, because a vocoder can rarely use fewer
     predictor: CodePredictor | None
 

@@ -48,9 +48,10 @@ class Qwen3Talker(_qwen.QwenDecoder):
 
     bunch = 4  # the vocoder can use each; a third of a second
 
-    def __init__(self, module: Any, max_codes: int) -> None:
+    def __init__(self, module: Any, max_codes: int, steps_per_second: float) -> None:
         super().__init__(module, module.model, module.codec_head, {module.config.codec_eos_token_id})
         self.max_codes = max_codes
+        self.steps_per_second = steps_per_second
         self.predictor = Qwen3CodePredictor(module.code_predictor, self.embed)
         self._text, self._media = module.text_projection, module.hidden_projection
         banned = torch.arange(self.vocabulary, device=self.device) >= self.vocabulary - _BANNED_ID_COUNT

@@ -124,9 +124,10 @@ class Qwen25OmniTalker(_qwen.QwenDecoder):
     bunch = 12  # a block of the vocoder
     predictor = None
 
-    def __init__(self, module: Any, max_codes: int) -> None:
+    def __init__(self, module: Any, max_codes: int, steps_per_second: float) -> None:
         super().__init__(module, module.model, module.codec_head, {module.codec_pad_token, module.codec_eos_token})
         self.max_codes = max_codes
+        self.steps_per_second = steps_per_second
 
     @torch.no_grad()
     def forward(self, inputs: Tensor, positions: Tensor, cache: Any, mask: Tensor | None) -> Tensor:
@@ -217,7 +218,9 @@ class Qwen25Omni(_omni.OmniFamily):
         from transformers import Qwen2_5OmniTalkerForConditionalGeneration as TalkerModel
 
         module = loading.load_model(TalkerModel, checkpoint, device=device, dtype=dtype, config=config.talker_config)
-        return Qwen25OmniTalker(module, self._max_codes(checkpoint))
+        parts = config.token2wav_config
+        samples = parts.dit_config.repeats * math.prod(parts.bigvgan_config.upsample_rates)
+        return Qwen25OmniTalker(module, self._max_codes(checkpoint), SAMPLE_RATE_HERTZ / samples)
 
     def _load_vocoder(self, config: Any, checkpoint: Path, device: str, dtype: str) -> Qwen25OmniVocoder:
         from transformers import Qwen2_5OmniToken2WavBigVGANModel as BigVGANModel

@@ -194,7 +194,8 @@ class Qwen3OmniMoe(_omni.OmniFamily):
         drop = ["thinker", "code2wav"]
         module = loading.load_model(Whole, checkpoint, drop=drop, device=device, dtype=dtype, config=config)
         # The last of the frames never becomes one.
-        return Qwen3Talker(module.talker, self._max_codes(checkpoint) - 1)
+        rate = SAMPLE_RATE_HERTZ / _code2wav.per_frame(config.code2wav_config)
+        return Qwen3Talker(module.talker, self._max_codes(checkpoint) - 1, rate)
 
     def _load_vocoder(self, config: Any, checkpoint: Path, device: str, dtype: str) -> Qwen3OmniVocoder:
         from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav

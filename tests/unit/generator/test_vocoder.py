@@ -269,3 +269,16 @@ async def test_sound_begins_behind_what_the_listener_has(runner: VocodeRunner, k
     assert not first.array.size
     np.testing.assert_allclose(answer.whole("audio"), whole[begin:], atol=1e-5)
     assert answer.end("audio") == {"samples": len(whole)}
+
+
+@pytest.mark.parametrize(("reason", "end"), [("stop", {"samples": 0}), ("length", {"finish_reason": "length"})])
+async def test_the_end_of_speech_says_that_a_limit_has_cut_it(
+    runner: VocodeRunner, reason: str, end: dict[str, Any]
+) -> None:
+    stream = Pipe()
+    stream.feed(Item({"codes": codes(6)}))
+    stream.close({"finish_reason": reason})
+
+    one = await run(runner, MemoryJob({"codes": stream, "voice": VOICE}))
+
+    assert one.end("audio") == {**end, "samples": len(one.whole("audio"))}

@@ -47,9 +47,11 @@ export function history(room) {
   return () => stop();
 }
 
-function charts({ starts, step, models, stages }, chosen) {
+function charts({ starts: all, whole: over, step, models, stages }, chosen) {
   const names = Object.keys(models).filter((name) => chosen === ALL || name === chosen).sort();
   if (!names.length) return h("p", { class: "card empty" }, "Nothing was counted in this time. Counts appear here about ten seconds after requests.");
+  const starts = all.slice(0, over); // the last bucket still grows: it would fall to 0 at the right end
+  const ended = (values) => values.slice(0, over);
   const sums = (what) => starts.map((_, index) => names.reduce((sum, name) => sum + models[name][what][index], 0));
   const perSecond = (values) => values.map((each) => each / step);
   const pick = (index) => {
@@ -58,15 +60,15 @@ function charts({ starts, step, models, stages }, chosen) {
   };
   const common = { starts, step, pick };
   const latency = (title, what) => chart({ ...common, title, format: seconds, series: chosen === ALL && named(models).length > 1
-    ? named(models).slice(0, 8).map((name, line) => ({ name: `${name}, 95 %`, values: models[name][`${what}_p95`], line }))
-    : [["half of them within", "p50", 1], ["95 % within", "p95", 3]].map(([name, quantile, line]) => ({ name, values: models[chosen || (named(models)[0] ?? names[0])][`${what}_${quantile}`], line })) });
+    ? named(models).slice(0, 8).map((name, line) => ({ name: `${name}, 95 %`, values: ended(models[name][`${what}_p95`]), line }))
+    : [["half of them within", "p50", 1], ["95 % within", "p95", 3]].map(([name, quantile, line]) => ({ name, values: ended(models[chosen || (named(models)[0] ?? names[0])][`${what}_${quantile}`]), line })) });
   return [
     h("div", { class: "charts" },
       chart({ ...common, title: "Requests per second", format: rate, series: [{ name: "came", values: perSecond(sums("came")), line: 1 }, { name: "done", values: perSecond(sums("done")), line: 2 }] }),
-      chart({ ...common, title: "Failed and refused", format: whole, counts: true, series: [{ name: "failed", values: sums("failed"), line: 0 }, { name: "refused", values: sums("refused"), line: 3 }] }),
+      chart({ ...common, title: "Failed and refused", format: whole, counts: true, series: [{ name: "failed", values: sums("failed"), line: 0 }, { name: "refused", values: sums("refused"), line: 3 }, { name: "rejected with 4xx", values: sums("rejected"), line: 4 }] }),
       latency("Time to first output", "first"), latency("Time of the whole request", "total")),
     h("p", { class: "faint" }, "Choose a point to see the invocations of that time."),
-    types(names, models, step * starts.length), errors(names, models), stageTable(names, stages, step * starts.length),
+    types(names, models, step * all.length), errors(names, models), stageTable(names, stages, step * all.length),
   ];
 }
 

@@ -1,12 +1,16 @@
 // What comes, what runs, and how that lies against the plan.
 
+import { get } from "./api.js";
 import { card, fill, h, morph, num, s, say, table, trouble } from "./dom.js";
 import { ago, kind, part, rate, seconds, several, whole } from "./format.js";
 import { legend, map } from "./map.js";
 import { nodeMap, nodeRemarks } from "./nodes.js";
+import { every } from "./refresh.js";
 import { follow } from "./state.js";
 
 const REMEMBERED = 90; // states in the small curve
+const REJECTED_SECONDS = 900; // that the tile of rejected requests looks back
+const REJECTED_MS = 10000;
 const IDLE_SECONDS = 60; // after the last request a model's map is folded
 const FOLDED_FROM = 3; // models; fewer fit on a page as they are
 
@@ -14,6 +18,7 @@ export function live(room) {
   const tiles = {
     epoch: tile("Plan"), came: tile("Requests per second"), inflight: tile("In flight"),
     first: tile("First output"), up: tile("Executors up"), lost: tile("Failed and refused"),
+    rejected: tile("Rejected requests"),
   };
   const curve = s("polyline", { class: "curve" });
   tiles.came.element.append(s("svg", { class: "spark", viewBox: "0 0 100 24", preserveAspectRatio: "none", "aria-hidden": "true" }, curve));
@@ -53,8 +58,11 @@ export function live(room) {
     remarks(notes, now, plan);
     morph(numbers, requests(now), executors(now));
   });
+  const leave = every(REJECTED_MS, async (signal) => rejections(tiles.rejected, await get(`console/history?seconds=${REJECTED_SECONDS}`, { signal })),
+    () => tiles.rejected.set("–", "the store has no answer"));
   return () => {
     stop();
+    leave();
     nodes.close();
     for (const each of drawn) each.close();
   };
@@ -85,6 +93,16 @@ function folding() {
       }
     },
   };
+}
+
+/** Requests that were at fault themselves, which never became work: how many, and why. */
+function rejections(tile, { models }) {
+  const total = (values) => values.reduce((sum, each) => sum + each, 0);
+  const each = Object.values(models);
+  const codes = {};
+  for (const { rejected_codes: found } of each) for (const [code, count] of Object.entries(found)) codes[code] = (codes[code] ?? 0) + count;
+  const named = Object.entries(codes).sort(([, one], [, other]) => other - one).map(([code, count]) => `${code} ${count}`);
+  tile.set(String(each.reduce((sum, { rejected }) => sum + total(rejected), 0)), named.join(", ") || `in ${REJECTED_SECONDS / 60} minutes`);
 }
 
 function tile(title) {

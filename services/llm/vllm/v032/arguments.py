@@ -42,6 +42,8 @@ def set_environment(launch: Launch) -> None:
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # this process has threads and connections: no forks of it
         "VLLM_USE_V2_MODEL_RUNNER": "0",  # ``tap`` knows the first one
     }
+    if launch.rows:
+        wanted["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] = "1"  # by one, see ``build_engine_arguments``
     if launch.device == "cpu":
         wanted["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the worker lives in the engine core's process
         # Models run as they are, and what counts ranks of log probabilities would be compiled with the first request.
@@ -68,7 +70,8 @@ def build_engine_arguments(launch: Launch) -> Any:
         seed=0,
         quantization=launch.quantization or None,
         speculative_config=_speculative_config(launch),
-        max_model_len=launch.context,
+        # One more token than the context holds is chosen of an answer that is spoken, and dropped; nothing computes it.
+        max_model_len=launch.context + launch.rows,
         max_num_seqs=launch.slots,
         max_num_batched_tokens=max(launch.slots, min(launch.step_tokens, launch.context)),
         kv_cache_memory_bytes=launch.kv_bytes or (_CPU_KV_BYTES if cpu else None),

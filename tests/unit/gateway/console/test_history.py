@@ -131,3 +131,25 @@ async def test_a_request_is_in_the_history_of_its_gateway(tmp_path: Path, store:
         refused = await home.http.get("/v1/console/history?seconds=1")
 
     assert (refused.status_code, error(refused)["param"]) == (400, "seconds")
+
+
+async def test_requests_that_are_rejected_are_counted_by_code_and_no_failures_of_ours_among_them(store: Store):
+    counts = {"bad_request": 60, "not_found": 6, "ok": 755, "stage_failed": 2, "client_closed": 3, "overloaded": 4}
+    await store.add_history({f'["code","m","{code}"]': count for code, count in counts.items()}, KEPT)
+
+    found = (await read_history(store, 600, time.time()))["models"]["m"]
+
+    assert sum(found["rejected"]) == 66
+    assert found["rejected_codes"] == {"bad_request": 60, "not_found": 6}
+
+
+@pytest.mark.parametrize("late", [0.0, FINE_STEP_SECONDS - 1.0])
+async def test_the_bucket_that_still_grows_is_told_from_those_that_are_over(store: Store, late: float):
+    begun = time.time() // FINE_STEP_SECONDS * FINE_STEP_SECONDS
+    await store.add_history({'["came","m","t"]': 4}, KEPT, begun - 1)
+    await store.add_history({'["came","m","t"]': 1}, KEPT, begun)
+
+    found = await read_history(store, 600, begun + late)
+
+    assert found["models"]["m"]["came"][: found["whole"]][-1] == 4
+    assert found["models"]["m"]["came"][found["whole"] :] == [1]

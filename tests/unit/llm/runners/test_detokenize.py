@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.llm.runners.detokenize import Detokeniser, Reply, StopGuard
+from services.llm.runners.spoken_tokens import SpokenTokens
 
 EOS = 256
 
@@ -99,7 +100,7 @@ def test_no_part_of_a_stop_string_is_ever_sent(text: str, stop: str, data: st.Da
 
 
 def test_a_reply_carries_every_id_and_no_control_text() -> None:
-    reply = Reply(bytewise, ())
+    reply = Reply(bytewise, (), speech=SpokenTokens())
     chunks = []
 
     for token in [*b"hi", EOS]:
@@ -111,11 +112,12 @@ def test_a_reply_carries_every_id_and_no_control_text() -> None:
         {"text": "i", "ids": [ord("i")]},
         {"text": "", "ids": [EOS]},
     ]
-    assert (reply.finish, reply.tokens, reply.spoken) == ("stop", 3, 3)
+    assert reply.speech is not None
+    assert (reply.finish, reply.tokens, reply.speech.end) == ("stop", 3, 2)
 
 
 def test_tokens_of_a_stop_string_are_counted_but_not_spoken() -> None:
-    reply = Reply(bytewise, ["END"])
+    reply = Reply(bytewise, ["END"], speech=SpokenTokens())
     chunks = []
 
     for token in b"ok END more":
@@ -129,7 +131,8 @@ def test_tokens_of_a_stop_string_are_counted_but_not_spoken() -> None:
         {"text": " ", "ids": [ord(" ")]},
         {"text": "", "ids": list(b"END")},
     ]
-    assert (reply.finish, reply.tokens, reply.spoken) == ("stop", 6, 3)
+    assert reply.speech is not None
+    assert (reply.finish, reply.tokens, reply.speech.end) == ("stop", 6, 3)
 
 
 def test_text_held_for_a_stop_string_comes_out_at_the_end() -> None:

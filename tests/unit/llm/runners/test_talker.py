@@ -1,7 +1,7 @@
 """A talker speaks while the thinker still writes, and says the same as if it had waited."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ from transformers.cache_utils import DynamicCache
 
 from omnibus.errors import BadRequest, Fatal
 from omnibus.executor.runner import Item
+from omnibus_models import tiny
 from omnibus_models.contract import Talker, Thinker
 from omnibus_models.families import load_family
 from services.llm.runners.talker import TalkRunner, TalkSettings
@@ -229,48 +230,68 @@ async def test_thinker_and_talker_side_by_side_equal_one_after_the_other(
         script.prompt = thought.array("prompt")
         script.layout = thought.array("layout")
         script.rows = thought.whole("rows")
-        assert script.rows.shape == (9, 64)
+        assert script.rows.shape == (10, 64)
         assert script.layout.shape == (3, len(script.prompt) - 3)
         assert said.codes == plain(talker, script, 25)
 
 
 @pytest.mark.numeric
-async def test_rows_are_the_embedding_plus_the_hidden_state_of_each_token_but_the_last(
+async def test_rows_are_the_embedding_plus_the_hidden_state_of_each_token(
     omni_runner: ThinkRunner, thinker: Thinker
 ) -> None:
     one = await run(omni_runner, ask(2, ignore_eos=True))
 
-    prefill = thinker.assemble_prefill(thinker.prompt(one.inputs["messages"]), [])
-    length = len(prefill.inputs)
-    with torch.inference_mode():
-        inputs = torch.cat([prefill.inputs, thinker.embed(torch.tensor(one.ids[:-1]))])
-        places = torch.arange(len(inputs)).expand(3, 1, -1)
-        hidden = thinker.forward(inputs[None], places, DynamicCache(), None)[0]
-        prompt = thinker.talker_prompt(prefill, hidden[:length], VOICE)
-    np.testing.assert_allclose(one.whole("rows"), (inputs + hidden)[length:].numpy(), atol=1e-4)
-    np.testing.assert_allclose(one.array("prompt"), prompt.numpy(), atol=1e-4)
+    prompt, rows = compute_rows(thinker, one, one.ids)
+    np.testing.assert_allclose(one.whole("rows"), rows, atol=1e-4)
+    np.testing.assert_allclose(one.array("prompt"), prompt, atol=1e-4)
     assert one.end("rows") == {"finish": "length"}
 
 
-async def test_an_immediate_end_gives_a_prompt_and_no_rows(omni_runner: ThinkRunner, talking: TalkRunner) -> None:
+async def test_an_answer_of_one_token_is_spoken(omni_runner: ThinkRunner, talking: TalkRunner) -> None:
     one = await run(omni_runner, ask(1, max_tokens=1))
-    said = await run(talking, MemoryJob({name: one.outputs[name] for name in SPEECH}))
+    said = await run(talking, MemoryJob({name: one.outputs[name] for name in SPEECH} | {"params": {"max_codes": 5}}))
 
     assert len(one.ids) == 1
+    assert one.whole("rows").shape == (1, 64)
+    assert len(said.codes) > 0
+
+
+async def test_an_immediate_end_gives_a_prompt_and_no_rows(omni_runner: ThinkRunner, talking: TalkRunner) -> None:
+    first = (await run(omni_runner, ask(1, max_tokens=1))).text
+    one = await run(omni_runner, ask(1, max_tokens=1, stop=[first]))
+    said = await run(talking, MemoryJob({name: one.outputs[name] for name in SPEECH}))
+
+    assert one.text == ""
     assert [item.array for item in one.outputs["rows"].items] == [None]
     assert said.codes == []
 
 
 @pytest.mark.numeric
-async def test_a_stop_string_is_not_spoken(omni_runner: ThinkRunner) -> None:
+async def test_a_stop_string_is_not_spoken(omni_runner: ThinkRunner, thinker: Thinker) -> None:
     free = await run(omni_runner, ask(3, ignore_eos=True, max_tokens=20))
     stop = free.text[len(free.text) // 2 :][:4]
 
     stopped = await run(omni_runner, ask(3, ignore_eos=True, max_tokens=20, stop=[stop]))
 
-    rows, every = stopped.whole("rows"), free.whole("rows")
-    assert 0 < len(rows) < len(stopped.ids)
-    np.testing.assert_allclose(rows, every[: len(rows)], atol=1e-4)
+    whole = max(
+        count for count in range(len(free.ids)) if stopped.text.startswith(thinker.decode_ids(free.ids[:count]))
+    )
+    rest = stopped.text.removeprefix(thinker.decode_ids(free.ids[:whole]))
+    ids = [*free.ids[:whole], *thinker.encode_text(rest)]
+    assert 0 < len(stopped.whole("rows")) == len(ids) < len(free.ids)
+    np.testing.assert_allclose(stopped.whole("rows"), compute_rows(thinker, stopped, ids)[1], atol=1e-4)
+
+
+def compute_rows(thinker: Thinker, one: MemoryJob, ids: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of the prompt of ``one``, and of an answer of these ``ids``, by one pass."""
+    prefill = thinker.assemble_prefill(thinker.prompt(one.inputs["messages"]), [])
+    length = len(prefill.inputs)
+    with torch.inference_mode():
+        inputs = torch.cat([prefill.inputs, thinker.embed(torch.tensor(ids))])
+        places = torch.arange(len(inputs)).expand(3, 1, -1)
+        hidden = thinker.forward(inputs[None], places, DynamicCache(), None)[0]
+        prompt = thinker.talker_prompt(prefill, hidden[:length], VOICE)
+    return prompt.numpy(), (inputs + hidden)[length:].numpy()
 
 
 async def test_a_text_answer_sends_nothing_to_a_talker(omni_runner: ThinkRunner) -> None:
@@ -332,3 +353,41 @@ async def test_known_codes_wait_for_the_rows_that_they_were_made_of(talking: Tal
 
     assert early == [], "a code is nothing without the row before it"
     assert again.codes == whole
+
+
+@pytest.mark.parametrize(
+    ("limits", "rows", "params", "count"),
+    [
+        ({"seconds": 0.5}, 6, {"max_codes": None}, 25),
+        ({"token_seconds": 0.25}, 6, {"max_codes": None}, 225),
+        ({"token_seconds": 0.25}, 1, {"max_codes": None}, 162),
+        ({"token_seconds": 0.25, "seconds": 4.0}, 6, {"max_codes": None}, 200),
+        ({"token_seconds": 0.25, "seconds": 4.0}, 6, {"max_codes": 30}, 30),
+    ],
+)
+async def test_a_talker_that_finds_no_end_stops_after_the_seconds_that_its_text_may_take(
+    omni: Path, limits: dict[str, float], rows: int, params: dict[str, int | None], count: int
+) -> None:
+    made = TalkRunner("talker", "qwen2_5_omni", omni, "cpu", "float32", TalkSettings(slots=3, context=512, **limits))
+    await made.load()
+    # Of the released model; and this one never ends.
+    made.model.steps_per_second, made.model.max_codes, made.model.eos = 50.0, 400, frozenset()
+
+    script = Script(3, rows=rows)
+    said = await run(made, script.whole(**params))
+    again = Script(3, rows=rows).whole(**params)
+    again._resumes = {"codes": {"codes": said.codes[: count // 2]}}
+    await run(made, again)
+    await made.close()
+
+    assert (len(said.codes), said.end("codes")) == (count, {"finish_reason": "length"})
+    assert (again.codes, again.end("codes")) == (said.codes, said.end("codes"))
+
+
+@pytest.mark.parametrize(("family", "rate"), [("qwen2_5_omni", 24_000), ("qwen3_omni_moe", 24_000)])
+def test_a_talker_knows_how_fast_its_codes_are_played(tmp_path: Path, family: str, rate: int) -> None:
+    checkpoint = tiny.build(family, tmp_path / family)
+
+    talker, vocoder = (load_family(family).load(part, checkpoint) for part in ("talker", "vocoder"))
+
+    assert talker.steps_per_second * vocoder.samples_per_code == vocoder.rate == rate

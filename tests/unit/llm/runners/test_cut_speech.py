@@ -1,0 +1,154 @@
+"""The speech of an answer that is cut says its transcript: all of it, and nothing else.
+
+Rule: ``message.audio.transcript`` is the transcript of the audio (OpenAI, Chat Completions, ``audio.transcript``).
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from omnibus_models import world
+from omnibus_models.world import tone_synth
+from services.llm.runners.prefill_decode import DecodeRunner, PrefillRunner
+from services.llm.runners.talker import TalkRunner, TalkSettings
+from services.llm.runners.thinker import ThinkRunner
+from tests.unit.jobs import MemoryJob, run
+from tests.unit.llm.halves import Halves, core
+
+NAME, VOICE = "qwen2_5_omni", "Chelsie"
+SPEECH = ("prompt", "layout", "rows")
+CHECKPOINT = world.checkpoint_directory(NAME)
+SENTENCE = "two red circles on blue"
+
+
+@pytest.fixture
+async def thinking() -> AsyncIterator[ThinkRunner]:
+    made = ThinkRunner(core(CHECKPOINT, NAME, slots=2))
+    await made.load()
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def talking() -> AsyncIterator[TalkRunner]:
+    made = TalkRunner("talker", NAME, CHECKPOINT, "cpu", "float32", TalkSettings(slots=3, context=512))
+    await made.load()
+    yield made
+    await made.close()
+
+
+@pytest.fixture(params=["apart", "together"])
+async def halves(request: pytest.FixtureRequest) -> AsyncIterator[Halves]:
+    near = request.param == "together"
+    first = core(CHECKPOINT, NAME)
+    made = Halves(PrefillRunner(first), DecodeRunner(first if near else core(CHECKPOINT, NAME)), near)
+    await made.prefill.load()
+    await made.decode.load()
+    yield made
+    await made.prefill.close()
+    await made.decode.close()
+
+
+def build_job(**params: Any) -> MemoryJob:
+    messages = [{"role": "user", "content": f"Say {SENTENCE}"}]
+    return MemoryJob({"messages": messages, "voice": VOICE, "params": params}, wants=("text", *SPEECH))
+
+
+async def speak(talking: TalkRunner, thought: MemoryJob, decoded: MemoryJob | None = None) -> list[int]:
+    given = {name: thought.outputs[name] for name in ("prompt", "layout")}
+    rows = (decoded or thought).outputs["rows"]
+    told = MemoryJob({**given, "rows": rows, "voice": VOICE, "params": {"max_codes": 200}})
+    return (await run(talking, told)).codes
+
+
+@pytest.mark.parametrize("limit", [*range(1, 7), None])
+async def test_each_word_before_max_tokens_is_spoken(
+    thinking: ThinkRunner, talking: TalkRunner, limit: int | None
+) -> None:
+    words = SENTENCE.split()[:limit]
+
+    thought = await run(thinking, build_job(max_tokens=limit))
+
+    assert (thought.text.split(), thought.end("text")["usage"]["completion_tokens"]) == (words, min(limit or 6, 6))
+    assert thought.end("rows") == {"finish": "length" if limit and limit < 6 else "stop"}
+    assert await speak(talking, thought) == tone_synth.speech_codes(" ".join(words))
+
+
+@pytest.mark.parametrize("stop", [" red", " circles", "circles", " on", " blue"])
+async def test_each_word_before_a_stop_string_is_spoken(thinking: ThinkRunner, talking: TalkRunner, stop: str) -> None:
+    words = SENTENCE.partition(stop)[0].split()
+
+    thought = await run(thinking, build_job(stop=[stop]))
+
+    assert (thought.text.split(), thought.end("rows")) == (words, {"finish": "stop"})
+    assert await speak(talking, thought) == tone_synth.speech_codes(" ".join(words))
+
+
+@pytest.mark.parametrize("stop", ["wo", "ed", "rcles on", "ue"])
+async def test_a_word_that_a_stop_string_cuts_is_spoken_as_it_is_written(thinking: ThinkRunner, stop: str) -> None:
+    stopped = await run(thinking, build_job(stop=[stop]))
+    spelled = await run(thinking, build_job(say=stopped.text))
+
+    assert stopped.text == SENTENCE.partition(stop)[0]
+    np.testing.assert_allclose(stopped.whole("rows"), spelled.whole("rows"), atol=1e-4)
+
+
+@pytest.mark.parametrize("params", [{"max_tokens": 1}, {"max_tokens": 3}, {"stop": ["ed"]}, {"stop": ["rcles on"]}, {}])
+async def test_halves_of_a_thinker_give_the_rows_of_a_whole_one(
+    thinking: ThinkRunner, halves: Halves, params: dict[str, Any]
+) -> None:
+    whole = await run(thinking, build_job(**params))
+
+    first, second = halves.jobs(build_job(**params), *SPEECH)
+    await asyncio.gather(run(halves.prefill, first), run(halves.decode, second))
+
+    assert (second.text, second.end("text")) == (whole.text, whole.end("text"))
+    np.testing.assert_allclose(second.whole("rows"), whole.whole("rows"), atol=1e-4)
+
+
+@pytest.mark.parametrize("params", [{"max_tokens": 3}, {"stop": ["rcles on"]}, {"stop": [" on"]}])
+@pytest.mark.parametrize("known", [1, 2, 3, 4])
+async def test_an_answer_that_goes_on_on_another_executor_is_spoken_whole(
+    thinking: ThinkRunner, halves: Halves, params: dict[str, Any], known: int
+) -> None:
+    whole = await run(thinking, build_job(**params))
+    ids = whole.ids[:known]
+
+    again = build_job(**params)
+    again._resumes = {"text": {"ids": ids}}
+    await run(thinking, again)
+    first, second = halves.jobs(build_job(**params), *SPEECH)
+    first._resumes = second._resumes = {"text": {"ids": ids}}
+    await asyncio.gather(run(halves.prefill, first), run(halves.decode, second))
+
+    for one in (again, second):
+        assert (one.text, one.end("text")) == (whole.text, whole.end("text"))
+        np.testing.assert_allclose(one.whole("rows"), whole.whole("rows"), atol=1e-4)
+
+
+async def test_cut_answers_in_company_have_the_rows_of_each_alone(thinking: ThinkRunner) -> None:
+    asked: list[dict[str, Any]] = [{"stop": ["ed"]}, {"max_tokens": 2}, {}, {"stop": ["rcles on"]}, {"max_tokens": 1}]
+    alone = [await run(thinking, build_job(**params)) for params in asked]
+    together = [build_job(**params) for params in asked]
+
+    await asyncio.gather(*(run(thinking, one) for one in together))
+
+    for one, other in zip(together, alone, strict=True):
+        assert (one.text, one.end("text")) == (other.text, other.end("text"))
+        np.testing.assert_allclose(one.whole("rows"), other.whole("rows"), atol=1e-4)
+    assert thinking.stats()["used"] == 0
+
+
+async def test_an_answer_that_fills_the_context_is_spoken_whole() -> None:
+    small = ThinkRunner(core(CHECKPOINT, NAME, context=24))
+    await small.load()
+
+    thought = await run(small, build_job(ignore_eos=True))
+    await small.close()
+
+    usage = thought.end("text")["usage"]
+    assert usage["prompt_tokens"] + usage["completion_tokens"] == 24
+    assert len(thought.whole("rows")) == usage["completion_tokens"]
