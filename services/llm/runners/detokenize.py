@@ -11,54 +11,88 @@ if TYPE_CHECKING:  # simulated models come without torch
     from services.llm.engine.sampler import TokenLogprobs
 
 #: What a decoder writes for bytes that are not (yet) a character.
-_UNFINISHED = "\ufffd"
-#: A character has at most four bytes, so at most this many tokens can belong to an unfinished one.
-_MAX_CHARACTER_TOKENS = 4
-#: Tokens that may be decoded again and again before the window is cut.
-_MAX_WINDOW_TOKENS = 32
+UNFINISHED = "\ufffd"
+#: A character has at most four bytes, so at most this many replacements can stand for an unfinished one.
+_MAX_UNFINISHED = 3
+#: Tokens behind those given out that may be decoded again with each token.
+_MAX_PENDING_TOKENS = 16
 
 
 class Detokeniser:
     """Text of a growing list of tokens; ``decode`` maps ids to text.
 
-    Decodes a short window again with every token. The window starts with text that was already given
-    out, because some decoders drop the space before the first token: that of the tokens ``given``, if there are any.
+    Decodes a short window again with every token. The window starts with tokens whose text was already given out,
+    ``given`` at first, because some decoders drop the space before the first token.
+
+    Decoders of byte fallback replace every byte of a run that holds one stray byte, characters that were given out
+    included. Here only bytes that are part of no character are replaced, one by one as by these decoders.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str], given: Sequence[int] = ()) -> None:
         self._decode = decode
-        self._window = list(given)
-        self._settled = len(given)  # tokens of the window whose text was given out
-        self._sent = len(decode(given)) if given else 0  # characters of the window's text that were given out
+        self.given = list(given)
+        self._given_text = decode(self.given) if given else ""
+        self._pending: list[int] = []
+        self._sent = 0  # characters of the text of pending tokens that were given out
+
+    @property
+    def settled(self) -> bool:
+        """Return whether the text of all tokens was given out."""
+        return not self._pending
 
     def push(self, token: int) -> str:
         """Take one token and return the characters that are complete now."""
-        self._window.append(token)
-        whole = self._decode(self._window)
-        ready = whole.removesuffix(_UNFINISHED)[self._sent :]
-        self._sent += len(ready)
-        if not whole.endswith(_UNFINISHED):
-            self._cut_window(self._settled)
-        elif len(self._window) > _MAX_WINDOW_TOKENS:
-            self._cut_inside(whole)
-        return ready
+        self._pending.append(token)
+        text = self._read(self._pending)
+        if not text:
+            del self._pending[_MAX_PENDING_TOKENS:]  # tokens that are left out have no text in any context
+            return ""
+        if not text.endswith(UNFINISHED):
+            return self._settle(text, self._pending)
+        for size in range(1, min(_MAX_UNFINISHED + 2, len(self._pending))):
+            tail = self._pending[-size:]
+            character = self._decode(tail * 2)[len(self._decode(tail)) :]  # the first one may lack a space
+            if character and UNFINISHED not in character:
+                return self._settle(self._read(self._pending[:-size]) + character, tail)
+        return self._send_complete(text)
 
     def flush(self) -> str:
-        """The rest, with a replacement character for bytes that never became one."""
-        return self._decode(self._window)[self._sent :]
+        """The rest, with replacement characters for bytes that never became a character."""
+        return self._read(self._pending)[self._sent :]
 
-    def _cut_window(self, head: int) -> None:
-        self._window = self._window[head:]
-        self._settled = len(self._window)
-        self._sent = len(self._decode(self._window))
+    def _read(self, tokens: Sequence[int]) -> str:
+        """The text of ``tokens`` behind the given ones."""
+        whole = self._decode([*self.given, *tokens])
+        # Of blank text no one can see that it was replaced.
+        if whole.startswith(self._given_text) and (self._given_text.strip() or UNFINISHED not in whole):
+            return whole[len(self._given_text) :]
+        return self._decode(tokens)  # a stray byte has changed the text of the bytes before it
 
-    def _cut_inside(self, whole: str) -> None:
-        for tail in range(1, _MAX_CHARACTER_TOKENS + 1):
-            head, rest = self._window[:-tail], self._window[-tail:]
-            if self._decode(head) + self._decode(rest) == whole:
-                self._sent -= len(self._decode(head))
-                self._window, self._settled = rest, 0
-                return
+    def _settle(self, text: str, tokens: Sequence[int]) -> str:
+        """Give out ``text``, which ends with that of ``tokens``, and read what follows behind them."""
+        ready = text[self._sent :]
+        given_text = self._decode(tokens)
+        if not given_text.strip():  # a decoder may drop any space at the begin
+            tokens = [*self.given, *tokens][-_MAX_PENDING_TOKENS:]
+            given_text = self._decode(tokens)
+        self.given, self._given_text = list(tokens), given_text
+        self._pending, self._sent = [], 0
+        return ready
+
+    def _send_complete(self, text: str) -> str:
+        """Give out what of ``text`` no further byte can change."""
+        unfinished = min(len(text) - len(text.rstrip(UNFINISHED)), _MAX_UNFINISHED)
+        ready = text[self._sent : len(text) - unfinished]
+        self._sent += len(ready)
+        if len(self._pending) <= _MAX_PENDING_TOKENS:
+            return ready
+        for size in range(_MAX_PENDING_TOKENS // 2, _MAX_PENDING_TOKENS):
+            rest = self._read(self._pending[-size:])
+            if rest.endswith(text[self._sent :]):
+                self._sent += len(rest) - len(text)
+                self._pending = self._pending[-size:]
+                return ready
+        return ready + self._settle(text, self._pending)
 
 
 class StopGuard:
