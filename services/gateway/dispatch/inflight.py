@@ -49,6 +49,9 @@ class InflightInvocation:
         self.tapes = tapes or {}  # of what nodes pass to each other, where that is kept
         self.streams = {key: ResultStream(*key, self._wrap_fetch(key, fetch)) for key in invocation.outputs}
         self.hops: dict[int, Hop] = {}
+        #: What was computed in vain, by node and attempt: the option and its seconds.
+        self.unfinished: dict[tuple[int, int], tuple[str, float]] = {}
+        self._earlier_options: dict[int, tuple[str, ...]] = {}  # by attempt
         self.accepted: set[str] = set()
         self.lost: set[str] = set()  # executors that refused, were busy or died
         self.moves: list[Moved] = []  # attempts that were given up
@@ -152,6 +155,13 @@ class InflightInvocation:
         if self.on_quiet is not None and not self._charged:
             self.on_quiet()
 
+    def add_unfinished(self, hop: Hop) -> None:
+        """A node has failed or was stopped after it had computed for some time; ``hop.attempt`` is negative."""
+        attempt = ~hop.attempt
+        options = self._earlier_options.get(attempt, self.invocation.options)
+        if 0 <= hop.node < len(options):
+            self.unfinished[hop.node, attempt] = options[hop.node], hop.computed
+
     def discharge_all(self) -> None:
         """Nothing of this invocation is out any more."""
         for node in list(self._charged):
@@ -246,6 +256,7 @@ class InflightInvocation:
 
         With ``resumes`` they begin behind what the client has of them.
         """
+        self._earlier_options[self.invocation.attempt] = self.invocation.options
         attempt, left = self.invocation.attempt + 1, tuple(self._resume_states(again) if resumes else ())
         for node in again:
             if node in self._charged:

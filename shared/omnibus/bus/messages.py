@@ -80,6 +80,9 @@ class Hop(BusMessage, frozen=True, tag="done"):
     from other nodes. ``computed`` are the seconds of its engine that fall to it; a batch is divided among its members.
     ``joules`` are those of its device for them, -1 where no meter was read.
     It travels with the node's last output, so a consumer passes it on with its own.
+
+    One with the attempt ``~attempt``, which is negative, is of a node that failed or was stopped: it goes to the
+    gateway alone and says what was computed until then. Gateways of earlier builds take it for one of no attempt.
     """
 
     inv: str

@@ -252,6 +252,9 @@ class Executor:
             tracing.record_node_spans(live.trace, live.invocation, hop)
             EXECUTOR.observe_finished(component, hop.taken, hop.ready, hop.first, hop.end)
             self._vitals.done[component] += 1
+        except asyncio.CancelledError:
+            self._report_unfinished(live, job)
+            raise
         except OmnibusError as error:
             self._fail_job(live, job, error)
         except Exception as error:  # the engine's own failure: one request fails, the executor lives
@@ -285,6 +288,14 @@ class Executor:
         self._send_reply(
             live.invocation, NodeFailed(job.invocation, job.index, error.to_problem(), live.invocation.attempt)
         )
+        self._report_unfinished(live, job)
+
+    def _report_unfinished(self, live: LiveAttempt, job: LiveJob) -> None:
+        """Say what was computed for a job that does not finish: that has its price, too."""
+        if not job.clock.closed:
+            job.clock.closed = True
+            hop = job.make_hop()
+            self._send_reply(live.invocation, msgspec.structs.replace(hop, attempt=~hop.attempt))
 
     def _finish_job(self, live: LiveAttempt, job: LiveJob) -> None:
         live.jobs.pop(job.index, None)
