@@ -165,16 +165,16 @@ def leave(grant: AdmissionGrant, used: float) -> None:
 
 
 class Hall:
-    """An admission with room for one at a time, and a clock that the test turns. No executor is needed for turns."""
+    """An admission with ``room`` for so many at a time, and a clock that the test turns. Executors are made up."""
 
-    def __init__(self) -> None:
+    def __init__(self, room: int = 1) -> None:
         self.clock = Clock()
         self.router = router()
         self.router.members.remove("s-other")  # so that there is one path
         limits = RateLimits(lambda: 1, self.clock)
         settings = GatewaySettings(admit_wait=60.0)
         self.admission = Admission(
-            settings, self.router, RequestCostModel(self.router), limits, lambda: 100, self.clock
+            settings, self.router, RequestCostModel(self.router), limits, lambda: 8 // room, self.clock
         )
         metrics.watch_queues(self.admission.queues)
 
@@ -223,11 +223,11 @@ async def test_who_leaves_before_its_turn_has_waited_and_who_is_patient_is_not_t
 
 
 async def test_what_two_models_serve_together_counts_for_each_of_them():
-    hall, growth = Hall(), Growth()
+    hall, growth = Hall(room=2), Growth()
     first = await hall.enter("a", BOTH)
+    alone = await hall.enter("a", ONE)  # in a queue of its own, at the same executor
     second = asyncio.create_task(hall.enter("a", BOTH))
     await count_of(hall.waiting, 1)
-    alone = await hall.enter("a", ONE)  # in a queue of its own
     told = {(name, model): value(f"admission_{name}", model=model) for name in ("waiting", "working") for model in "bs"}
 
     leave(alone, 0.5)
@@ -245,7 +245,7 @@ async def test_queues_in_which_nobody_is_are_forgotten_when_there_are_many(monke
     works = await hall.enter("a", ONE)
     waits = asyncio.create_task(hall.enter("b", ONE))
     await count_of(hall.waiting, 1)
-    other = hall.router.assign(BOTH)
+    other = hall.router.assign(BOTH[:1])  # at another executor
 
     for number in range(9):
         leave(await hall.enter_queue("a", other._replace(model=f"app-{number}")), 1.0)
