@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from omnibus.bus.messages import Chunk, Hop
+from omnibus.bus.messages import TENANT_HEADER, Chunk, Hop
 from omnibus.bus.pull_log import PullLog
 from omnibus.errors import OmnibusError, StageUnavailable
 from omnibus.graph import HANDLE, GraphNode, Invocation
@@ -64,6 +64,7 @@ class InflightInvocation:
         self.single = False
         self.mirrored = False  # nobody waits for it: it is run for comparison alone
         self.span: Span | None = None  # None while traces are off
+        self.tenant = ""  # its weight and name, as in ``TENANT_HEADER``; empty where there are no tenants
         #: Executors that nothing is sent to, and what is called when all others were sent an attempt.
         self.absent: frozenset[str] = frozenset()
         self.on_sent: Callable[[InflightInvocation], None] | None = None
@@ -101,6 +102,12 @@ class InflightInvocation:
         """Return ``fetch``, or for an output that is kept a reader that gives what was read already."""
         tape = self.tapes.get(key)
         return fetch if tape is None else lambda _: tape.last
+
+    @property
+    def headers(self) -> Mapping[str, str] | None:
+        """The headers of its messages: what it is a part of, and whose it is."""
+        headers = self.span.carrier if self.span is not None else None
+        return {**(headers or {}), TENANT_HEADER: self.tenant} if self.tenant else headers
 
     @property
     def node_work(self) -> Sequence[float]:

@@ -301,7 +301,12 @@ class ClientRequest:
             choices=segment.choices,
             resumes=self._resume_states(assignment, segment) if self.known else (),
         )
-        return runs.dispatcher.submit(invocation, route.work, again, self.trace)
+        return runs.dispatcher.submit(
+            invocation, route.work, again, self.trace, self._name_tenant if self.tenant.name else None
+        )
+
+    def _name_tenant(self, running: InflightInvocation) -> None:
+        running.tenant = f"{self.tenant.weight:g} {self.tenant.queue or self.tenant.name}"
 
     def _resume_states(self, assignment: Assignment, segment: Segment) -> tuple[tuple[int, str, dict[str, Any]], ...]:
         """States behind which the nodes of ``segment`` begin, by what is known of the answer."""

@@ -13,6 +13,10 @@ from omnibus.errors import ProblemDetails, ProtocolError
 from omnibus.graph import UNREADABLE, WIRE_VERSION, explain_unreadable, is_addressable
 from omnibus.tensors.handle import Handle, InlineTensor
 
+#: Header of an invocation where there are tenants: the weight, a space, and the name of its tenant. Executors share
+#: their work out by it; those of earlier builds do not read it.
+TENANT_HEADER = "Omnibus-Tenant"
+
 
 class BusMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="t"):
     """Base of the tagged unions below; ``t`` is the tag."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from omnibus.checkpoints.heads import key_value_heads, require_whole_heads, vocabulary_size
 from omnibus.errors import BadRequest, Fatal
+from omnibus.spare_places import count_spare_places
 from services.llm.vllm.protocol import Launch
 from services.llm.vllm.v032 import adapters
 
@@ -62,6 +63,7 @@ def build_engine_arguments(launch: Launch) -> Any:
     from services.llm.vllm.v032.goal_scheduler import GOALS
 
     cpu = launch.device == "cpu"
+    rows = launch.slots + count_spare_places(launch.slots)
     return AsyncEngineArgs(
         model=str(launch.checkpoint),
         dtype=launch.dtype,
@@ -69,8 +71,8 @@ def build_engine_arguments(launch: Launch) -> Any:
         quantization=launch.quantization or None,
         speculative_config=_speculative_config(launch),
         max_model_len=launch.context,
-        max_num_seqs=launch.slots,
-        max_num_batched_tokens=max(launch.slots, min(launch.step_tokens, launch.context)),
+        max_num_seqs=rows,
+        max_num_batched_tokens=max(rows, min(launch.step_tokens, launch.context)),
         kv_cache_memory_bytes=launch.kv_bytes or (_CPU_KV_BYTES if cpu else None),
         block_size=32 if cpu else None,
         enforce_eager=cpu or launch.eager,
