@@ -83,7 +83,7 @@ class Batcher:
         self._raise_if_failed()
         entry, kind = QueuedItem(self, item), (self, item.modality)
         self._schedule.kinds.setdefault(kind, self.budget)
-        self._schedule.add_media(entry, entry.tokens, time.monotonic(), kind)
+        self._schedule.add_media(entry, entry.tokens, time.monotonic(), kind, entry.clock.tenant)
         self._wake_loop()
         try:
             return await entry.result

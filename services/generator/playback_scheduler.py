@@ -7,8 +7,10 @@ What is due first is done first (earliest deadline): while every listener can be
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from heapq import heappop, heappush
 from itertools import count
+
+from omnibus.executor.due_queue import Due, DueQueue
+from omnibus.executor.tenant_order import NO_TENANT, TenantOrder, TenantShare
 
 
 class Playback:
@@ -31,28 +33,31 @@ class Playback:
 
 
 class DeadlineLock:
-    """One at a time; of those who wait it is the turn of who is due first, and of equals of who came first."""
+    """One at a time; of those who wait it is the turn of the tenant that has had least, of its listeners of who is due
+    first, and of equals of who came first."""
 
     def __init__(self) -> None:
         self._taken = False
         self._numbers = count()
-        self._waiting: list[tuple[float, int, asyncio.Future[None]]] = []
+        self._order = TenantOrder()
+        self._waiting: DueQueue[asyncio.Future[None]] = DueQueue(self._order)
 
     @asynccontextmanager
-    async def hold_turn(self, due: float) -> AsyncIterator[None]:
-        """Wait for the floor, and keep it until the block ends."""
-        await self._acquire_turn(due)
+    async def hold_turn(self, due: float, tenant: TenantShare = NO_TENANT, size: int = 1) -> AsyncIterator[None]:
+        """Wait for the floor, and keep it until the block ends; ``size`` is that of the work for ``tenant``."""
+        await self._acquire_turn(due, tenant, size)
         try:
             yield
         finally:
             self._release_turn()
 
-    async def _acquire_turn(self, due: float) -> None:
+    async def _acquire_turn(self, due: float, tenant: TenantShare, size: int) -> None:
         if not self._taken:
             self._taken = True
+            self._order.charge(tenant, size)
             return
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        heappush(self._waiting, (due, next(self._numbers), granted))
+        self._waiting.push(Due(due, next(self._numbers), granted, size, tenant=tenant))
         try:
             await granted
         except asyncio.CancelledError:
@@ -61,9 +66,9 @@ class DeadlineLock:
             raise
 
     def _release_turn(self) -> None:
-        while self._waiting:
-            *_, granted = heappop(self._waiting)
-            if not granted.done():
-                granted.set_result(None)
+        while (due := self._waiting.pop()) is not None:
+            if not due.key.done():
+                self._order.charge(due.tenant, due.size)
+                due.key.set_result(None)
                 return
         self._taken = False

@@ -102,7 +102,9 @@ class StepLoop:
         if self._failed is not None:
             raise self._failed
         one = making.denoising
-        self._turns.join(making, making if making.alone else one.shape, StepSize(one.rows, one.tokens))
+        self._turns.join(
+            making, making if making.alone else one.shape, StepSize(one.rows, one.tokens), making.clock.tenant.name
+        )
         self._wake.set()
         try:
             yield making.iter_steps()

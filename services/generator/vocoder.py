@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from omnibus.errors import BadRequest
+from omnibus.executor.job_clock import current_clock
 from omnibus.executor.runner import Item, Job
 from omnibus.tensors.item import RESUMED_AT
 from omnibus_models.contract import Code, Vocoder, Vocoding
@@ -82,7 +83,7 @@ class VocodeRunner(Hosted[Vocoder]):
 
     async def _send_audio(self, job: Job, arrivals: "CodePieces") -> int:
         voice, seed = str(job.inputs.get("voice") or ""), _read_seed(job)
-        loop = asyncio.get_running_loop()
+        loop, tenant = asyncio.get_running_loop(), current_clock().tenant
         await arrivals.wait_first()
         playback = Playback(self.model.rate, loop.time(), self._settings.patience)
         vocoding: Vocoding | None = None
@@ -90,7 +91,7 @@ class VocodeRunner(Hosted[Vocoder]):
         sent = job.resume_state("audio").get("rows", 0)
         while not last:
             await arrivals.wait_piece()
-            async with self._floor.hold_turn(playback.dry):
+            async with self._floor.hold_turn(playback.dry, tenant, arrivals.next_size):
                 codes, last = arrivals.take_piece()
                 if vocoding is None and codes:
                     vocoding = await self._compute(self.model.open, voice, seed)
@@ -126,6 +127,11 @@ class CodePieces:
         self.cut = False  # whether the talker has stopped at a limit
         self._error: Exception | None = None
         self._news = asyncio.Event()
+
+    @property
+    def next_size(self) -> int:
+        """Codes, or frames, of the next piece at most."""
+        return self._size
 
     async def read_stream(self) -> None:
         """Follow the stream to its end."""

@@ -68,10 +68,12 @@ PLANS = {
 #: once, and how many milliseconds later the first token comes (at most).
 VLLM = {at_once: f"vllm.throughput_ratio.c{at_once}" for at_once in (1, 8, 32)}
 TTFT = "vllm.ttft_added_ms"
-#: How many times its 99th percentile alone the light tenant's is beside one that sends ten times as much (at most), and
-#: the part of its requests that are served (at least).
-LIGHT_P99, LIGHT_SERVED = "fair.light_p99_ratio", "fair.light_served"
-FAIR = {LIGHT_P99: 2.0, LIGHT_SERVED: 1.0}
+#: How many times its 99th percentile alone the light tenant's is beside one that floods the system (at most), the part of
+#: its requests that are served (at least), what tenants are charged over their records or the inverse (at most), and
+#: what one tenant alone gets with keys over that without (at least).
+LIGHT_P99, LIGHT_SERVED = "fair.light_p99_over_alone", "fair.light_served"
+CHARGED, TENANT_ALONE = "fair.charged_over_record", "fair.alone_over_no_keys"
+FAIR = {LIGHT_P99: 2.0, LIGHT_SERVED: 1.0, CHARGED: 1.02, TENANT_ALONE: 0.95}
 #: Under five times the load that an engine bears: the part of the admitted that ended in time (at least), how many times
 #: what one takes alone their 99th percentile is (at most), the part of the refusals that said when there was room, and
 #: of what the engine bears the part that was served (at least).

@@ -1,40 +1,358 @@
-"""Two API keys at ten to one above capacity: what the light one notices of the heavy one.
+"""What one tenant notices of another one that floods the system with each kind of work, and what the other is charged.
 
     python -m tests.bench.fair
+    python -m tests.bench.fair --only chats schemas --seconds 20
 
-The town of ``tests/e2e/safe``: real services with TLS and users on the bus, an executor that simulates eight sequences
-at a time, about sixteen requests a second. The light tenant sends three a second, alone and then beside thirty of the
-heavy one's, whether or not earlier ones are answered.
+``omnibus up`` with API keys and real (tiny) models, and one process that sends everything. The light tenant sends one
+short chat a second, for ``--seconds``: alone, and then beside another tenant that floods the system with one kind of
+work. Each kind has a tenant of its own, so that its charges can be told from the others':
+
+    light_p99_over_alone   99th percentile of the light tenant's chats beside the worst kind, over that alone
+    light_served           part of the light tenant's chats that were answered
+    charged_over_record    what keys were charged, over the GPU-seconds in the records, of the kind that is furthest
+                           from 1: the larger of the two over the smaller
+    alone_over_no_keys     chats per second of one tenant alone, over those of a system without keys
+
+A line for each kind goes to the standard error.
 """
 
+import argparse
 import asyncio
 import json
+import os
+import subprocess
 import sys
 import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from tests.bench.cases import LIGHT_P99, LIGHT_SERVED
-from tests.e2e.safe.test_fair import RATES, Served, offer
-from tests.e2e.safe.town import HEAVY, LIGHT, Town, town
+import httpx
+import websockets
 
-SECONDS = 40.0
+from tests.bench.cases import CHARGED, LIGHT_P99, LIGHT_SERVED, TENANT_ALONE
+
+SECONDS, SETTLE_SECONDS, AT_ONCE = 35.0, 3.0, 24
+MODEL, IMAGE_MODEL = "qwen2.5-omni-tiny", "qwen-image-tiny"
+ADMIN, LIGHT = "word-of-the-operator", "light"
+OMNIBUS = str(Path(sys.executable).parent / "omnibus")
+PATIENCE = 150.0
+#: Flooding tasks of a tenant end after so many seconds, once they are cancelled.
+_END_SECONDS = 10.0
 
 
-def p99(served: list[Served]) -> float:
-    took = sorted(each.took for each in served if each.status == 200)
-    return took[int(0.99 * (len(took) - 1))]
+class Run(NamedTuple):
+    """A running system, and the keys of its tenants."""
+
+    name: str
+    url: str
+    environment: dict[str, str]
+    keys: dict[str, str]
+
+    def command(self, *arguments: str) -> str:
+        done = subprocess.run(
+            [OMNIBUS, *arguments, "--run", self.name],
+            env=self.environment, check=True, stdout=subprocess.PIPE, text=True, timeout=PATIENCE,
+        )  # fmt: skip
+        return done.stdout
+
+    def client(self, tenant: str) -> httpx.AsyncClient:
+        limits = httpx.Limits(max_connections=64, max_keepalive_connections=64)
+        headers = {"authorization": f"Bearer {self.keys.get(tenant, ADMIN)}"}
+        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=PATIENCE, limits=limits)
 
 
-async def measure(there: Town) -> dict[str, float]:
-    alone = await offer(there, LIGHT, SECONDS)
-    light, heavy = await asyncio.gather(offer(there, LIGHT, SECONDS), offer(there, HEAVY, SECONDS))
-    served = {who: sum(each.status == 200 for each in found) for who, found in ((LIGHT, light), (HEAVY, heavy))}
-    for who, found in (("light alone", alone), ("light", light), ("heavy", heavy)):
-        rate = sum(each.status == 200 for each in found) / SECONDS
-        print(f"{who}: {len(found)} asked, {rate:.1f}/s served, p99 {p99(found):.2f} s", file=sys.stderr)
-    return {LIGHT_P99: p99(light) / p99(alone), LIGHT_SERVED: served[LIGHT] / (RATES[LIGHT] * SECONDS)}
+#: One unit of a kind of work: what tenant sends it, and its number.
+Work = Callable[[Run, httpx.AsyncClient, int], Awaitable[int]]
+
+
+def chat(content: str, tokens: int, **more: Any) -> dict[str, Any]:
+    return {"model": MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": tokens, **more}
+
+
+async def post(http: httpx.AsyncClient, path: str, body: dict[str, Any]) -> int:
+    return (await http.post(path, json=body)).status_code
+
+
+async def send_chat(run: Run, http: httpx.AsyncClient, number: int) -> int:
+    return await post(http, "/v1/chat/completions", chat(f"long {number}", 4000, ignore_eos=True))
+
+
+async def send_speech(run: Run, http: httpx.AsyncClient, number: int) -> int:
+    spoken = {"modalities": ["text", "audio"], "audio": {"voice": "Chelsie", "format": "wav"}}
+    return await post(http, "/v1/chat/completions", chat(f"say {number}", 40, ignore_eos=True, **spoken))
+
+
+async def send_response(run: Run, http: httpx.AsyncClient, number: int) -> int:
+    """A response in the background, which is cancelled with the task that waits for it."""
+    body = {
+        "model": MODEL,
+        "input": f"long {number}",
+        "max_output_tokens": 2000,
+        "ignore_eos": True,
+        "background": True,
+    }
+    made = await http.post("/v1/responses", json=body)
+    if made.status_code != 200:
+        return made.status_code
+    where = f"/v1/responses/{made.json()['id']}"
+    try:
+        while (await http.get(where)).json()["status"] in ("queued", "in_progress"):
+            await asyncio.sleep(1.0)
+    finally:
+        await asyncio.shield(http.post(f"{where}/cancel"))
+    return 200
+
+
+async def send_batch(run: Run, http: httpx.AsyncClient, number: int) -> int:
+    url = "/v1/chat/completions"
+    lines = [
+        json.dumps(
+            {
+                "custom_id": str(line),
+                "method": "POST",
+                "url": url,
+                "body": chat(f"{number}.{line}", 500, ignore_eos=True),
+            }
+        )
+        for line in range(40)
+    ]
+    made = await http.post("/v1/files", data={"purpose": "batch"}, files={"file": ("b.jsonl", "\n".join(lines))})
+    if made.status_code != 200:
+        return made.status_code
+    body = {"input_file_id": made.json()["id"], "endpoint": url, "completion_window": "24h"}
+    begun = await http.post("/v1/batches", json=body)
+    if begun.status_code != 200:
+        return begun.status_code
+    where = f"/v1/batches/{begun.json()['id']}"
+    try:
+        while (await http.get(where)).json()["status"] in ("validating", "in_progress", "finalizing"):
+            await asyncio.sleep(1.0)
+    finally:
+        await asyncio.shield(http.post(f"{where}/cancel"))
+    return 200
+
+
+async def send_schema(run: Run, http: httpx.AsyncClient, number: int) -> int:
+    """A schema that takes longer to check than a schema may."""
+    names = {f"^n{time.monotonic_ns()}x{each}(a|b)*a(a|b)*$": {"type": "integer"} for each in range(220)}
+    schema = {"name": "x", "schema": {"type": "object", "patternProperties": names}}
+    return await post(
+        http, "/v1/chat/completions", chat("x", 8, response_format={"type": "json_schema", "json_schema": schema})
+    )
+
+
+async def send_image(run: Run, http: httpx.AsyncClient, number: int) -> int:
+    body = {"model": IMAGE_MODEL, "prompt": f"a circle {number}", "n": 4, "size": "256x256"}
+    return await post(http, "/v1/images/generations", body)
+
+
+async def open_session(run: Run, http: httpx.AsyncClient, number: int) -> int:
+    """One session that asks for one spoken answer after the other."""
+    url = f"{run.url.replace('http', 'ws', 1)}/v1/realtime?model={MODEL}"
+    headers = {"authorization": http.headers["authorization"]}
+    item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": f"count {number}"}]}
+    try:
+        async with websockets.connect(url, additional_headers=headers, max_size=None, ping_interval=None) as socket:
+            await socket.send(json.dumps({"type": "conversation.item.create", "item": item}))
+            await socket.send(json.dumps({"type": "response.create", "response": {"max_output_tokens": 200}}))
+            async for event in socket:
+                if json.loads(event)["type"] in ("response.done", "error"):
+                    return 200
+    except websockets.InvalidStatus as refused:
+        return refused.response.status_code
+    except websockets.ConnectionClosed:
+        return 0
+    return 0
+
+
+async def upload_file(run: Run, http: httpx.AsyncClient, number: int) -> int:
+    content = os.urandom(1 << 20) * 8
+    made = await http.post("/v1/files", data={"purpose": "user_data"}, files={"file": (f"{number}.bin", content)})
+    if made.status_code == 200:
+        await http.delete(f"/v1/files/{made.json()['id']}")
+    return made.status_code
+
+
+KINDS: dict[str, Work] = {
+    "chats": send_chat,
+    "speech": send_speech,
+    "responses": send_response,
+    "batches": send_batch,
+    "schemas": send_schema,
+    "images": send_image,
+    "realtime": open_session,
+    "uploads": upload_file,
+}
+
+
+def start_system(directory: Path, name: str, keys: tuple[str, ...]) -> Run:
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(directory), "HOME": str(directory)}
+    if keys:
+        environment |= {"OMNIBUS_GATEWAY_KEYS": "true", "OMNIBUS_GATEWAY_ADMIN_TOKEN": ADMIN}
+    only = ["--only", MODEL, "--only", IMAGE_MODEL]
+    up = [OMNIBUS, "up", "--detach", "--json", "--name", name, "--port", "0", *only]
+    # Not to a pipe: what it leaves in the background would hold that open.
+    with (directory / f"{name}.json").open("wb") as told:
+        subprocess.run(up, env=environment, cwd=directory, check=True, stdout=told, timeout=2 * PATIENCE)
+    run = Run(name, "", environment, {})
+    runs = json.loads(subprocess.check_output([OMNIBUS, "ps", "--json"], env=environment, text=True, timeout=PATIENCE))
+    rows = runs if isinstance(runs, list) else runs["runs"]
+    url = next(row["url"] for row in rows if row.get("run", row.get("name")) == name)
+    made = {tenant: run.command("keys", "create", tenant).split("\n")[0].strip() for tenant in keys}
+    return run._replace(url=url.rstrip("/").removesuffix("/v1"), keys=made)
+
+
+@asynccontextmanager
+async def system(directory: Path, name: str, *keys: str) -> AsyncIterator[Run]:
+    run = await asyncio.to_thread(start_system, directory, name, keys)
+    try:
+        yield run
+    finally:
+        await asyncio.to_thread(run.command, "down")
+
+
+class Served(NamedTuple):
+    """Seconds of the answers, and the statuses."""
+
+    took: list[float]
+    statuses: Counter[int]
+
+    @property
+    def p99(self) -> float:
+        took = sorted(self.took) or [float("inf")]
+        return took[round(0.99 * (len(took) - 1))]
+
+
+async def send_light(run: Run, seconds: float) -> Served:
+    """One short chat a second, whether or not earlier ones are answered."""
+    served = Served([], Counter())
+
+    async def one(http: httpx.AsyncClient, number: int) -> None:
+        began = time.perf_counter()
+        status = await post(http, "/v1/chat/completions", chat(f"short {number}", 4, ignore_eos=True))
+        served.took.append(time.perf_counter() - began)
+        served.statuses[status] += 1
+
+    async with run.client(LIGHT) as http:
+        await one(http, 0)  # opens the connection
+        served.took.clear()
+        served.statuses.clear()
+        async with asyncio.TaskGroup() as group:
+            for number in range(round(seconds)):
+                group.create_task(one(http, number))
+                await asyncio.sleep(1.0)
+    return served
+
+
+async def keep_sending(run: Run, http: httpx.AsyncClient, work: Work, first: int, seen: Counter[int]) -> None:
+    number = first
+    while True:
+        try:
+            status = await work(run, http, number)
+        except httpx.HTTPError:
+            status = 0
+        seen[status] += 1
+        number += AT_ONCE
+        if status != 200:
+            await asyncio.sleep(0.5)
+
+
+async def measure_kind(run: Run, kind: str, seconds: float) -> tuple[Served, Counter[int]]:
+    """The light tenant's chats beside a flood of ``kind``, and what became of the flood."""
+    seen: Counter[int] = Counter()
+    async with run.client(kind) as http:
+        flood = [asyncio.create_task(keep_sending(run, http, KINDS[kind], n, seen)) for n in range(AT_ONCE)]
+        await asyncio.sleep(SETTLE_SECONDS)
+        light = await send_light(run, seconds)
+        for task in flood:
+            task.cancel()
+        await asyncio.wait(flood, timeout=_END_SECONDS)
+    return light, seen
+
+
+async def read_charges(run: Run) -> dict[str, float]:
+    """GPU-seconds by tenant as they were charged."""
+    async with run.client("") as http:
+        text = (await http.get("/metrics")).text
+    lines = [line for line in text.splitlines() if line.startswith("omnibus_tenant_gpu_seconds_total{")]
+    return {line.split('"')[1]: float(line.split()[-1]) for line in lines}
+
+
+async def compare_charges(run: Run) -> dict[str, tuple[float, float]]:
+    """By tenant what was charged, and the GPU-seconds in its records; once all that was cancelled has ended."""
+    await asyncio.sleep(2 * SETTLE_SECONDS)
+    charged = await read_charges(run)
+    recorded: Counter[str] = Counter()
+    for row in json.loads(await asyncio.to_thread(run.command, "usage", "--json")):
+        recorded[row["tenant"]] += row["gpu_seconds"]
+    return {tenant: (charged.get(tenant, 0.0), recorded[tenant]) for tenant in (LIGHT, *KINDS) if recorded[tenant] > 0}
+
+
+async def count_alone(run: Run, tenant: str, seconds: float) -> float:
+    """Tokens a second of one tenant with ``AT_ONCE`` chats at a time."""
+    done: Counter[int] = Counter()
+
+    async def send(run: Run, http: httpx.AsyncClient, number: int) -> int:
+        return await post(http, "/v1/chat/completions", chat(f"alone {number}", 100, ignore_eos=True))
+
+    async with run.client(tenant) as http:
+        tasks = [asyncio.create_task(keep_sending(run, http, send, n, done)) for n in range(AT_ONCE)]
+        await asyncio.sleep(SETTLE_SECONDS)
+        before = done[200]
+        await asyncio.sleep(seconds)
+        count = done[200] - before
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks, timeout=_END_SECONDS)
+    return 100 * count / seconds
+
+
+def ratio(charged: float, recorded: float) -> float:
+    return max(charged, recorded) / max(1e-9, min(charged, recorded))
+
+
+async def measure(kinds: list[str], seconds: float) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as made:
+        directory = Path(made)
+        async with system(directory, "fair-keys", LIGHT, "alone", *kinds) as run:
+            await send_light(run, 5)  # warm
+            alone = await send_light(run, seconds)
+            report(f"light alone: p99 {alone.p99:.3f} s, {dict(alone.statuses)}")
+            worst, served = 0.0, Counter(alone.statuses)
+            for kind in kinds:
+                light, seen = await measure_kind(run, kind, seconds)
+                worst, served = max(worst, light.p99 / alone.p99), served + light.statuses
+                report(
+                    f"beside {kind}: p99 {light.p99:.3f} s, {light.p99 / alone.p99:.2f} times that alone, "
+                    f"{dict(light.statuses)}; of {kind} {dict(seen)}"
+                )
+                await asyncio.sleep(SETTLE_SECONDS)
+            with_keys = await count_alone(run, "alone", seconds / 3)
+            charges = await compare_charges(run)
+        async with system(directory, "fair-open") as run:
+            without = await count_alone(run, "", seconds / 3)
+    for tenant, (charged, recorded) in charges.items():
+        report(f"{tenant}: charged {charged:.3f} GPU-s, recorded {recorded:.3f}, {ratio(charged, recorded):.4f}")
+    report(f"one tenant alone: {with_keys:.0f} tokens/s with keys, {without:.0f} without")
+    return {
+        LIGHT_P99: worst,
+        LIGHT_SERVED: served[200] / served.total(),
+        CHARGED: max(ratio(*both) for both in charges.values()),
+        TENANT_ALONE: with_keys / without,
+    }
+
+
+def report(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as directory, town(Path(directory)) as made:
-        print(json.dumps(asyncio.run(measure(made))))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=list(KINDS), default=list(KINDS), help="kinds of work")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="of each kind")
+    options = parser.parse_args()
+    print(json.dumps(asyncio.run(measure(options.only, options.seconds))))

@@ -39,9 +39,10 @@ from omnibus.tensors.handle import Handle
 from services.gateway.dispatch.capture import create_captures
 from services.gateway.dispatch.failure_detector import FailureDetector
 from services.gateway.dispatch.inflight import Again, InflightInvocation
+from services.gateway.dispatch.late_reports import LateReports
 from services.gateway.dispatch.playback import OutputPlayer, Tapes
 from services.gateway.dispatch.quarantine import Quarantine
-from services.gateway.dispatch.remote import RemoteChunks, publish_end_to_nodes
+from services.gateway.dispatch.remote import RemoteChunks, publish_end, publish_end_to_nodes
 from services.gateway.dispatch.restart import StageRestarts
 from services.gateway.dispatch.retention import OFF, OutputRetention
 from services.gateway.routing.executors import ExecutorTable
@@ -66,6 +67,7 @@ class Dispatcher:
         self._tensors = tensors
         self._members = members
         self._running: dict[str, InflightInvocation] = {}
+        self.late_reports = LateReports()
         self._watcher = FailureDetector(gateway, bus, members, self._running, self._reroute, self._on_gone)
         self._quarantine = Quarantine(members, quarantine)
         self._emptied = asyncio.Event()
@@ -89,6 +91,7 @@ class Dispatcher:
         await self._watcher.stop()
         for running in list(self._running.values()):
             self.finish(running, "cancelled")
+        self.late_reports.close()
 
     @property
     def is_connected(self) -> bool:
@@ -159,7 +162,7 @@ class Dispatcher:
                 f"The request has {len(body)} bytes beside its media, and {self._limit} are accepted: "
                 "shorten its fields"
             )
-        headers = running.span.carrier if running.span is not None else None
+        headers = running.headers
         sent = set()
         for index, (node, executor) in enumerate(zip(invocation.nodes, invocation.route, strict=True)):
             if executor not in sent and executor not in running.absent and invocation.starts_node(index):
@@ -199,26 +202,16 @@ class Dispatcher:
     def stop_invocation(self, invocation: str, executors: Iterable[str]) -> None:
         """End what another gateway sent to ``executors`` and did not live to end. Ending twice is harmless."""
         end = InvocationEnd(invocation, "cancelled", MAX_ATTEMPTS)
-        self._publish_end(end, ((executor, end) for executor in executors))
+        publish_end(self._bus, self._limit, end, ((executor, end) for executor in executors))
 
     def _notify_end(self, running: InflightInvocation, status: str) -> None:
         """Tell the executors that may still hold something, and whoever watches."""
         invocation = running.invocation
         holders = () if status == "done" and running.all_reported else dict.fromkeys(invocation.route)
         over = InvocationEnd(invocation.id, status, invocation.attempt)
-        self._publish_end(over, ((executor, over) for executor in holders))
+        publish_end(self._bus, self._limit, over, ((executor, over) for executor in holders))
         if elsewhere := running.nodes - {self._tensors.node}:
             publish_end_to_nodes(self._bus, over, elsewhere)
-
-    def _publish_end(self, over: InvocationEnd, holders: Iterable[tuple[str, InvocationEnd]]) -> None:
-        try:
-            for executor, end in holders:
-                (frame,) = messages.join_frames([messages.encode(end)], self._limit)
-                self._bus.publish(subjects.edge_subject(executor), frame)
-            # Nobody acts on it who is not told above.
-            self._bus.publish(subjects.end_subject(over.inv), messages.encode(over), lazy=True)
-        except OmnibusError as error:  # holders fall back on the deadline
-            log.warning("end of %s not sent: %s", over.inv, error)
 
     def complete(self, running: InflightInvocation, then: Callable[[], None]) -> None:
         """The answer is whole: end the invocation as soon as all nodes have reported their times."""
@@ -248,6 +241,8 @@ class Dispatcher:
         for message in messages.decode_replies(delivery.data) if delivery.data else ():  # empty: a probe
             running = self._running.get(message.inv)
             if running is None:
+                if type(message) is Hop:
+                    self.late_reports.add_report(message)
                 continue
             match message:
                 case Chunk() if running.attempts.get(message.node) == message.attempt:  # one call less for each token
@@ -255,6 +250,8 @@ class Dispatcher:
                 case Hop() if running.is_current(message.node, message.attempt):
                     running.finish_node(message)
                     self._quarantine.clear_suspect(running, message.node)
+                case Hop() if message.attempt < 0:
+                    running.add_unfinished(message)
                 case Accepted() if running.holds_nodes(message.executor, message.attempt):
                     running.mark_accepted(message.executor)
                 case NodeFailed() if running.is_current(message.node, message.attempt):
@@ -386,8 +383,11 @@ class Dispatcher:
         GATEWAY.moved.labels(reason).inc()
         GATEWAY.restarts.labels("again").inc(len(again))
         GATEWAY.restarts.labels("spared").inc(len(running.attempts) - len(again))
-        self._publish_end(
-            InvocationEnd(running.id, "moved", running.invocation.attempt), self._restarts.end_messages(running, again)
+        publish_end(
+            self._bus,
+            self._limit,
+            InvocationEnd(running.id, "moved", running.invocation.attempt),
+            self._restarts.end_messages(running, again),
         )
         running.begin_attempt(route, again, resumes=self.retention.policy != OFF)
         self._restarts.drop_outputs(running, again)

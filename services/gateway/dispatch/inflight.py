@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from omnibus.bus.messages import Chunk, Hop
+from omnibus.bus.messages import TENANT_HEADER, Chunk, Hop
 from omnibus.bus.pull_log import PullLog
 from omnibus.errors import OmnibusError, StageUnavailable
 from omnibus.graph import HANDLE, GraphNode, Invocation
@@ -49,6 +49,9 @@ class InflightInvocation:
         self.tapes = tapes or {}  # of what nodes pass to each other, where that is kept
         self.streams = {key: ResultStream(*key, self._wrap_fetch(key, fetch)) for key in invocation.outputs}
         self.hops: dict[int, Hop] = {}
+        #: What was computed in vain, by node and attempt: the option and its seconds.
+        self.unfinished: dict[tuple[int, int], tuple[str, float]] = {}
+        self._earlier_options: dict[int, tuple[str, ...]] = {}  # by attempt
         self.accepted: set[str] = set()
         self.lost: set[str] = set()  # executors that refused, were busy or died
         self.moves: list[Moved] = []  # attempts that were given up
@@ -61,6 +64,7 @@ class InflightInvocation:
         self.single = False
         self.mirrored = False  # nobody waits for it: it is run for comparison alone
         self.span: Span | None = None  # None while traces are off
+        self.tenant = ""  # its weight and name, as in ``TENANT_HEADER``; empty where there are no tenants
         #: Executors that nothing is sent to, and what is called when all others were sent an attempt.
         self.absent: frozenset[str] = frozenset()
         self.on_sent: Callable[[InflightInvocation], None] | None = None
@@ -98,6 +102,12 @@ class InflightInvocation:
         """Return ``fetch``, or for an output that is kept a reader that gives what was read already."""
         tape = self.tapes.get(key)
         return fetch if tape is None else lambda _: tape.last
+
+    @property
+    def headers(self) -> Mapping[str, str] | None:
+        """The headers of its messages: what it is a part of, and whose it is."""
+        headers = self.span.carrier if self.span is not None else None
+        return {**(headers or {}), TENANT_HEADER: self.tenant} if self.tenant else headers
 
     @property
     def node_work(self) -> Sequence[float]:
@@ -151,6 +161,13 @@ class InflightInvocation:
             self.on_settled()
         if self.on_quiet is not None and not self._charged:
             self.on_quiet()
+
+    def add_unfinished(self, hop: Hop) -> None:
+        """A node has failed or was stopped after it had computed for some time; ``hop.attempt`` is negative."""
+        attempt = ~hop.attempt
+        options = self._earlier_options.get(attempt, self.invocation.options)
+        if 0 <= hop.node < len(options):
+            self.unfinished[hop.node, attempt] = options[hop.node], hop.computed
 
     def discharge_all(self) -> None:
         """Nothing of this invocation is out any more."""
@@ -246,6 +263,7 @@ class InflightInvocation:
 
         With ``resumes`` they begin behind what the client has of them.
         """
+        self._earlier_options[self.invocation.attempt] = self.invocation.options
         attempt, left = self.invocation.attempt + 1, tuple(self._resume_states(again) if resumes else ())
         for node in again:
             if node in self._charged:

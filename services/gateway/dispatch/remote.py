@@ -86,6 +86,18 @@ class RemoteChunks:
         return handle
 
 
+def publish_end(bus: Bus, limit: int, over: InvocationEnd, holders: Iterable[tuple[str, InvocationEnd]]) -> None:
+    """Tell ``holders``, executors, their end of an invocation, and all who watch that it is ``over``."""
+    try:
+        for executor, end in holders:
+            (frame,) = messages.join_frames([messages.encode(end)], limit)
+            bus.publish(subjects.edge_subject(executor), frame)
+        # Nobody acts on it who is not told above.
+        bus.publish(subjects.end_subject(over.inv), messages.encode(over), lazy=True)
+    except OmnibusError as error:  # holders fall back on the deadline
+        log.warning("end of %s not sent: %s", over.inv, error)
+
+
 def publish_end_to_nodes(bus: Bus, over: InvocationEnd, nodes: Iterable[str]) -> None:
     """Let the sidecars of other ``nodes`` free what the invocation left there."""
     for node in nodes:

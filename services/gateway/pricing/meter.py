@@ -102,6 +102,10 @@ class UsageMeter:
             stages.append(stage_usage(index, node.component, option, rate, hop.computed, hop.joules))
             if hop.pulls:
                 nbytes += sum([cost.nbytes for cost in hop.pulls])
+        for (index, _), (option, seconds) in running.unfinished.items():
+            node = invocation.nodes[index]
+            rate = self._plan_rate(plan, node.model or invocation.model, option)
+            stages.append(stage_usage(index, node.component, option, rate, seconds))
         currency = plan.prices.currency if plan is not None else ""
         return sum_stages(stages, currency, nbytes, complete=len(hops) == len(invocation.nodes))
 

@@ -15,6 +15,7 @@ from omnibus.bus import Bus, messages, subjects
 from omnibus.errors import OmnibusError
 from omnibus.graph import DIGEST, HANDLE, Invocation
 from omnibus.metrics import TENANTS
+from omnibus.pricing import RequestUsage
 from omnibus.recording import records
 from omnibus.recording.records import (
     WHOLE_RECORD_SECONDS,
@@ -136,9 +137,9 @@ class Records:
         *,
         billed: bool = True,
         call: AppCallLog | None = None,
-    ) -> None:
+    ) -> RequestUsage:
         """Write the end of one invocation of ``tenant``; ``got`` is what a chat's client received. What is not
-        ``billed`` has GPU-seconds and no price. ``call`` is what its app was asked."""
+        ``billed`` has GPU-seconds and no price. ``call`` is what its app was asked. Returns what it has used."""
         usage = self.meter.measure(running)
         if not billed:
             usage = msgspec.structs.replace(usage, money=UNSET)
@@ -179,6 +180,7 @@ class Records:
             self._write_dead_letter(self._dead, running, tenant)
         if self.on_end is not None:
             self.on_end(running, status)
+        return usage
 
     def _publish_end(self, invocation: Invocation, body: bytes) -> None:
         """Publish an end, with the beginning if that is held back and both fit into one message."""

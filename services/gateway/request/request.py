@@ -273,7 +273,8 @@ class ClientRequest:
                 assignment.model, assignment.kind, self._invocation_id(step), self.cache_key
             )
             again = partial(runs.router.route, assignment, ticket, pins=segment.pins, work=segment.work)
-            route = again(pinned=self.pinned)  # a header asks for where to begin, not for failing there
+            # A header asks for where to begin, not for failing there.
+            route = again(pinned=self.pinned, preferred=self._admission.paths)
             self._admission.check_queue_time(self, route)
         except BaseException:
             runs.tensors.end_invocation(self._invocation_id(step))
@@ -300,7 +301,12 @@ class ClientRequest:
             choices=segment.choices,
             resumes=self._resume_states(assignment, segment) if self.known else (),
         )
-        return runs.dispatcher.submit(invocation, route.work, again, self.trace)
+        return runs.dispatcher.submit(
+            invocation, route.work, again, self.trace, self._name_tenant if self.tenant.name else None
+        )
+
+    def _name_tenant(self, running: InflightInvocation) -> None:
+        running.tenant = f"{self.tenant.weight:g} {self.tenant.queue or self.tenant.name}"
 
     def _resume_states(self, assignment: Assignment, segment: Segment) -> tuple[tuple[int, str, dict[str, Any]], ...]:
         """States behind which the nodes of ``segment`` begin, by what is known of the answer."""
@@ -350,7 +356,7 @@ class ClientRequest:
                 self._runs.records.publish_begin(running.id)  # its client may look for it from now on
             else:
                 self._runs.dispatcher.finish(running, status)
-                ended()
+                self._runs.dispatcher.late_reports.wait(running, ended)
         self.release_admission()
         if self._holds:
             self._runs.tensors.end_invocation(self.inputs_name)
@@ -362,6 +368,9 @@ class ClientRequest:
         later = tuple([each.id for each in self.segments[1:]]) if first else ()
         links = RequestLinks(later, tuple(self.called) if first else (), self.caller)
         answer, call = (self.answer, self.call) if first else (None, None)
-        self._runs.records.write_end(running, status, answer, links, self.tenant.name, billed=not self.early, call=call)
+        usage = self._runs.records.write_end(
+            running, status, answer, links, self.tenant.name, billed=not self.early, call=call
+        )
+        self._admission.settle_segment(running, usage.gpu_seconds)
         self._runs.records.meter.learn(running, self.estimates if first else (), by_work=first and self.model != "")
         fail_open_streams(running, self.failure)

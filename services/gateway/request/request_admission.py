@@ -5,7 +5,7 @@ still be added (``waiting_room``). Both refuse what would not end in time.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from omnibus.errors import Overloaded
@@ -16,7 +16,7 @@ from services.gateway.request.entrance import Entrance
 from services.gateway.request.load_counters import CountedInvocation
 from services.gateway.request.resources import RequestResources
 from services.gateway.routing.draining import check_queue_time
-from services.gateway.routing.router import ExecutorRoute
+from services.gateway.routing.router import NO_PATHS, ExecutorRoute
 from services.gateway.tenancy.admission import CAPACITY_REASONS
 from services.gateway.tenancy.slot import AdmissionSlot
 from services.gateway.tenancy.tenant import Tenant
@@ -30,6 +30,8 @@ class AdmissibleRequest(Protocol):
     early: bool
     estimates: Estimates
     segments: list[InflightInvocation]
+    pinned: str
+    cache_key: str
 
     @property
     def seconds_left(self) -> float:
@@ -65,8 +67,9 @@ class RequestAdmission:
 
     async def _acquire_slot(self, slot: AdmissionSlot, request: AdmissibleRequest, segment: Segment, step: int) -> None:
         assignment = self._resources.router.assign(segment.nodes, request.model)
+        slot.pinned, slot.conversation = request.pinned, request.cache_key
         try:
-            await slot.acquire(assignment, segment.work, step, request.seconds_left)
+            await slot.acquire(assignment, segment.work, step, request.seconds_left, segment.pins)
         except Overloaded as error:
             if error.reason in CAPACITY_REASONS and not request.early:
                 self._resources.loads.count_rejection(assignment, request.estimates)
@@ -79,6 +82,16 @@ class RequestAdmission:
             self._patient = True
             return True
         return False
+
+    @property
+    def paths(self) -> Mapping[str, str]:
+        """The paths on which it has places, by model; empty where it waited for none."""
+        return self._slot.paths if self._slot is not None else NO_PATHS
+
+    def settle_segment(self, running: InflightInvocation, seconds: float) -> None:
+        """The executors of ``running`` have reported all that they will, ``seconds`` of GPUs."""
+        if self._slot is not None:
+            self._slot.settle_segment(running, seconds)
 
     def take_arrival(self) -> CountedInvocation | None:
         """The arrival that was counted before the request waited for room, once; None where it did not wait."""

@@ -5,17 +5,13 @@ invocation's number and the plan; the replica from what this gateway itself has 
 from what executors say of the others' work, for an encoder from what this gateway sent to it lately, for a turn of a
 conversation from where its last one went, and with several nodes from where its inputs lie
 (``services.gateway.routing.nearness``).
-
-    assignment = router.assign(recording.nodes, model="qwen")     # or without a model: whoever binds the tasks
-    ticket = router.ticket(assignment.model, assignment.kind)
-    route = router.route(assignment, ticket, pins=pins)
 """
 
+import zlib
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import count
 from os import urandom
-from typing import NamedTuple
 
 from omnibus import plan as plans
 from omnibus.bus.messages import ModelGrowth
@@ -32,19 +28,12 @@ from services.gateway.routing.nearness import Nearness
 from services.gateway.routing.only_routes import ExecutorRoute as ExecutorRoute
 from services.gateway.routing.only_routes import OnlyRoutes
 from services.gateway.routing.replicas import ReplicaChooser
+from services.gateway.routing.ticket import InvocationTicket as InvocationTicket
 
 #: Executors that must get nothing.
 NOBODY: frozenset[str] = frozenset()
-
-
-class InvocationTicket(NamedTuple):
-    """An invocation's identity: its id says which gateway and which kind of request. Its number is for its route, and
-    its ``cache_key`` names the conversation that it is a turn of, if it is one."""
-
-    id: str
-    kind: str
-    number: int
-    cache_key: str = ""
+#: No path is preferred to the planned one.
+NO_PATHS: Mapping[str, str] = {}
 
 
 class Router:
@@ -216,13 +205,14 @@ class Router:
         pinned: str = "",
         pins: Sequence[str] = (),
         work: Sequence[int] = (),
+        preferred: Mapping[str, str] = NO_PATHS,
     ) -> ExecutorRoute:
         """For each part the planned path if all its stages live, else another path of the type that does.
 
         One executor runs all nodes of an option, but encoders by themselves share a request's items: each goes to
-        a replica that knows it, else to the one with the least work (``services.gateway.routing.affinity``). ``pinned``
-        names a path that must be taken, ``pins`` restrict it per node (``services.gateway.routing.pins``), ``work`` is
-        in tokens per node, 1 if it is empty.
+        a replica that knows it, else to the one with the least work (``services.gateway.routing.affinity``).
+        ``preferred`` names by model a path in the place of the planned one, ``pinned`` a path that must be taken,
+        ``pins`` restrict it per node (``services.gateway.routing.pins``), ``work`` is in tokens per node, else 1.
         Raises ``StageUnavailable`` that names the stage that stops every path, and ``BadRequest`` for a pin
         that the plan does not have.
         """
@@ -232,9 +222,11 @@ class Router:
             raise BadRequest(f"{len(pins)} pins for {len(assignment.nodes)} nodes: give one for each, empty for none")
 
         if self._nearness is not None and self._nearness.any_cut:
-            again = partial(self._find_route, assignment, ticket, pinned=pinned, pins=pins, work=work)
+            again = partial(
+                self._find_route, assignment, ticket, pinned=pinned, pins=pins, work=work, preferred=preferred
+            )
             return self._nearness.avoid_cuts(assignment.nodes, again, exclude)
-        return self._find_route(assignment, ticket, exclude, pinned, pins, work)
+        return self._find_route(assignment, ticket, exclude, pinned, pins, work, preferred)
 
     def _find_route(
         self,
@@ -244,6 +236,7 @@ class Router:
         pinned: str,
         pins: Sequence[str],
         work: Sequence[int],
+        preferred: Mapping[str, str],
     ) -> ExecutorRoute:
         parts = assignment.parts
         free = not (exclude or pinned or any(pins))
@@ -255,7 +248,7 @@ class Router:
         names = []
         only: list[ExecutorEntry] = []
         for part in parts:
-            candidates = self._candidate_paths(part, ticket, pinned, pins, several)
+            candidates = self._candidate_paths(part, ticket, pinned, pins, several, preferred.get(part.model, ""))
             path, serving = self._first_live_path(part, candidates, exclude)
             free = free and len(candidates) == 1
             names.append(f"{part.model}={path.name}" if several else path.name)
@@ -286,23 +279,41 @@ class Router:
                 stages.setdefault(path.options[component], []).append(node)
         return stages
 
-    def _candidate_paths(
-        self, part: ModelPart, ticket: InvocationTicket, pinned: str, pins: Sequence[str], several: bool
-    ) -> Sequence[Path]:
-        """The planned path, then the others."""
+    def path_pools(self, part: ModelPart, path: Path) -> tuple[tuple[str, str], ...]:
+        """The model and option of the executors that run the stages of ``part`` on ``path``."""
+        return tuple(
+            [self._lent.get((part.model, option), (part.model, option)) for option in self._stages(part, path)]
+        )
+
+    def conversation_path(self, part: ModelPart, conversation: str, paths: Sequence[Path]) -> Path:
+        """Of ``paths`` the one that turns of ``conversation`` take, which is found by its name the first time."""
+        point = zlib.crc32(conversation.encode()) / (1 << 32)
+        return plans.choose_path(paths, self._points.find_point(part.model, conversation, point))
+
+    def admissible_paths(self, part: ModelPart, pinned: str, pins: Sequence[str], several: bool) -> Sequence[Path]:
+        """The paths that ``part``, one of ``several`` or not, may take. Raises as ``route``."""
         paths: Sequence[Path] = self.find_paths(part)
         if pinned:
             paths = pinning.find_named_paths(self.find_all_paths(part), part, pinned, several)
         if any(pins):
             paths = pinning.filter_by_pins(paths, part, pins, frozenset(self.get_model(part.model).encoders.values()))
+        return paths
+
+    def _candidate_paths(
+        self, part: ModelPart, ticket: InvocationTicket, pinned: str, pins: Sequence[str], several: bool, preferred: str
+    ) -> Sequence[Path]:
+        """The planned or preferred path, then the others."""
+        paths = self.admissible_paths(part, pinned, pins, several)
         if len(paths) == 1 and paths[0].rate > 0:
             return paths
-        if (pinned or any(pins)) and not any(path.rate > 0 for path in paths):
-            return paths  # who asks for a path gets it, planned for others or not
-        planned = plans.choose_path(paths, self._choice_point(part, ticket))
-        if part.model in self._cells.models:
-            planned = self._cells.choose_cell(part.model, planned, paths)
-        return [planned, *[path for path in paths if path is not planned]]
+        first = next((path for path in paths if path.name == preferred), None) if preferred else None
+        if first is None:
+            if (pinned or any(pins)) and not any(path.rate > 0 for path in paths):
+                return paths  # who asks for a path gets it, planned for others or not
+            first = plans.choose_path(paths, self._choice_point(part, ticket))
+            if part.model in self._cells.models:
+                first = self._cells.choose_cell(part.model, first, paths)
+        return [first, *[path for path in paths if path is not first]]
 
     def _first_live_path(
         self, part: ModelPart, candidates: Sequence[Path], exclude: frozenset[str]

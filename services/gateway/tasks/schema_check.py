@@ -1,7 +1,8 @@
 """Checks of schemas that requests bring, before anything is done for them.
 
 A schema that can be used is known at once the next time. One that takes too long is refused, and the process that
-checks it is ended: no client holds up others for more than that.
+checks it is ended: no client holds up others for more than that. Tenants take turns, whatever one of them sends, and
+what one of them has waiting is bounded.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ import logging
 import sys
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from contextlib import AsyncExitStack
 from hashlib import sha256
 from typing import Any
 
@@ -19,13 +21,15 @@ from omnibus.errors import BadRequest, Overloaded
 from omnibus.structured.grammar import MAX_SCHEMA_BYTES, first_line
 from services.gateway.openai.chat_request import ChatRequest
 from services.gateway.openai.tools import JsonSchemaFormat
+from services.gateway.tenancy.external_slots import TenantSlots
+from services.gateway.tenancy.tenant import current_tenant
 
 log = logging.getLogger(__name__)
 
 #: Seconds that the check of one schema may take, those until its process runs, and those in a queue behind others.
 CHECK_SECONDS, START_SECONDS, QUEUE_SECONDS = 0.9, 20.0, 10.0
-#: Schemas whose checks are remembered.
-MAX_REMEMBERED = 1024
+#: Schemas whose checks are remembered, and those of one tenant that wait: more could not have their turn in time.
+MAX_REMEMBERED, MAX_WAITING = 1024, 16
 
 
 class SchemaCheck:
@@ -33,7 +37,7 @@ class SchemaCheck:
 
     def __init__(self) -> None:
         self._process: asyncio.subprocess.Process | None = None
-        self._turn = asyncio.Lock()
+        self._turns = TenantSlots(1, queue=MAX_WAITING)
         self._errors: OrderedDict[bytes, str] = OrderedDict()
 
     async def check_request(self, request: ChatRequest) -> None:
@@ -48,7 +52,7 @@ class SchemaCheck:
             raise BadRequest(f"The schema has more than {MAX_SCHEMA_BYTES} bytes, the most accepted.", param=param)
         key = sha256(body).digest()
         if key not in self._errors:
-            self._remember(key, await self._find_error(body))
+            self._remember(key, await self._find_error(body, key))
         if error := self._errors[key]:
             raise BadRequest(f"The schema cannot be used: {error}", param=param)
 
@@ -57,13 +61,15 @@ class SchemaCheck:
         if len(self._errors) > MAX_REMEMBERED:
             self._errors.popitem(last=False)
 
-    async def _find_error(self, schema: bytes) -> str:
-        try:
-            async with asyncio.timeout(QUEUE_SECONDS):
-                await self._turn.acquire()
-        except TimeoutError:
-            raise Overloaded("many schemas are checked just now: try again", retry_after=1.0) from None
-        try:
+    async def _find_error(self, schema: bytes, key: bytes) -> str:
+        async with AsyncExitStack() as stack:
+            try:
+                async with asyncio.timeout(QUEUE_SECONDS):
+                    await stack.enter_async_context(self._turns.hold(current_tenant().name))
+            except TimeoutError:
+                raise Overloaded("many schemas are checked just now: try again", retry_after=1.0) from None
+            if key in self._errors:  # another request brought the same one
+                return self._errors[key]
             process = await self._running()
             try:
                 async with asyncio.timeout(CHECK_SECONDS):
@@ -74,8 +80,6 @@ class SchemaCheck:
             except BaseException:  # its answer would be taken for that to the next one
                 await self.close()
                 raise
-        finally:
-            self._turn.release()
 
     async def _ask(self, process: asyncio.subprocess.Process, schema: bytes) -> str:
         assert process.stdin is not None and process.stdout is not None  # noqa: S101, PT018 - for the type checker

@@ -1,16 +1,17 @@
 """Admission: a request waits here, not in an executor, until it is its tenant's turn and there is room for it.
 
-Executors take their work in the order in which it comes, so whoever sends most would get most. Here each executor is
-given as many requests as it batches and no more; the rest wait in one short queue per tenant, in the order of
-``services.gateway.tenancy.fair_queue``. A request waits once: what a graph sends later on goes at once, and is counted.
+Executors are given as many requests as they batch and no more (``services.gateway.tenancy.places``); the rest wait in
+one short queue per tenant, in the order of ``services.gateway.tenancy.fair_queue``. A request waits once: what a graph
+sends later on goes at once, and is counted. What it costs is what executors report of it, also when it failed or was
+cancelled.
 """
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from omnibus.errors import Overloaded
-from omnibus.plan import CANDIDATE_MARK
 from omnibus.settings import GatewaySettings
 from services.gateway.routing.assignment import Assignment
 from services.gateway.routing.router import Router
@@ -18,38 +19,59 @@ from services.gateway.tenancy import metrics
 from services.gateway.tenancy.cost_model import RequestCost, RequestCostModel
 from services.gateway.tenancy.fair_queue import WAITING, FairQueue, QueueEntry
 from services.gateway.tenancy.metrics import ModelQueue
+from services.gateway.tenancy.places import ExecutorPlaces, RequestClaim, find_choices
 from services.gateway.tenancy.rate_limits import RateLimits
 from services.gateway.tenancy.tenant import Tenant
 
 #: Reasons of refusals that more executors would have made needless; others are limits of a key.
 CAPACITY_REASONS = frozenset({"queue", "turn"})
-#: Seconds that the count of places is good for.
-CAPACITY_TTL_SECONDS = 0.25
 #: Queues that are kept before those in which nobody is are forgotten: apps, and sets of models with them, come and go.
 _MAX_QUEUES = 1024
 
 
-class AdmissionGrant:
-    """A request's turn: give it back by ``close``."""
+class AdmissionWish(NamedTuple):
+    """What a request waits for. ``left`` are the seconds that it has: a ``patient`` one waits as long as that, others
+    for ``admit_wait`` at most. ``pinned`` and ``pins`` are as for ``Router.route``."""
 
-    def __init__(self, admission: "Admission", fair: FairQueue, turn: QueueEntry, tenant: Tenant) -> None:
+    assignment: Assignment
+    cost: RequestCost
+    left: float
+    patient: bool = False
+    pinned: str = ""
+    pins: Sequence[str] = ()
+    conversation: str = ""
+
+
+class AdmissionGrant:
+    """A request's turn: give its places back by ``close``, and say by ``settle`` what it has used."""
+
+    def __init__(
+        self, admission: "Admission", fair: FairQueue, turn: QueueEntry, tenant: Tenant, paths: Mapping[str, str]
+    ) -> None:
+        self.paths = paths  # by model
         self._admission = admission
         self._fair = fair
         self._turn = turn
         self._tenant = tenant
         self._expected = turn.cost
-        self.used = 0.0  # GPU-seconds
+        self._settled = False
 
     def add_cost(self, seconds: float) -> None:
         """Another segment of the request is expected to cost so much; it does not wait."""
         self._expected += seconds
         self._admission.charge(self._tenant, seconds)
 
-    def close(self, used: float) -> None:
-        """The request is over and has used ``used`` GPU-seconds. Closing twice is harmless."""
-        if self._expected >= 0:
-            self._admission.end_request(self._fair, self._turn, self._tenant, used, self._expected)
-            self._expected = -1.0
+    def close(self) -> None:
+        """Nothing of the request is at work any more. Closing twice is harmless."""
+        self._admission.end_request(self._fair, self._turn)
+
+    def settle(self, used: float) -> None:
+        """The request has ``used`` so many GPU-seconds. Settling twice is harmless."""
+        if not self._settled:
+            self._settled = True
+            self._admission.charge(self._tenant, used - self._expected)
+            self._fair.settle_entry(self._turn, used)
+            metrics.count_gpu_seconds(self._tenant.name, used)
 
 
 class Admission:
@@ -66,37 +88,34 @@ class Admission:
     ) -> None:
         self.costs = costs
         self._settings = settings
-        self._router = router
         self._limits = limits
-        self._gateways = gateways
         self._clock = clock
         self._queues: dict[str, ModelQueue] = {}
-        self._places: dict[tuple[str, frozenset[str]], tuple[float, int]] = {}
+        self._places = ExecutorPlaces(settings, router, gateways, clock)
 
     def queues(self) -> Iterable[ModelQueue]:
         """Return the queues that requests have used."""
         return self._queues.values()
 
-    async def acquire_grant(
-        self, tenant: Tenant, assignment: Assignment, cost: RequestCost, left: float, patient: bool = False
-    ) -> AdmissionGrant:
-        """Wait for the turn of a request that has ``left`` seconds; a ``patient`` one waits as long as that.
+    async def acquire_grant(self, tenant: Tenant, wish: AdmissionWish) -> AdmissionGrant:
+        """Wait for the turn of a request of ``tenant``.
 
         Raises ``Overloaded`` when its tenant's queue is full, its key's GPU-seconds are used up, or its turn does not
-        come in time.
+        come in time, and as ``Router.admissible_paths``.
         """
-        queue = self._model_queue(assignment)
+        queue = self._model_queue(wish.assignment)
+        line = tenant.queue or tenant.name
+        choices = find_choices(self._places, wish.assignment, wish.pinned, wish.pins, wish.conversation)
+        claim = RequestClaim(self._places, line, choices)
         try:
             if tenant.key is not None:
                 self._limits.key_allowance(tenant.key).check_gpu_seconds(self._clock())
-            turn = await self._enqueue_and_wait(
-                queue, tenant, self._slot_limit(assignment), cost.seconds, left, patient
-            )
+            turn = await self._enqueue_and_wait(queue, tenant, claim, wish)
         except Overloaded as error:
             metrics.count_refused(tenant.name, error.reason, *queue.models)
             raise
-        self.charge(tenant, cost.seconds)
-        return AdmissionGrant(self, queue.fair, turn, tenant)
+        self.charge(tenant, wish.cost.seconds)
+        return AdmissionGrant(self, queue.fair, turn, tenant, claim.paths)
 
     def _model_queue(self, assignment: Assignment) -> ModelQueue:
         found = self._queues.get(assignment.model)
@@ -110,19 +129,25 @@ class Admission:
         return found
 
     async def _enqueue_and_wait(
-        self, queue: ModelQueue, tenant: Tenant, slots: int, seconds: float, left: float, patient: bool
+        self, queue: ModelQueue, tenant: Tenant, claim: RequestClaim, wish: AdmissionWish
     ) -> QueueEntry:
         came, fair = self._clock(), queue.fair
         woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         turn = fair.enqueue(
-            tenant.queue or tenant.name, tenant.weight, seconds, slots, lambda: _wake_waiter(woken), patient
+            tenant.queue or tenant.name,
+            tenant.weight,
+            wish.cost.seconds,
+            claim,
+            lambda: _wake_waiter(woken),
+            wish.patient,
         )
-        self._start_ready(fair)
+        self._start_ready()
         try:
             if turn.state == WAITING:
-                await self._wait_in_queue(fair, turn, woken, left if patient else min(left, self._settings.admit_wait))
+                most = wish.left if wish.patient else min(wish.left, self._settings.admit_wait)
+                await self._wait_in_queue(fair, turn, woken, most)
         finally:
-            if not patient:
+            if not wish.patient:
                 metrics.observe_wait(self._clock() - came, queue.models)
         return turn
 
@@ -136,7 +161,7 @@ class Admission:
             if turn.state != WAITING:  # its turn came in the same moment
                 return
             fair.remove_waiting(turn)
-            self._start_ready(fair)  # it may have held up others, who need less room
+            self._start_ready()  # it may have held up others
             raise Overloaded(
                 f"it was not this request's turn within {seconds:g} s: its tenant has sent more than its share",
                 retry_after=turn.line.retry_after,
@@ -144,8 +169,8 @@ class Admission:
             ) from None
         except BaseException:
             fair.remove_waiting(turn)
-            fair.finish_entry(turn, 0.0)
-            self._start_ready(fair)
+            fair.settle_entry(turn, 0.0)
+            self.end_request(fair, turn)
             raise
 
     def charge(self, tenant: Tenant, seconds: float) -> None:
@@ -153,46 +178,16 @@ class Admission:
         if tenant.key is not None:
             self._limits.key_allowance(tenant.key).use_gpu_seconds(seconds, self._clock())
 
-    def end_request(self, fair: FairQueue, turn: QueueEntry, tenant: Tenant, used: float, expected: float) -> None:
-        self.charge(tenant, used - expected)
-        fair.finish_entry(turn, used)
-        self._start_ready(fair)
-        metrics.count_gpu_seconds(tenant.name, used)
+    def end_request(self, fair: FairQueue, turn: QueueEntry) -> None:
+        """Give the places of ``turn`` back, if it has them, and to those who wait, whichever model they ask for."""
+        fair.finish_entry(turn)
+        self._start_ready()
 
-    def _start_ready(self, fair: FairQueue) -> None:
-        while (turn := fair.start_next(self._clock())) is not None:
-            if turn.begin is not None:
-                turn.begin()
-
-    # Room
-
-    def _slot_limit(self, assignment: Assignment) -> int:
-        """Requests that may be at work: what the scarcest of its stages batches, divided among the gateways."""
-        least = min(self._stage_capacity(part.model, part.used) for part in assignment.parts)
-        return max(1, -(-least // self._gateways()))
-
-    def _stage_capacity(self, model: str, used: frozenset[str]) -> int:
-        key, now = (model, used), self._clock()
-        known = self._places.get(key)
-        if known is None or now >= known[0]:
-            known = self._places[key] = (now + CAPACITY_TTL_SECONDS, self._count_capacity(model, used))
-            if len(self._places) > 4096:
-                self._places.clear()
-        return known[1]
-
-    def _count_capacity(self, model: str, used: frozenset[str]) -> int:
-        tasks = self._router.get_model(model).tasks
-        wanted = {component: tasks.get(component, "") for component in used}
-        places = dict.fromkeys(used, 0)
-        for status in self._router.members.statuses():
-            if status.state != "ready" or status.option.endswith(CANDIDATE_MARK):
-                continue
-            takes = self._settings.admit or status.slots or status.credits
-            for component, task in wanted.items():
-                own = status.model == model and component in status.components
-                if own or (task and task in status.tasks):
-                    places[component] += takes
-        return min(places.values(), default=1)
+    def _start_ready(self) -> None:
+        for queue in list(self._queues.values()):
+            while queue.fair.waiting and (turn := queue.fair.start_next(self._clock())) is not None:
+                if turn.begin is not None:
+                    turn.begin()
 
 
 def _wake_waiter(woken: "asyncio.Future[None]") -> None:

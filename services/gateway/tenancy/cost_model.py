@@ -1,19 +1,20 @@
-"""Cost of a request in GPU-seconds: expected when it comes, corrected when it is over.
+"""Cost of a request in GPU-seconds: expected when it comes, known when it is over.
 
-Executors say in their heartbeats how many seconds each of their components has computed, and how many jobs that was.
-Divided by the tokens of a job, as this gateway sees them, that is what a token costs; a batch is shared by those in it.
-Until a component has been heard of, the model's profile says what a request of its type costs, and without one a token
-counts as ``UNKNOWN`` seconds: then tenants share tokens.
+Executors report how many seconds of their engines fell to each node of a request. That is what it has cost. Divided by
+the tokens of the node, it is what a token is expected to cost the next time. Until a component has been heard of, the
+model's profile says what a request of its type costs, and without one a token counts as ``DEFAULT_TOKEN_SECONDS``.
 
-What a request was expected to take is known from its own words (prompt, ``max_tokens``), what it took from the answer's
-usage and the length of its sound. The mean of the two by request type is in the next expectation.
+What a request is expected to take is known from its own words (prompt, ``max_tokens``). The mean of what requests of
+its tenant and type took, over what they were expected to take, corrects the next expectation: what one tenant sends
+does not change what another one's requests are expected to cost.
 """
 
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from omnibus.plan import ModelPlan, Plan
+from omnibus.graph import Invocation
+from omnibus.plan import ModelPlan
 from omnibus.profile import ModelProfile
 from services.gateway.dispatch.inflight import InflightInvocation
 from services.gateway.dispatch.streams import ResultStream
@@ -22,14 +23,14 @@ from services.gateway.routing.router import Router
 
 #: Seconds of a token of which nothing is known.
 DEFAULT_TOKEN_SECONDS = 1e-3
-#: Seconds between two looks at what executors say.
-POLL_SECONDS = 1.0
 #: Part of the newest in means of what was seen.
 _NEWEST_WEIGHT = 0.1
 #: Codes of a second of speech, by which estimates of talkers and vocoders count.
 _CODES_PER_SECOND = 50.0
 _SPEECH_COMPONENTS = ("talker", "vocoder")
 _SPLIT = ("prefill", "decode")
+#: Tenants, with models and types, whose corrections are remembered: those that came last.
+_MAX_RATIOS = 4096
 
 
 class RequestCost(NamedTuple):
@@ -43,22 +44,16 @@ class RequestCost(NamedTuple):
 class RequestCostModel:
     """Costs as one gateway knows them."""
 
-    def __init__(self, router: Router, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, router: Router) -> None:
         self._router = router
-        self._clock = clock
-        self._looked = -POLL_SECONDS
-        self._heard: dict[str, tuple[tuple[float, ...], tuple[int, ...]]] = {}
-        self._jobs: dict[str, float] = {}  # GPU-seconds of a job, by unit task
-        self._tokens: dict[str, float] = {}  # tokens of a job, by unit task
-        self._ratio: dict[tuple[str, str], float] = {}  # of what was to what was expected, by model and type
+        self._token_seconds: dict[str, float] = {}  # GPU-seconds of a token, by unit task
+        self._ratios: OrderedDict[tuple[str, str, str], float] = OrderedDict()  # by tenant, model and type
         self.profiles: Mapping[str, ModelProfile] = {}
 
-    def expected_cost(self, assignment: Assignment, work: Sequence[float]) -> RequestCost:
-        """Return the expected cost of a graph; ``work`` is in tokens per node, as in ``Segment``."""
-        if self._clock() >= self._looked + POLL_SECONDS:
-            self._read_heartbeats()
+    def expected_cost(self, assignment: Assignment, work: Sequence[float], tenant: str = "") -> RequestCost:
+        """Return the expected cost of a graph of ``tenant``; ``work`` is in tokens per node, as in ``Segment``."""
         tokens = tuple(float(each) for each in work) or (1.0,) * len(assignment.nodes)
-        known = [self._token_seconds(node.task) for node in assignment.nodes]
+        known = [self._token_seconds.get(node.task) for node in assignment.nodes]
         planned = self._profiled_seconds(assignment) if None in known else 0.0
         if planned:
             whole = sum(tokens) or 1.0
@@ -67,50 +62,37 @@ class RequestCostModel:
             nodes = tuple(
                 each * (DEFAULT_TOKEN_SECONDS if one is None else one) for each, one in zip(tokens, known, strict=True)
             )
-        ratio = self._ratio.get((assignment.model, assignment.kind), 1.0)
+        ratio = self._ratios.get((tenant, assignment.model, assignment.kind), 1.0)
         return RequestCost(sum(nodes) * ratio, tokens, nodes)
 
-    def settle_cost(self, cost: RequestCost, running: InflightInvocation) -> float:
-        """Return the cost of a finished segment, in GPU-seconds; the next ones like it are expected to cost as much."""
-        invocation = running.invocation
-        components = [node.component for node in invocation.nodes]
-        took = actual_tokens(components, cost.tokens, running.streams)
-        for node, tokens in zip(invocation.nodes, took, strict=True):
-            self._tokens[node.task] = _moving_mean(self._tokens.get(node.task), tokens)
-        seconds = sum(
-            own * (now / was if was else 1.0) for own, was, now in zip(cost.nodes, cost.tokens, took, strict=True)
-        )
-        whole = sum(cost.nodes)
-        if whole > 0:
-            key = (invocation.model, invocation.type)
-            self._ratio[key] = _moving_mean(self._ratio.get(key), seconds / whole)
+    def learn(self, cost: RequestCost, running: InflightInvocation, seconds: float, tenant: str = "") -> float:
+        """Learn from a segment of ``tenant`` that has used ``seconds`` of GPUs; return what it is charged.
+
+        That is ``seconds``, or what was expected where executors that worked on it do not tell.
+        """
+        if running.failure is not None or not running.all_reported:
+            told = running.hops or running.unfinished or not running.accepted
+            return seconds if told else cost.seconds
+        invocation, hops = running.invocation, running.hops
+        took = actual_tokens([node.component for node in invocation.nodes], cost.tokens, running.streams)
+        if not seconds:
+            scaled = zip(cost.nodes, cost.tokens, took, strict=True)
+            return sum(own * (now / was if was else 1.0) for own, was, now in scaled)
+        whole = sum(hop.computed for hop in hops.values())
+        for index, (node, tokens) in enumerate(zip(invocation.nodes, took, strict=True)):
+            if tokens > 0 and hops[index].computed > 0:
+                one = seconds * hops[index].computed / whole / tokens
+                self._token_seconds[node.task] = _moving_mean(self._token_seconds.get(node.task), one)
+        self._correct(tenant, invocation, seconds, sum(cost.nodes))
         return seconds
 
-    def _token_seconds(self, task: str) -> float | None:
-        """GPU-seconds of a token in ``task``; None while that is not known."""
-        seconds, tokens = self._jobs.get(task), self._tokens.get(task)
-        return seconds / tokens if seconds is not None and tokens else None
-
-    def _read_heartbeats(self) -> None:
-        """Read what executors have computed since the last time."""
-        self._looked = self._clock()
-        plan = self._router.plan
-        computed: dict[str, list[float]] = {}
-        heard = {}
-        for status in self._router.members.statuses():
-            heard[status.id] = now = (status.busy, status.done)
-            before = self._heard.get(status.id)
-            if before is None or len(before[0]) != len(now[0]) or sum(now[1]) < sum(before[1]):
-                continue  # new, or begun anew
-            gpus = _gpu_count(plan, status.model, status.option)
-            for index, task in enumerate(status.tasks[: len(status.busy)]):
-                seen = computed.setdefault(task, [0.0, 0.0])
-                seen[0] += gpus * (status.busy[index] - before[0][index])
-                seen[1] += status.done[index] - before[1][index]
-        self._heard = heard
-        for task, (seconds, jobs) in computed.items():
-            if jobs > 0 and seconds > 0:
-                self._jobs[task] = _moving_mean(self._jobs.get(task), seconds / jobs)
+    def _correct(self, tenant: str, invocation: Invocation, seconds: float, expected: float) -> None:
+        key = (tenant, invocation.model, invocation.type)
+        if expected > 0:
+            self._ratios[key] = _moving_mean(self._ratios.get(key), seconds / expected)
+            self._ratios.move_to_end(key)
+            if len(self._ratios) > _MAX_RATIOS:
+                self._ratios.popitem(last=False)
 
     def _profiled_seconds(self, assignment: Assignment) -> float:
         """GPU-seconds of such a request by the profiles of its models; 0 where one has none."""
@@ -178,9 +160,3 @@ def _token_count(value: object) -> float:
 
 def _moving_mean(before: float | None, newest: float) -> float:
     return newest if before is None else before + _NEWEST_WEIGHT * (newest - before)
-
-
-def _gpu_count(plan: Plan | None, model: str, option: str) -> int:
-    known = plan.models.get(model) if plan is not None else None
-    spec = known.options.get(option) if known is not None else None
-    return max(1, spec.gpus) if spec is not None else 1

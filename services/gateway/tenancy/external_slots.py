@@ -1,26 +1,37 @@
-"""Places for work that waits for strangers, so that the strangers of one tenant hold up no other tenant."""
+"""Places for work that is not an executor's, so that the work of one tenant holds up no other tenant's."""
 
 import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import count
+
+from omnibus.errors import Overloaded
 
 #: Part of the slots that one tenant may hold.
 _MAX_TENANT_SHARE = 1 / 4
 
 
 class TenantSlots:
-    """``count`` slots; a tenant with a name holds at most a quarter of them, and who holds fewest is next."""
+    """``slots``; a tenant with a name holds at most a quarter of them. Who holds fewest is next, and of equals whose
+    last turn is longest ago.
 
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._free = count
+    While others wait, a tenant waits for one turn of each of them at most before it has its own. A tenant with a name
+    may have ``queue`` that wait.
+    """
+
+    def __init__(self, slots: int, queue: int = 0) -> None:
+        self._slots = slots
+        self._free = slots
+        self._queue = queue
+        self._turns = count()
+        self._last: dict[str, int] = {}  # turn of each tenant that is here
         self._held: Counter[str] = Counter()
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
     @asynccontextmanager
     async def hold(self, tenant: str) -> AsyncIterator[None]:
-        """A slot for as long as the block takes."""
+        """A slot for as long as the block takes. Raises ``Overloaded`` where too many of ``tenant`` wait."""
         await self._acquire_slot(tenant)
         try:
             yield
@@ -29,7 +40,10 @@ class TenantSlots:
 
     async def _acquire_slot(self, tenant: str) -> None:
         turn = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(tenant, deque()).append(turn)
+        waiting = self._waiting.setdefault(tenant, deque())
+        if tenant and self._queue and sum(not each.done() for each in waiting) >= self._queue:
+            raise Overloaded(f"{self._queue} requests of this tenant wait here: try again later", retry_after=1.0)
+        waiting.append(turn)
         self._admit_waiting()
         try:
             await turn
@@ -43,11 +57,13 @@ class TenantSlots:
         self._held[tenant] -= 1
         if not self._held[tenant]:
             del self._held[tenant]
+            if tenant not in self._waiting:
+                self._last.pop(tenant, None)
         self._admit_waiting()
 
     def _admit_waiting(self) -> None:
         while self._free and (ready := [name for name in self._waiting if self._held[name] < self._tenant_limit(name)]):
-            name = min(ready, key=self._held.__getitem__)
+            name = min(ready, key=lambda each: (self._held[each], self._last.get(each, -1)))
             turns = self._waiting[name]
             turn = turns.popleft()
             if not turns:
@@ -55,7 +71,8 @@ class TenantSlots:
             if not turn.done():  # else it was cancelled
                 self._free -= 1
                 self._held[name] += 1
+                self._last[name] = next(self._turns)
                 turn.set_result(None)
 
     def _tenant_limit(self, tenant: str) -> int:
-        return max(1, int(self._count * _MAX_TENANT_SHARE)) if tenant else self._count
+        return max(1, int(self._slots * _MAX_TENANT_SHARE)) if tenant else self._slots

@@ -7,12 +7,17 @@ cost is known when it is over, and counts from then on, as with the virtual toke
 Serving Large Language Models, OSDI 2024). Who comes back after a pause begins at the lowest mark of those who wait, as
 there: a pause earns nothing, and what others have at work, right or wrong in its estimate, does not hold it up.
 
-While two tenants both wait, what they have used, divided by their weights, differs at most by what their requests at
-work cost and one request more, divided by their weights.
+A request needs a place at each of the executors on one of its paths (``services.gateway.tenancy.places``). The tenant
+that is least far goes first. When its request finds no place, others may pass it only at executors that it does not
+wait for: so none is idle for its sake, and no stream of other requests keeps it out.
+
+While two tenants both wait for the same executors, what they have used, divided by their weights, differs at most by
+what their requests at work cost and one request more, divided by their weights.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Hashable
+from typing import Protocol
 
 from omnibus.errors import Overloaded
 
@@ -25,26 +30,47 @@ _NEWEST_WEIGHT = 0.2
 _MAX_TENANTS = 1024
 
 
+class PlaceClaim(Protocol):
+    """The places that one request needs to be at work."""
+
+    @property
+    def pools(self) -> Collection[Hashable]:
+        """The executors that it may need, on any of its paths."""
+        ...
+
+    def take(self, claimed: Collection[Hashable]) -> bool:
+        """Take places, if there are some at executors other than ``claimed``, where earlier requests wait."""
+        ...
+
+    def release(self) -> None:
+        """Give the places back."""
+        ...
+
+
 class QueueEntry:
     """One request: waiting for its turn, at work, or over. ``begin`` is called when its turn comes."""
 
-    __slots__ = ("begin", "cost", "line", "slots", "state", "weight")
+    __slots__ = ("begin", "claim", "cost", "line", "settled", "state", "weight")
 
     def __init__(
-        self, line: "TenantQueue", weight: float, cost: float, slots: int, begin: Callable[[], None] | None
+        self, line: "TenantQueue", weight: float, cost: float, claim: PlaceClaim, begin: Callable[[], None] | None
     ) -> None:
         self.line = line
         self.weight = weight
         self.cost = cost
-        self.slots = slots
+        self.claim = claim
         self.state = WAITING
+        self.settled = False
         self.begin = begin
 
 
 class TenantQueue:
-    """One tenant. ``mark`` and ``ahead`` are in GPU-seconds per weight, ``pace`` in seconds between two turns."""
+    """One tenant. ``mark`` and ``ahead`` are in GPU-seconds per weight, ``pace`` in seconds between two turns.
 
-    __slots__ = ("ahead", "last", "mark", "pace", "tenant", "turns", "waiting", "working")
+    ``unsettled`` counts its requests whose cost is not known yet, those at work and those that are just over.
+    """
+
+    __slots__ = ("ahead", "last", "mark", "pace", "tenant", "turns", "unsettled", "waiting", "working")
 
     def __init__(self, tenant: str) -> None:
         self.tenant = tenant
@@ -53,6 +79,7 @@ class TenantQueue:
         self.turns: deque[QueueEntry] = deque()  # those that left are taken out when they are met
         self.waiting = 0
         self.working = 0
+        self.unsettled = 0
         self.pace = 0.0
         self.last = 0.0
 
@@ -99,11 +126,11 @@ class FairQueue:
         tenant: str,
         weight: float,
         cost: float,
-        slots: int,
+        claim: PlaceClaim,
         begin: Callable[[], None] | None = None,
         patient: bool = False,
     ) -> QueueEntry:
-        """A request of ``cost`` GPU-seconds, to be begun while fewer than ``slots`` are at work.
+        """A request of ``cost`` GPU-seconds, to be begun when there are places for its ``claim``.
 
         Raises ``Overloaded`` when as many wait as may, unless it is ``patient``. Call ``start_next`` afterwards.
         """
@@ -120,51 +147,61 @@ class FairQueue:
             line.mark = max(line.mark, self._lowest_mark)
             line.turns.clear()
             self._waiting[tenant] = line
-        turn = QueueEntry(line, weight, cost, max(1, slots), begin)
+        turn = QueueEntry(line, weight, cost, claim, begin)
         line.turns.append(turn)
         line.waiting += 1
         return turn
 
     def start_next(self, now: float) -> QueueEntry | None:
-        """Begin the next request, if one waits and there is room; ``now`` is in seconds of any clock.
+        """Begin the next request, if one waits and there is room; ``now`` is in seconds of any clock."""
+        claimed: set[Hashable] = set()
+        for line in sorted(self._waiting.values(), key=_expected_mark):
+            turn = line.first_waiting()
+            if turn.claim.take(claimed):
+                self._begin_turn(line, turn, now)
+                return turn
+            claimed.update(turn.claim.pools)
+        return None
 
-        There is no overtaking: when the next one needs more room than there is, all wait.
-        """
-        if not self._waiting:
-            return None
-        line = min(self._waiting.values(), key=_expected_mark)
-        turn = line.first_waiting()
-        if self.working >= turn.slots:
-            return None
+    def _begin_turn(self, line: TenantQueue, turn: QueueEntry, now: float) -> None:
         line.turns.popleft()
         self._decrement_waiting(line)
         turn.state = WORKING
         self.working += 1
         line.working += 1
+        line.unsettled += 1
         self._last = line
         line.ahead += turn.cost / turn.weight
         if line.last:
             pause = now - line.last
             line.pace += _NEWEST_WEIGHT * (pause - line.pace) if line.pace else pause
         line.last = now
-        return turn
 
     def remove_waiting(self, turn: QueueEntry) -> None:
         """Remove a request from its queue, if it still waits."""
         if turn.state == WAITING:
             turn.state = OVER
+            turn.settled = True
             self._decrement_waiting(turn.line)
 
-    def finish_entry(self, turn: QueueEntry, used: float) -> None:
-        """A request is over that ``used`` so many GPU-seconds. Call ``start_next`` afterwards."""
+    def finish_entry(self, turn: QueueEntry) -> None:
+        """A request is over: its places are free. Call ``start_next`` afterwards, and ``settle_entry`` once."""
         if turn.state != WORKING:
             return
         turn.state = OVER
+        turn.claim.release()
         self.working -= 1
+        turn.line.working -= 1
+
+    def settle_entry(self, turn: QueueEntry, used: float) -> None:
+        """A request that was begun has ``used`` so many GPU-seconds in all."""
+        if turn.settled:
+            return
+        turn.settled = True
         line = turn.line
-        line.working -= 1
+        line.unsettled -= 1
         line.mark += used / turn.weight
-        line.ahead = line.ahead - turn.cost / turn.weight if line.working else 0.0
+        line.ahead = line.ahead - turn.cost / turn.weight if line.unsettled else 0.0
         if len(self._lines) > _MAX_TENANTS:
             self._forget_idle_tenants()
 
@@ -177,7 +214,7 @@ class FairQueue:
         """Forget tenants that have no requests here and no advance: they are like new ones."""
         level = self._lowest_mark
         for tenant, line in list(self._lines.items()):
-            if not line.waiting and not line.working and line.mark <= level:
+            if not line.waiting and not line.unsettled and line.mark <= level:
                 del self._lines[tenant]
 
 

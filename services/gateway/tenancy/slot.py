@@ -1,12 +1,12 @@
 """One request's stay: its turn, from the time it has it to its end, and what its segments cost meanwhile."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from omnibus.errors import Overloaded
 from services.gateway.dispatch.inflight import InflightInvocation
 from services.gateway.routing.assignment import Assignment
-from services.gateway.tenancy.admission import Admission, AdmissionGrant
+from services.gateway.routing.router import NO_PATHS
+from services.gateway.tenancy.admission import Admission, AdmissionGrant, AdmissionWish
 from services.gateway.tenancy.cost_model import RequestCost
 from services.gateway.tenancy.tenant import Tenant
 
@@ -16,32 +16,49 @@ class AdmissionSlot:
 
     def __init__(self, admission: Admission, tenant: Tenant) -> None:
         self.patient = False
+        self.pinned = ""
+        self.conversation = ""
         self._admission = admission
         self._tenant = tenant
         self._one_by_one = asyncio.Lock()
         self._grant: AdmissionGrant | None = None
         self._costs: dict[int, RequestCost] = {}  # by the step of each segment
+        self._used: dict[int, float] = {}  # GPU-seconds of the segments that are settled
+        self._steps: frozenset[int] | None = None  # that were sent, once nothing is at work any more
 
-    async def acquire(self, assignment: Assignment, work: Sequence[float], step: int, left: float) -> None:
+    @property
+    def paths(self) -> Mapping[str, str]:
+        """The paths on which it has places, by model."""
+        return self._grant.paths if self._grant is not None else NO_PATHS
+
+    async def acquire(
+        self, assignment: Assignment, work: Sequence[float], step: int, left: float, pins: Sequence[str] = ()
+    ) -> None:
         """Wait for the turn, at the first segment; count what this one is expected to cost. Raises ``Overloaded``."""
-        cost = self._admission.costs.expected_cost(assignment, work)
+        cost = self._admission.costs.expected_cost(assignment, work, self._tenant.name)
         async with self._one_by_one:  # an app may send several at once, and has one turn for all of them
             if self._grant is None:
-                self._grant = await self._admission.acquire_grant(self._tenant, assignment, cost, left, self.patient)
+                wish = AdmissionWish(assignment, cost, left, self.patient, self.pinned, pins, self.conversation)
+                self._grant = await self._admission.acquire_grant(self._tenant, wish)
             else:
                 self._grant.add_cost(cost.seconds)
         self._costs[step] = cost
 
     def release(self, segments: Sequence[InflightInvocation]) -> None:
         """Give the turn back: nothing of ``segments`` is at work any more. Leaving twice is harmless."""
-        if self._grant is not None:
-            self._grant.close(sum(self._used_gpu_seconds(running) for running in segments))
+        if self._grant is not None and self._steps is None:
+            self._steps = frozenset(running.invocation.step for running in segments)
+            self._grant.close()
+            self._settle_request(self._grant)
 
-    def _used_gpu_seconds(self, running: InflightInvocation) -> float:
-        """GPU-seconds: what was answered by what it took, what was cut short as it was expected to take."""
-        cost = self._costs.get(running.invocation.step)
-        if cost is None or isinstance(running.failure, Overloaded):
-            return 0.0
-        if running.failure is None and all(stream.ended for stream in running.streams.values()):
-            return self._admission.costs.settle_cost(cost, running)
-        return cost.seconds
+    def settle_segment(self, running: InflightInvocation, seconds: float) -> None:
+        """The executors of a segment have reported all that they will, ``seconds`` of GPUs."""
+        step = running.invocation.step
+        cost = self._costs.get(step)
+        if self._grant is not None and cost is not None and step not in self._used:
+            self._used[step] = self._admission.costs.learn(cost, running, seconds, self._tenant.name)
+            self._settle_request(self._grant)
+
+    def _settle_request(self, grant: AdmissionGrant) -> None:
+        if self._steps is not None and self._steps & self._costs.keys() <= self._used.keys():
+            grant.settle(sum(self._used.values()))

@@ -52,7 +52,7 @@ class HostedDecoder(Hosted[D], Generic[D, S]):
             "batches": by_size(engine.batches),
             "copied_prompts": engine.copied_prompts,
             "kv_bytes_per_token": engine.kv_token_bytes,
-            "kv_bytes": engine.kv_token_bytes * self._limits.slots * self.context,
+            "kv_bytes": engine.kv_token_bytes * engine.rows * self.context,
             **self.memory_stats(),
         }
 

@@ -20,6 +20,7 @@ from omnibus.executor.job_clock import charge_jobs, current_clock
 from omnibus.executor.scheduler import Schedule, StepBudget, StepPlan
 from omnibus.executor.step_budget import NO_GOALS, BudgetSizes, StepCosts, StepGoals, find_budget, measure_costs
 from omnibus.executor.stopwatch import Stopwatch
+from omnibus.spare_places import count_spare_places
 from omnibus_models.contract import Decoder
 from services.component import engine_closed_error
 from services.llm.engine.sequence import DecoderSequence, Packed, StepOutcome, TokenStep
@@ -33,9 +34,9 @@ _TYPICAL_CONTEXT_TOKENS = 1024  # positions of a sequence whose decode step is m
 
 
 class EngineLimits(NamedTuple):
-    """``slots``: sequences in a step. ``context``: positions of one. ``share``: prompt tokens in a step that no
-    goal says. ``goals``: what the budgets of steps are found for. ``decodes``: False takes no memory for slots.
-    ``graphs``: whether decode steps are CUDA graphs on a GPU."""
+    """``slots``: sequences in a step, beside spare ones for tenants without one. ``context``: positions of one.
+    ``share``: prompt tokens in a step that no goal says. ``goals``: what the budgets of steps are found for.
+    ``decodes``: False takes no memory for slots. ``graphs``: whether decode steps are CUDA graphs on a GPU."""
 
     slots: int
     context: int
@@ -65,7 +66,8 @@ class BatchingEngine(Generic[S]):
         self._feed = feed
         self._compute = compute
         self._parallel = parallel
-        self._steps = Steps(decoder, feed, limits.slots, limits.context, graphs=limits.graphs)
+        spare = count_spare_places(limits.slots)
+        self._steps = Steps(decoder, feed, limits.slots + spare, limits.context, graphs=limits.graphs)
         self._arrived: list[S] = []
         self._replays: list[_Replay[S]] = []
         self._wake = asyncio.Event()
@@ -78,6 +80,7 @@ class BatchingEngine(Generic[S]):
             whole=limits.context,
             split=not parallel,
             batched=False,
+            spare=spare,
         )
         #: Times decode steps.
         self.decoding = Stopwatch()
@@ -86,6 +89,11 @@ class BatchingEngine(Generic[S]):
     @property
     def used(self) -> int:
         return self.schedule.used
+
+    @property
+    def rows(self) -> int:
+        """Sequences that there is memory for: the slots, and those that are kept for tenants without one."""
+        return self.schedule.slots + self.schedule.spare
 
     @property
     def waiting(self) -> int:
@@ -152,7 +160,8 @@ class BatchingEngine(Generic[S]):
         self.raise_if_failed()
         member = sequence.member
         length = 1 if member is not None and member.filled is not None else sequence.length - sequence.done
-        self.schedule.add_prompt(sequence, length, time.monotonic(), sequence.spans if length > 1 else ())
+        spans = sequence.spans if length > 1 else ()
+        self.schedule.add_prompt(sequence, length, time.monotonic(), spans, sequence.clock.tenant)
         if member is not None:
             member.sequence = sequence
         with self._hold_ownership(sequence):
@@ -162,7 +171,7 @@ class BatchingEngine(Generic[S]):
     def admit_prefilled(self, sequence: S) -> Iterator[S]:
         """Queue a sequence that was prefilled elsewhere: ``wait_for_slot`` and ``insert_cache`` come next."""
         self.raise_if_failed()
-        self.schedule.add_prefilled(sequence, time.monotonic())
+        self.schedule.add_prefilled(sequence, time.monotonic(), sequence.clock.tenant)
         with self._hold_ownership(sequence):
             yield sequence
 
@@ -286,6 +295,7 @@ class BatchingEngine(Generic[S]):
                 sequence.go_on()
 
     async def _step_language_model(self, turn: StepPlan[Any]) -> None:
+        began = time.perf_counter()
         if turn.decode:
             with charge_jobs([(sequence.clock, 1.0) for sequence in turn.decode], kind="decode"):
                 outcomes = await self._compute(self.decoding, self._steps.decode, turn.decode)
@@ -300,6 +310,8 @@ class BatchingEngine(Generic[S]):
                 if isinstance(result, TokenStep) and not (sequence.gone or sequence.pauses or result.finish):
                     self.schedule.start_decode(sequence)
             self._deliver_outcomes(begun)
+        if turn.decode or turn.prefill:
+            self.schedule.turns.observe(time.perf_counter() - began)
 
     def _share_prompts(self, begun: list[StepOutcome]) -> None:
         """Take sequences whose prompts are complete out of their groups; the others there only need a copy."""

@@ -8,6 +8,7 @@ from collections import Counter
 from omnibus.errors import Fatal, OmnibusError, ProtocolError
 from omnibus.tensors.peer_protocol import COPIED, PeerFrame, PeerGreeting, PeerVerb, PullStatus
 from services.sidecar.peers.handshake import CONTROL, PeerIdentity, greet_dialler
+from services.sidecar.peers.handshakes import Handshakes
 from services.sidecar.peers.lanes import answer_offer, close_lane, send_range
 from services.sidecar.peers.outgoing import GrantedRange, OutgoingReads
 from services.sidecar.peers.plain_stream import PlainStream
@@ -20,8 +21,6 @@ from services.sidecar.settings import PeerConfig
 
 log = logging.getLogger(__name__)
 
-#: Connections that may be in their handshake at the same time: strangers cannot take more.
-MAX_STRANGERS = 64
 _BACKLOG = 128
 
 
@@ -84,20 +83,13 @@ class PeerListener:
         self._arena = arena
         self._reads = reads
         self._thread = thread
-        self._strangers = 0
+        self._handshakes = Handshakes(self.refused)
         self._sessions: dict[tuple[str, int], set[asyncio.Task[None]]] = {}
 
     async def start(self) -> int:
         """Listen; returns the port. Raises ``Fatal`` when the address cannot be had."""
         config, loop = self._config, asyncio.get_running_loop()
         try:
-            if self._own.tls_server is not None:
-                server = await loop.create_server(
-                    lambda: TlsStream(self._arena, self._serve_tls), config.host, config.port,
-                    ssl=self._own.tls_server, backlog=_BACKLOG, ssl_handshake_timeout=config.connect_seconds,
-                )  # fmt: skip
-                self._thread.spawn(_serve_until_cancelled(server))
-                return int(server.sockets[0].getsockname()[1])
             info = await loop.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)
             listener = socket.create_server(info[0][4], family=info[0][0], backlog=_BACKLOG)
         except OSError as error:
@@ -114,25 +106,24 @@ class PeerListener:
         try:
             while True:
                 try:
-                    connection, _ = await loop.sock_accept(listener)
+                    connection, address = await loop.sock_accept(listener)
                 except OSError as error:  # no descriptors left: those that are open go on
                     log.warning("cannot accept a connection of another node: %s", error)
                     await asyncio.sleep(self._config.connect_seconds)
                     continue
                 connection.setblocking(False)
-                self._thread.spawn(self._serve_stream(PlainStream(connection, self._arena)))
+                self._thread.spawn(self._serve_connection(connection, str(address[0])))
         finally:
             listener.close()
 
-    def _serve_tls(self, stream: TlsStream) -> None:
-        self._thread.spawn(self._serve_stream(stream))
-
-    async def _serve_stream(self, stream: PeerStream) -> None:
+    async def _serve_connection(self, connection: socket.socket, address: str) -> None:
         """One connection from its first byte to its end; whatever is wrong with it costs it the connection."""
+        stream: PeerStream | None = None
         try:
-            greeting = await self._greet(stream)
-            if greeting is None:
-                return
+            with self._handshakes.admit(address, current_task()):
+                async with asyncio.timeout(self._config.connect_seconds):
+                    stream = await self._open_stream(connection)
+                    greeting = await greet_dialler(stream, self._own, lambda reason: None)
             await self._serve_greeted(stream, greeting)
         except OmnibusError as error:
             self.refused[error.code] += 1
@@ -140,18 +131,22 @@ class PeerListener:
         except (OSError, TimeoutError) as error:
             log.info("a connection of another node broke: %s", error or "silent")
         finally:
-            stream.abort()
+            if stream is not None:
+                stream.abort()
+            else:
+                connection.close()
 
-    async def _greet(self, stream: PeerStream) -> PeerGreeting | None:
-        if self._strangers >= MAX_STRANGERS:
-            self.refused["busy"] += 1
-            return None
-        self._strangers += 1
-        try:
-            async with asyncio.timeout(self._config.connect_seconds):
-                return await greet_dialler(stream, self._own, lambda reason: None)
-        finally:
-            self._strangers -= 1
+    async def _open_stream(self, connection: socket.socket) -> PeerStream:
+        if self._own.tls_server is None:
+            return PlainStream(connection, self._arena)
+        stream = TlsStream(self._arena)
+        await asyncio.get_running_loop().connect_accepted_socket(
+            lambda: stream,
+            connection,
+            ssl=self._own.tls_server,
+            ssl_handshake_timeout=self._config.connect_seconds,
+        )
+        return stream
 
     async def _serve_greeted(self, stream: PeerStream, greeting: PeerGreeting) -> None:
         session = self._sessions.setdefault((greeting.node, greeting.boot), set())
@@ -238,8 +233,3 @@ class PeerListener:
         transfer.finish(get, done.reads)
         if copied != COPIED:
             await write_frame(stream, PeerFrame(PeerVerb.KEPT, get.request))
-
-
-async def _serve_until_cancelled(server: asyncio.Server) -> None:
-    async with server:
-        await server.serve_forever()

@@ -13,6 +13,10 @@ from omnibus.errors import ProblemDetails, ProtocolError
 from omnibus.graph import UNREADABLE, WIRE_VERSION, explain_unreadable, is_addressable
 from omnibus.tensors.handle import Handle, InlineTensor
 
+#: Header of an invocation where there are tenants: the weight, a space, and the name of its tenant. Executors share
+#: their work out by it; those of earlier builds do not read it.
+TENANT_HEADER = "Omnibus-Tenant"
+
 
 class BusMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="t"):
     """Base of the tagged unions below; ``t`` is the tag."""
@@ -80,6 +84,9 @@ class Hop(BusMessage, frozen=True, tag="done"):
     from other nodes. ``computed`` are the seconds of its engine that fall to it; a batch is divided among its members.
     ``joules`` are those of its device for them, -1 where no meter was read.
     It travels with the node's last output, so a consumer passes it on with its own.
+
+    One with the attempt ``~attempt``, which is negative, is of a node that failed or was stopped: it goes to the
+    gateway alone and says what was computed until then. Gateways of earlier builds take it for one of no attempt.
     """
 
     inv: str

@@ -17,6 +17,8 @@ from contextvars import ContextVar
 from math import exp
 from typing import NamedTuple
 
+from omnibus.executor.tenant_order import NO_TENANT, TenantShare
+
 #: Seconds of computing over which the price of a unit is a mean.
 AVERAGE_SECONDS = 10.0
 #: Part of all seconds that charges by means may be ahead of them, or behind.
@@ -24,13 +26,15 @@ MAX_BALANCE_PART = 0.005
 
 
 class JobClock:
-    """Times of one job. ``began`` is in Unix seconds, 0 until its engine began. ``seconds`` are those of the engine
-    that fall to it. Once it is ``closed`` it was reported, and nothing is charged to it any more.
+    """Times of one job, and the ``tenant`` that it is for. ``began`` is in Unix seconds, 0 until its engine began.
+    ``seconds`` are those of the engine that fall to it. Once it is ``closed`` it was reported, and nothing is charged
+    to it any more.
     """
 
-    __slots__ = ("began", "closed", "seconds")
+    __slots__ = ("began", "closed", "seconds", "tenant")
 
-    def __init__(self) -> None:
+    def __init__(self, tenant: TenantShare = NO_TENANT) -> None:
+        self.tenant = tenant
         self.began = 0.0
         self.seconds = 0.0
         self.closed = False

@@ -33,6 +33,7 @@ from omnibus.executor.job_clock import set_current_clock
 from omnibus.executor.runner import Item, Runner
 from omnibus.executor.status import Vitals
 from omnibus.executor.task_subscriptions import TaskSubscriptions
+from omnibus.executor.tenant_order import read_tenant
 from omnibus.graph import Invocation
 from omnibus.metrics import EXECUTOR
 from omnibus.tensors.client import TensorClient
@@ -219,7 +220,7 @@ class Executor:
         self._live.add(live)
         if tracing.tracer is not None:
             live.trace = tracing.extract_context(headers)
-        me = self.identity.id
+        me, tenant = self.identity.id, read_tenant(headers)
         for index, executor in enumerate(invocation.route):
             if executor == me and invocation.starts_node(index):
                 record = self._confirmations.add_retained_chunk
@@ -228,6 +229,7 @@ class Executor:
                 )
         loop = asyncio.get_running_loop()
         for job in live.jobs.values():
+            job.clock.tenant = tenant
             job.connect_outputs(live.jobs)
         for message in self._early.take_messages(invocation.id):
             self._deliver_message(live, message)
@@ -252,6 +254,9 @@ class Executor:
             tracing.record_node_spans(live.trace, live.invocation, hop)
             EXECUTOR.observe_finished(component, hop.taken, hop.ready, hop.first, hop.end)
             self._vitals.done[component] += 1
+        except asyncio.CancelledError:
+            self._report_unfinished(live, job)
+            raise
         except OmnibusError as error:
             self._fail_job(live, job, error)
         except Exception as error:  # the engine's own failure: one request fails, the executor lives
@@ -285,6 +290,14 @@ class Executor:
         self._send_reply(
             live.invocation, NodeFailed(job.invocation, job.index, error.to_problem(), live.invocation.attempt)
         )
+        self._report_unfinished(live, job)
+
+    def _report_unfinished(self, live: LiveAttempt, job: LiveJob) -> None:
+        """Say what was computed for a job that does not finish: that has its price, too."""
+        if not job.clock.closed:
+            job.clock.closed = True
+            hop = job.make_hop()
+            self._send_reply(live.invocation, msgspec.structs.replace(hop, attempt=~hop.attempt))
 
     def _finish_job(self, live: LiveAttempt, job: LiveJob) -> None:
         live.jobs.pop(job.index, None)

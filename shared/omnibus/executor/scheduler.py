@@ -6,18 +6,22 @@ of its time: few leave much, many leave little. So no long prompt and no large p
 slots that are free cost nothing. What cannot be cut is done alone when it is larger than a budget: a media item, or a
 span of a prompt whose tokens need each other. Method: TriInfer, algorithm 1 (stage-level batching).
 
-Order. Work is due at the time it came plus up to ``patience``, in proportion to its size: short
+Order. The tenant that has had least goes first (``omnibus.executor.tenant_order``), and of its work what is due first.
+Work is due at the time it came plus up to ``patience``, in proportion to its size: short
 prompts overtake long ones (ModServe, section 5), but none that has waited for ``patience``. Due times never
 change, so nothing waits for ever, and without patience the order is that of arrival.
 """
 
 from bisect import insort
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from omnibus.executor.due_queue import Due as Due
+from omnibus.executor.due_queue import DueQueue
 from omnibus.executor.step_budget import NO_COSTS, CostTable, StepCosts
+from omnibus.executor.step_turns import StepTurns
+from omnibus.executor.tenant_order import NO_TENANT, TenantOrder, TenantShare
 
 K = TypeVar("K", bound=Hashable)
 
@@ -57,21 +61,11 @@ class StepPlan(NamedTuple, Generic[K]):
         return bool(self.decode or self.prefill or self.media)
 
 
-class Due(NamedTuple, Generic[K]):
-    """Work in the order in which it is done; ``number`` keeps equals in the order in which they came."""
-
-    at: float
-    number: int
-    key: K
-    size: int
-    kind: Hashable = None
-    spans: Sequence[tuple[int, int]] = ()
-
-
 class Schedule(Generic[K]):
     """Sequences and media items of one executor, from their arrival to their last step.
 
-    A sequence takes one of ``slots`` from its admission until it leaves. ``budget`` is that of prompts;
+    A sequence takes one of ``slots`` from its admission until it leaves; ``spare`` ones more are for tenants that have
+    none. ``budget`` is that of prompts;
     ``kinds`` are those of each kind of media. ``patience`` is in seconds, ``whole`` the size that waits for all
     of it. ``split`` says that prompts and media take turns on one device: media have half of the budget while prompts
     have work too, and these have what is left. ``batched`` says that shares of several prompts cost as much as one of
@@ -87,8 +81,10 @@ class Schedule(Generic[K]):
         whole: int = 1,
         split: bool = True,
         batched: bool = True,
+        spare: int = 0,
     ) -> None:
         self.slots = slots
+        self.spare = spare
         self.budget = budget
         self.costs: StepCosts = NO_COSTS
         self.batched = batched
@@ -97,33 +93,43 @@ class Schedule(Generic[K]):
         self.whole = whole
         self.split = split
         self._numbers = count()
-        self._waiting: list[Due[K]] = []
+        self.turns = StepTurns()
+        self._order = TenantOrder()
+        self._waiting: DueQueue[K] = DueQueue(self._order)
+        self._tenants: dict[K, str] = {}  # of the sequences in slots
         self._prefilling: list[Due[K]] = []  # in order of due times; at most as many as slots
         self._left: dict[K, int] = {}  # prompt tokens that are not computed yet
         self._held: dict[K, None] = {}  # in a slot, and nothing to do for now
         self._decoding: dict[K, None] = {}
-        self._media: list[Due[K]] = []
+        self._media: DueQueue[K] = DueQueue(self._order)
         self._encoding: dict[K, None] = {}
 
     # Arrivals
 
-    def add_prompt(self, key: K, tokens: int, now: float, spans: Sequence[tuple[int, int]] = ()) -> None:
+    def add_prompt(
+        self,
+        key: K,
+        tokens: int,
+        now: float,
+        spans: Sequence[tuple[int, int]] = (),
+        tenant: TenantShare = NO_TENANT,
+    ) -> None:
         """A sequence whose prompt has ``tokens`` tokens (at least 1): waits for a slot, then for its prefill.
 
         No share ends inside of one of the ``spans`` [begin, end) of its tokens, which are in order.
         """
-        heappush(self._waiting, self._make_due(key, _check_positive(tokens), now)._replace(spans=spans))
+        self._waiting.push(self._make_due(key, _check_positive(tokens), now, tenant)._replace(spans=spans))
 
-    def add_prefilled(self, key: K, now: float) -> None:
+    def add_prefilled(self, key: K, now: float, tenant: TenantShare = NO_TENANT) -> None:
         """A sequence that was prefilled elsewhere: waits for a slot, and is held there."""
-        heappush(self._waiting, self._make_due(key, 0, now))
+        self._waiting.push(self._make_due(key, 0, now, tenant))
 
-    def add_media(self, key: K, tokens: int, now: float, kind: Hashable) -> None:
+    def add_media(self, key: K, tokens: int, now: float, kind: Hashable, tenant: TenantShare = NO_TENANT) -> None:
         """A media item of ``tokens`` tokens (at least 1); one step encodes items of one of ``kinds`` only."""
-        heappush(self._media, self._make_due(key, _check_positive(tokens), now, kind))
+        self._media.push(self._make_due(key, _check_positive(tokens), now, tenant)._replace(kind=kind))
 
-    def _make_due(self, key: K, size: int, now: float, kind: Hashable = None) -> Due[K]:
-        return Due(due_time(now, self.patience, size, self.whole), next(self._numbers), key, size, kind)
+    def _make_due(self, key: K, size: int, now: float, tenant: TenantShare) -> Due[K]:
+        return Due(due_time(now, self.patience, size, self.whole), next(self._numbers), key, size, tenant=tenant)
 
     # Changes
 
@@ -133,9 +139,7 @@ class Schedule(Generic[K]):
         if key in self._left:
             self._left[key] = min(self._left[key], tokens)
         else:
-            self._waiting = [
-                due._replace(size=min(due.size, tokens), spans=()) if due.key == key else due for due in self._waiting
-            ]
+            self._waiting.shorten(key, tokens)
 
     def finish_prompt(self, key: K) -> None:
         """``key``, which has a slot, needs nothing more of its prompt: it is held."""
@@ -145,8 +149,9 @@ class Schedule(Generic[K]):
     def admit_waiting(self) -> list[K]:
         """Give free slots to those who wait; returns who got one. Arrivals are held, prompts begin to prefill."""
         admitted = []
-        while self._waiting and self.used < self.slots:
-            due = heappop(self._waiting)
+        while (due := self._next_admitted()) is not None:
+            if due.tenant.name:
+                self._tenants[due.key] = due.tenant.name
             if due.size:
                 self._left[due.key] = due.size
                 insort(self._prefilling, due)
@@ -154,6 +159,15 @@ class Schedule(Generic[K]):
                 self._held[due.key] = None
             admitted.append(due.key)
         return admitted
+
+    def _next_admitted(self) -> Due[K] | None:
+        """The next one to get a slot, if there is one for it; it waits no more."""
+        used = self.used
+        if used < self.slots:
+            return self._waiting.pop()
+        if used < self.slots + self.spare and self._tenants:
+            return self._waiting.pop(frozenset(self._tenants.values()))
+        return None
 
     def start_decode(self, key: K) -> None:
         """A sequence that was held takes part in every step from now on."""
@@ -170,14 +184,15 @@ class Schedule(Generic[K]):
 
     def remove_key(self, key: K) -> None:
         """``key`` is over, wherever it stands: its slot is free. Leaving twice is harmless."""
+        self._tenants.pop(key, None)
         for stage in (self._decoding, self._held, self._encoding):
             if key in stage:
                 del stage[key]
                 return
         self._left.pop(key, None)
         self._prefilling = [due for due in self._prefilling if due.key != key]
-        self._waiting = _remove_key(self._waiting, key)
-        self._media = _remove_key(self._media, key)
+        self._waiting.remove(key)
+        self._media.remove(key)
 
     # Steps
 
@@ -187,17 +202,26 @@ class Schedule(Generic[K]):
         ``ready`` says of a decoding sequence whether it can take its next step.
         """
         decode = [key for key in self._decoding if ready(key)]
+        prefilling = self._prefills_by_tenant()
+        chosen = (
+            self.turns.choose([self._tenants.get(key, "") for key in (*decode, *self._left)]) if self._tenants else None
+        )
+        if chosen is not None:
+            decode = [key for key in decode if self._tenants.get(key, "") in chosen]
+            prefilling = [due for due in prefilling if due.tenant.name in chosen]
         part = 0.5 if self.split and self._prefilling and self._media else 1.0
         seconds = self.costs.seconds_left(len(decode))
         media, spent = self._media_batch(bool(decode), seconds, part)
         if seconds is not None and spent is not None and self.split:
             seconds, part = seconds - spent, 1.0
-        return StepPlan(decode, self._prefill_shares(bool(decode), seconds, part), media)
+        return StepPlan(decode, self._prefill_shares(prefilling, bool(decode), seconds, part), media)
 
-    def _prefill_shares(self, decodes: bool, seconds: float | None, part: float) -> list[tuple[K, int]]:
+    def _prefill_shares(
+        self, prefilling: Sequence[Due[K]], decodes: bool, seconds: float | None, part: float
+    ) -> list[tuple[K, int]]:
         tokens = most = self.budget.token_limit(decodes, seconds, part)
         shares: list[tuple[K, int]] = []
-        for due in self._prefilling:
+        for due in prefilling:
             if tokens <= 0:
                 break
             size = _share_size(due.spans, due.size - self._left[due.key], min(self._left[due.key], tokens), not shares)
@@ -205,6 +229,7 @@ class Schedule(Generic[K]):
                 continue
             self._left[due.key] -= size
             shares.append((due.key, size))
+            self._order.charge(due.tenant, size)
             most -= size
             tokens = most
             if seconds is not None and self.budget.costs is not None and not self.batched:
@@ -212,6 +237,11 @@ class Schedule(Generic[K]):
                 tokens = self.budget.costs.largest_size(seconds, most)
         self._hold_prefilled([key for key, _ in shares if not self._left[key]])
         return shares
+
+    def _prefills_by_tenant(self) -> list[Due[K]]:
+        """Prompts in slots, those of the tenant that has had least first."""
+        ranks = {due.tenant: self._order.rank(due.tenant) for due in self._prefilling}
+        return sorted(self._prefilling, key=lambda due: ranks[due.tenant]) if len(ranks) > 1 else self._prefilling
 
     def _hold_prefilled(self, done: list[K]) -> None:
         """``done`` have no prompt left: they are held."""
@@ -226,15 +256,15 @@ class Schedule(Generic[K]):
 
         The seconds are None where they are not known.
         """
-        if not self._media:
+        first = self._media.first()
+        if first is None:
             return [], 0.0
-        kind = self._media[0].kind
+        kind = first.kind
         budget = self.kinds[kind]
         left = whole = budget.token_limit(decodes, seconds, part)
         batch: list[K] = []
         others: list[Due[K]] = []
-        while self._media and len(batch) < budget.items:
-            due = heappop(self._media)
+        while len(batch) < budget.items and (due := self._media.pop()) is not None:
             if due.kind != kind:
                 others.append(due)
                 continue
@@ -243,8 +273,9 @@ class Schedule(Generic[K]):
                 break
             left -= due.size
             batch.append(due.key)
+            self._order.charge(due.tenant, due.size)
         for due in others:
-            heappush(self._media, due)
+            self._media.push(due)
         self._encoding.update(dict.fromkeys(batch))
         return batch, None if budget.costs is None else budget.costs.seconds(whole - left)
 
@@ -307,9 +338,3 @@ def _check_positive(size: int) -> int:
     if size < 1:
         raise ValueError(f"work of size {size} cannot be scheduled")
     return size
-
-
-def _remove_key(heap: list[Due[K]], key: K) -> list[Due[K]]:
-    kept = [due for due in heap if due.key != key]
-    heapify(kept)
-    return kept

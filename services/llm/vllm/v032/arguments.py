@@ -6,6 +6,7 @@ from typing import Any
 
 from omnibus.checkpoints.heads import key_value_heads, require_whole_heads, vocabulary_size
 from omnibus.errors import BadRequest, Fatal
+from omnibus.spare_places import count_spare_places
 from services.llm.vllm.protocol import Launch
 from services.llm.vllm.v032 import adapters
 
@@ -64,6 +65,7 @@ def build_engine_arguments(launch: Launch) -> Any:
     from services.llm.vllm.v032.goal_scheduler import GOALS
 
     cpu = launch.device == "cpu"
+    places = launch.slots + count_spare_places(launch.slots)
     return AsyncEngineArgs(
         model=str(launch.checkpoint),
         dtype=launch.dtype,
@@ -72,8 +74,8 @@ def build_engine_arguments(launch: Launch) -> Any:
         speculative_config=_speculative_config(launch),
         # One more token than the context holds is chosen of an answer that is spoken, and dropped; nothing computes it.
         max_model_len=launch.context + launch.rows,
-        max_num_seqs=launch.slots,
-        max_num_batched_tokens=max(launch.slots, min(launch.step_tokens, launch.context)),
+        max_num_seqs=places,
+        max_num_batched_tokens=max(places, min(launch.step_tokens, launch.context)),
         kv_cache_memory_bytes=launch.kv_bytes or (_CPU_KV_BYTES if cpu else None),
         block_size=32 if cpu else None,
         enforce_eager=cpu or launch.eager,

@@ -207,7 +207,8 @@ async def test_the_light_tenant_does_not_wait_behind_the_heavy_ones_queue(tmp_pa
         heavy = [group.create_task(gate.ask("a", f"heavy {number}")) for number in range(5)]
         await count_of(lambda: gate.fair().waiting, 4)
         light = group.create_task(gate.ask("b", "light"))
-        await count_of(lambda: gate.fair().waiting, 5)
+        await count_of(lambda: len(held.begun), 2)  # the place that is kept for tenants with nothing at work
+        assert gate.fair().waiting == 4
 
         for _ in range(6):
             held.go.release()
@@ -228,7 +229,7 @@ async def test_a_full_queue_is_429_with_retry_after_and_others_come_in(tmp_path:
 
             refused = await gate.ask("a")
             other = group.create_task(gate.ask("b"))
-            await count_of(lambda: gate.fair().waiting, 3)
+            await count_of(lambda: len(held.begun), 2)
             for _ in range(4):
                 held.go.release()
 
@@ -258,7 +259,7 @@ async def test_a_client_that_leaves_while_it_waits_leaves_the_queue(tmp_path: Pa
         async with asyncio.TaskGroup() as group:
             first = group.create_task(gate.ask("a"))
             await count_of(lambda: len(held.begun), 1)
-            second = group.create_task(gate.ask("b"))
+            second = group.create_task(gate.ask("a"))
             await count_of(lambda: gate.fair().waiting, 1)
 
             second.cancel()

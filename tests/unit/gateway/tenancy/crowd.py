@@ -2,7 +2,7 @@
 
 import heapq
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from itertools import count
 from typing import NamedTuple
 
@@ -11,6 +11,33 @@ from services.gateway.tenancy.fair_queue import WAITING, FairQueue, QueueEntry
 
 SLOTS = 8
 QUEUE = 64
+
+
+class CountedClaim:
+    """A place at the one executor of ``queue``, which works on ``slots`` requests at a time."""
+
+    pools = ("executor",)
+
+    def __init__(self, queue: "CountedQueue", slots: int) -> None:
+        self._queue = queue
+        self._slots = slots
+
+    def take(self, claimed: Collection[Hashable]) -> bool:
+        return not claimed and self._queue.working < self._slots
+
+    def release(self) -> None:
+        """The queue counts by itself."""
+
+
+class CountedQueue(FairQueue):
+    """A queue in front of one executor; what a request cost is known at its end."""
+
+    def add(self, tenant: str, weight: float, cost: float, slots: int, *, patient: bool = False) -> QueueEntry:
+        return self.enqueue(tenant, weight, cost, CountedClaim(self, slots), patient=patient)
+
+    def end(self, turn: QueueEntry, used: float) -> None:
+        self.finish_entry(turn)
+        self.settle_entry(turn, used)
 
 
 class Ask(NamedTuple):
@@ -40,7 +67,7 @@ def play(
     weights: Mapping[str, float] | None = None,
     slots: int = SLOTS,
     queue: int = QUEUE,
-    fair: FairQueue | None = None,
+    fair: CountedQueue | None = None,
     until: float = float("inf"),
     each: Callable[[FairQueue], None] = lambda _: None,
 ) -> Seen:
@@ -48,7 +75,7 @@ def play(
 
     ``each`` looks at the queue after every event. What is given counts up to second ``until``.
     """
-    fair = fair or FairQueue(queue)
+    fair = fair or CountedQueue(queue)
     weights = weights or {}
     order = count()
     events: list[tuple[float, int, Ask | None, QueueEntry | None]] = [(ask.at, next(order), ask, None) for ask in asks]
@@ -59,7 +86,7 @@ def play(
         now, _, ask, turn = heapq.heappop(events)
         if ask is not None:
             try:
-                turn = fair.enqueue(ask.tenant, weights.get(ask.tenant, 1.0), ask.expected, slots)
+                turn = fair.add(ask.tenant, weights.get(ask.tenant, 1.0), ask.expected, slots)
                 came[id(turn)] = ask
             except Overloaded:
                 seen.refused[ask.tenant] += 1
@@ -67,7 +94,7 @@ def play(
         else:
             assert turn is not None
             own = came.pop(id(turn))
-            fair.finish_entry(turn, own.costs)
+            fair.end(turn, own.costs)
             seen.took[own.tenant].append(now - own.at)
             if now <= until:
                 seen.given[own.tenant] += own.costs

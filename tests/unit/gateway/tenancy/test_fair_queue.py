@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from omnibus.errors import Overloaded
 from services.gateway.tenancy.fair_queue import MAX_RETRY_AFTER_SECONDS, MIN_RETRY_AFTER_SECONDS, WORKING, FairQueue
-from tests.unit.gateway.tenancy.crowd import SLOTS, Ask, evenly, p99, play, waiting
+from tests.unit.gateway.tenancy.crowd import SLOTS, Ask, CountedQueue, evenly, p99, play, waiting
 
 SECONDS = 60.0
 
@@ -60,13 +60,13 @@ def test_it_is_gpu_seconds_that_are_shared_and_not_requests():
 
 
 def test_who_does_not_wait_for_a_moment_has_still_used_what_it_used():
-    queue = FairQueue(10)
-    heavy = queue.enqueue("heavy", 1.0, 10.0, 1)
+    queue = CountedQueue(10)
+    heavy = queue.add("heavy", 1.0, 10.0, 1)
     queue.start_next(0.0)
-    queue.enqueue("light", 1.0, 1.0, 1)
-    queue.finish_entry(heavy, 10.0)  # and heavy has nothing here any more
+    queue.add("light", 1.0, 1.0, 1)
+    queue.end(heavy, 10.0)  # and heavy has nothing here any more
 
-    queue.enqueue("heavy", 1.0, 10.0, 1)
+    queue.add("heavy", 1.0, 10.0, 1)
 
     assert queue.tenant_mark("heavy") == 10.0
     turn = queue.start_next(10.0)
@@ -93,13 +93,13 @@ def test_whose_requests_cost_less_than_expected_does_not_hold_up_the_others():
 
 
 def test_a_pause_earns_nothing():
-    fair = FairQueue(1000)
+    fair = CountedQueue(1000)
     steady = evenly("steady", 20.0, 40.0)
     back = [ask._replace(at=ask.at + 20.0) for ask in evenly("back", 20.0, 20.0)]
 
     play([*steady, *[ask for ask in back if ask.at < 20.0]], fair=fair, until=20.0, queue=1000)
     before = fair.tenant_mark("steady")
-    begun = fair.enqueue("back", 1.0, 0.1, SLOTS)
+    begun = fair.add("back", 1.0, 0.1, SLOTS)
 
     assert begun.line.mark >= before - 0.1 * SLOTS
 
@@ -127,28 +127,28 @@ def test_room_that_nobody_else_wants_is_given_away():
 
 
 def test_a_full_queue_is_refused_and_says_when_to_come_again():
-    fair = FairQueue(2)
-    turns = [fair.enqueue("a", 1.0, 1.0, 1) for _ in range(2)]
+    fair = CountedQueue(2)
+    turns = [fair.add("a", 1.0, 1.0, 1) for _ in range(2)]
     began = fair.start_next(10.0)
-    fair.enqueue("a", 1.0, 1.0, 1)
+    fair.add("a", 1.0, 1.0, 1)
 
     with pytest.raises(Overloaded) as refused:
-        fair.enqueue("a", 1.0, 1.0, 1)
+        fair.add("a", 1.0, 1.0, 1)
 
     assert (began is turns[0], began.state) == (True, WORKING)
     assert MIN_RETRY_AFTER_SECONDS <= refused.value.retry_after <= MAX_RETRY_AFTER_SECONDS
-    assert waiting(fair.enqueue("b", 1.0, 1.0, 1))  # others have queues of their own
+    assert waiting(fair.add("b", 1.0, 1.0, 1))  # others have queues of their own
 
 
 def test_who_is_patient_waits_however_many_do():
-    fair = FairQueue(0)
+    fair = CountedQueue(0)
 
-    assert waiting(fair.enqueue("a", 1.0, 1.0, 1, patient=True))
+    assert waiting(fair.add("a", 1.0, 1.0, 1, patient=True))
 
 
 def test_who_leaves_takes_no_turn():
-    fair = FairQueue(10)
-    first, second = fair.enqueue("a", 1.0, 1.0, 1), fair.enqueue("a", 1.0, 1.0, 1)
+    fair = CountedQueue(10)
+    first, second = fair.add("a", 1.0, 1.0, 1), fair.add("a", 1.0, 1.0, 1)
 
     fair.remove_waiting(first)
 
@@ -157,23 +157,23 @@ def test_who_leaves_takes_no_turn():
 
 
 def test_what_is_over_twice_is_counted_once():
-    fair = FairQueue(10)
-    turn = fair.enqueue("a", 1.0, 1.0, 1)
+    fair = CountedQueue(10)
+    turn = fair.add("a", 1.0, 1.0, 1)
     fair.start_next(0.0)
 
-    fair.finish_entry(turn, 3.0)
-    fair.finish_entry(turn, 3.0)
+    fair.end(turn, 3.0)
+    fair.end(turn, 3.0)
     fair.remove_waiting(turn)
 
     assert (fair.working, fair.tenant_mark("a")) == (0, 3.0)
 
 
 def test_tenants_that_are_gone_are_forgotten():
-    fair = FairQueue(10)
+    fair = CountedQueue(10)
     for number in range(3000):
-        turn = fair.enqueue(f"t{number}", 1.0, 1.0, 1)
+        turn = fair.add(f"t{number}", 1.0, 1.0, 1)
         fair.start_next(0.0)
-        fair.finish_entry(turn, 0.0)
+        fair.end(turn, 0.0)
 
     assert len(fair._lines) < 2000
 
@@ -193,7 +193,7 @@ asks = st.lists(
 @given(asks, st.integers(1, 6), st.integers(1, 20))
 @settings(deadline=None, max_examples=100)
 def test_every_request_is_answered_or_refused_and_nothing_is_left(crowd, slots, queue):
-    fair = FairQueue(queue)
+    fair = CountedQueue(queue)
     most: list[int] = []
 
     seen = play(crowd, slots=slots, fair=fair, each=lambda each: most.append(each.working))

@@ -3,6 +3,8 @@
 import asyncio
 import os
 import socket
+from collections import Counter
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -20,11 +22,12 @@ from omnibus.tensors.peer_protocol import (
     make_proof,
 )
 from services.sidecar.peers.handshake import PeerIdentity, greet_listener
-from services.sidecar.peers.listener import MAX_STRANGERS
+from services.sidecar.peers.handshakes import MAX_ADDRESS_HANDSHAKES, MAX_HANDSHAKES, Handshakes
 from services.sidecar.peers.stream import read_frame, read_text
 from tests.unit.sidecar.node import soon, until
 from tests.unit.sidecar.peers.pair import introduce, peer_config, start_node, two_nodes
 from tests.unit.sidecar.peers.raw import ask, dial, greeted, rest
+from tests.unit.sidecar.peers.test_tls import two_tls_nodes
 
 
 async def test_two_nodes_with_different_secrets_do_not_exchange_anything(tmp_path):
@@ -118,7 +121,7 @@ async def test_a_later_version_is_told_which_one_is_spoken_here(tmp_path):
 
 async def test_slow_handshakes_end_in_time_and_keep_nobody_out(tmp_path):
     async with two_nodes(tmp_path, connect_seconds=1.0) as (a, b):
-        slow = [socket.create_connection(("127.0.0.1", a.sidecar.peers.port)) for _ in range(MAX_STRANGERS + 10)]
+        slow = [socket.create_connection(("127.0.0.1", a.sidecar.peers.port)) for _ in range(MAX_HANDSHAKES + 10)]
         await asyncio.sleep(1.5)
 
         async with await a.client() as producer, await b.client() as consumer:
@@ -126,6 +129,49 @@ async def test_slow_handshakes_end_in_time_and_keep_nobody_out(tmp_path):
             assert (await consumer.open_tensor(handle, invocation="i", deadline=soon())).sum() == 1000
         for connection in slow:
             connection.close()
+
+
+@pytest.mark.parametrize("pair", [two_nodes, two_tls_nodes])
+async def test_silent_connections_make_room_for_right_ones_before_their_time_is_over(tmp_path, pair):
+    async with pair(tmp_path, connect_seconds=60.0) as (a, b):
+        silent = [socket.create_connection(("127.0.0.1", a.sidecar.peers.port)) for _ in range(2 * MAX_HANDSHAKES)]
+        await until(lambda: a.counters["refused_peers_total"].get("busy", 0) >= len(silent) - MAX_ADDRESS_HANDSHAKES)
+
+        async with await a.client() as producer, await b.client() as consumer:
+            handle = await producer.put(np.ones(1000, np.uint8), invocation="i", deadline=soon())
+            assert (await consumer.open_tensor(handle, invocation="i", deadline=soon())).sum() == 1000
+
+        silent[0].settimeout(5.0)
+        with suppress(ConnectionResetError):
+            assert silent[0].recv(1) == b""  # the oldest was cut off
+        for connection in silent:
+            connection.close()
+
+
+async def hold_handshake(handshakes: Handshakes, address: str) -> None:
+    with handshakes.admit(address, asyncio.current_task()):
+        await asyncio.Event().wait()
+
+
+async def test_the_oldest_handshake_of_the_address_with_most_makes_room():
+    refused: Counter[str] = Counter()
+    handshakes = Handshakes(refused)
+
+    async def begin(address: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(hold_handshake(handshakes, address))
+        await asyncio.sleep(0)
+        return task
+
+    right = await begin("10.0.0.1")
+    crowd = [await begin(f"10.0.1.{number // MAX_ADDRESS_HANDSHAKES}") for number in range(MAX_HANDSHAKES - 1)]
+    newest = [await begin("10.0.0.2"), await begin("10.0.1.0")]
+    await asyncio.sleep(0)
+
+    assert refused == {"busy": 2}
+    assert [place for place, task in enumerate(crowd) if task.cancelled()] == [0, MAX_ADDRESS_HANDSHAKES]
+    assert not any(task.done() for task in (right, *newest))
+    for task in (right, *crowd, *newest):
+        task.cancel()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,67 @@
+"""Reports of invocations that were ended before their nodes were done: what executors had computed for them."""
+
+import asyncio
+from collections.abc import Callable
+
+from omnibus.bus.messages import Hop
+from services.gateway.dispatch.inflight import InflightInvocation
+
+#: Seconds that executors have to report what they had computed for an invocation that was ended early.
+REPORT_SECONDS = 1.0
+
+
+class _Ended:
+    """An invocation that is over, the nodes that are to report, by number and attempt, and who waits for them."""
+
+    def __init__(self, running: InflightInvocation, nodes: set[tuple[int, int]], then: Callable[[], None]) -> None:
+        self.running = running
+        self.nodes = nodes
+        self.then = then
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class LateReports:
+    """Invocations that are over, and whose executors may still report."""
+
+    def __init__(self) -> None:
+        self._ended: dict[str, _Ended] = {}
+
+    def wait(self, running: InflightInvocation, then: Callable[[], None]) -> None:
+        """Call ``then`` when all nodes of ``running``, which is over, have reported, or have had the time for it."""
+        attempts = running.attempts
+        nodes = {
+            (node, attempts[node])
+            for node, executor in enumerate(running.executors)
+            if node not in running.hops and executor in running.accepted and executor not in running.lost
+        } - running.unfinished.keys()
+        if not nodes or running.id in self._ended:
+            then()
+            return
+        ended = self._ended[running.id] = _Ended(running, nodes, then)
+        ended.timer = asyncio.get_running_loop().call_later(REPORT_SECONDS, self._finish, running.id)
+
+    def add_report(self, hop: Hop) -> None:
+        """A report of an invocation that is not under way."""
+        ended = self._ended.get(hop.inv)
+        if ended is None:
+            return
+        if hop.attempt < 0:
+            ended.running.add_unfinished(hop)
+            ended.nodes.discard((hop.node, ~hop.attempt))
+        elif ended.running.is_current(hop.node, hop.attempt):  # it was done before it heard of the end
+            ended.running.hops[hop.node] = hop
+            ended.nodes.discard((hop.node, hop.attempt))
+        if not ended.nodes:
+            self._finish(hop.inv)
+
+    def _finish(self, id: str) -> None:
+        ended = self._ended.pop(id, None)
+        if ended is not None:
+            if ended.timer is not None:
+                ended.timer.cancel()
+            ended.then()
+
+    def close(self) -> None:
+        """Wait for no report any more."""
+        for id in list(self._ended):
+            self._finish(id)

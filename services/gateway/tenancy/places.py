@@ -1,0 +1,190 @@
+"""Places at executors: how many requests each may be given, who has them, and by which path the next one goes.
+
+Each executor is given as many requests as it batches, counted by the option that it runs: paths that share an option
+share its places. A few more (``omnibus.spare_places``) are kept for tenants that have nothing at work there, so that a
+tenant which holds all others for long keeps nobody out; a tenant alone has all others.
+
+Among paths with room the one next in turn by their planned rates is taken: start-time fair queueing of paths. What a
+full path has missed meanwhile is not made up for, as its turn is counted from when it has room again.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Sequence
+from typing import NamedTuple
+
+from omnibus.plan import Path
+from omnibus.settings import GatewaySettings
+from omnibus.spare_places import count_spare_places
+from services.gateway.routing.assignment import Assignment
+from services.gateway.routing.router import Router
+
+#: Executors of one option: its model and name.
+Pool = tuple[str, str]
+
+#: Seconds that the count of places is good for.
+CAPACITY_TTL_SECONDS = 0.25
+#: Kinds of requests, and pools, that are remembered.
+_MAX_REMEMBERED = 4096
+
+
+class PathChoice(NamedTuple):
+    """A path of ``model``, and the executors that it goes through."""
+
+    model: str
+    kind: str
+    path: Path
+    pools: tuple[Pool, ...]
+    first: bool = False  # it goes by this path if that has room
+
+
+class PathTurns:
+    """Whose turn it is among the paths of one kind of request."""
+
+    def __init__(self) -> None:
+        self._finish: dict[str, float] = {}  # by path: requests for each unit of its rate
+        self._now = 0.0
+
+    def start_tag(self, path: Path) -> float:
+        return max(self._now, self._finish.get(path.name, 0.0))
+
+    def next_tag(self, path: Path) -> float:
+        """The tag that ``path`` has after one request more; the path with the least is next."""
+        return self.start_tag(path) + 1.0 / path.rate if path.rate > 0 else float("inf")
+
+    def take_turn(self, path: Path) -> None:
+        if path.rate > 0:
+            self._now = self.start_tag(path)
+            self._finish[path.name] = self._now + 1.0 / path.rate
+
+
+class ExecutorPlaces:
+    """The places of one gateway, which is one of ``gateways``."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        router: Router,
+        gateways: Callable[[], int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.router = router
+        self._settings = settings
+        self._gateways = gateways
+        self._clock = clock
+        self._used: Counter[Pool] = Counter()
+        self._used_by: Counter[tuple[Pool, str]] = Counter()
+        self._known: dict[Pool, tuple[float, int, int]] = {}
+        self._turns: dict[tuple[str, str], PathTurns] = {}
+
+    def path_turns(self, choice: PathChoice) -> PathTurns:
+        """The turns of the paths for requests like that of ``choice``."""
+        if len(self._turns) > _MAX_REMEMBERED:
+            self._turns.clear()
+        return self._turns.setdefault((choice.model, choice.kind), PathTurns())
+
+    def is_served(self, pool: Pool) -> bool:
+        """Return whether ``pool`` has an executor."""
+        return self._capacity(pool)[0] > 0
+
+    def has_room(self, pool: Pool, tenant: str, claimed: Collection[Hashable]) -> bool:
+        """Return whether a request of ``tenant`` may be given to ``pool`` now, while earlier ones wait for ``claimed``.
+
+        A pool without executors is full once it has one request, which finds out that there are none.
+        """
+        places, spare = self._capacity(pool)
+        used = self._used[pool]
+        if pool not in claimed and used < max(1, places):
+            return True
+        return not self._used_by[pool, tenant] and used < places + spare
+
+    def occupy(self, pools: Collection[Pool], tenant: str) -> None:
+        for pool in pools:
+            self._used[pool] += 1
+            self._used_by[pool, tenant] += 1
+
+    def vacate(self, pools: Collection[Pool], tenant: str) -> None:
+        for pool in pools:
+            self._used[pool] -= 1
+            self._used_by[pool, tenant] -= 1
+            if not self._used_by[pool, tenant]:
+                del self._used_by[pool, tenant]
+
+    def _capacity(self, pool: Pool) -> tuple[int, int]:
+        """Places of ``pool`` for this gateway, and those on top for tenants with nothing at work there."""
+        now = self._clock()
+        known = self._known.get(pool)
+        if known is None or now >= known[0]:
+            if len(self._known) > _MAX_REMEMBERED:
+                self._known.clear()
+            known = self._known[pool] = (now + CAPACITY_TTL_SECONDS, *self._count_places(pool))
+        return known[1], known[2]
+
+    def _count_places(self, pool: Pool) -> tuple[int, int]:
+        places = spare = 0
+        for member in self.router.members.fit_executors(*pool):
+            status = member.status
+            own = self._settings.admit or status.slots or status.credits
+            places += own
+            spare += max(0, min(count_spare_places(own), status.credits - own))
+        gateways = self._gateways()
+        return -(-places // gateways), -(-spare // gateways)
+
+
+class RequestClaim:
+    """The places that one request of ``tenant`` needs: those of one path for each model that serves it."""
+
+    def __init__(self, places: ExecutorPlaces, tenant: str, choices: Sequence[Sequence[PathChoice]]) -> None:
+        self._places = places
+        self._tenant = tenant
+        self._choices = choices
+        self._taken: tuple[PathChoice, ...] = ()
+        self.pools = frozenset(pool for paths in choices for choice in paths for pool in choice.pools)
+
+    @property
+    def paths(self) -> dict[str, str]:
+        """The path that was taken, by model."""
+        return {choice.model: choice.path.name for choice in self._taken}
+
+    def take(self, claimed: Collection[Hashable]) -> bool:
+        """Take a place at each executor of a path with room, the one next in turn; see ``PlaceClaim``."""
+        taken = []
+        for paths in self._choices:
+            free = [choice for choice in paths if self._has_room(choice, claimed)]
+            if not free:
+                return False
+            turns = self._places.path_turns(free[0])
+            first = next((choice for choice in free if choice.first), None)
+            taken.append((turns, first or min(free, key=lambda each: turns.next_tag(each.path))))
+        for turns, choice in taken:
+            turns.take_turn(choice.path)
+            self._places.occupy(choice.pools, self._tenant)
+        self._taken = tuple([choice for _, choice in taken])
+        return True
+
+    def _has_room(self, choice: PathChoice, claimed: Collection[Hashable]) -> bool:
+        return all(self._places.has_room(pool, self._tenant, claimed) for pool in choice.pools)
+
+    def release(self) -> None:
+        for choice in self._taken:
+            self._places.vacate(choice.pools, self._tenant)
+
+
+def find_choices(
+    places: ExecutorPlaces, assignment: Assignment, pinned: str = "", pins: Sequence[str] = (), conversation: str = ""
+) -> list[list[PathChoice]]:
+    """For each model of ``assignment`` the paths that it may go, of those that live, if any does.
+
+    Raises as ``Router.admissible_paths``. A ``conversation`` goes where it has been, if there is room.
+    """
+    found = []
+    for part in assignment.parts:
+        paths = places.router.admissible_paths(part, pinned, pins, len(assignment.parts) > 1)
+        choices = [PathChoice(part.model, part.kind, path, places.router.path_pools(part, path)) for path in paths]
+        choices = [choice for choice in choices if all(map(places.is_served, choice.pools))] or choices[:1]
+        choices = [choice for choice in choices if choice.path.rate > 0] or choices
+        if conversation and len(choices) > 1 and choices[0].path.rate > 0:
+            kept = places.router.conversation_path(part, conversation, [choice.path for choice in choices])
+            choices = [choice._replace(first=choice.path is kept) for choice in choices]
+        found.append(choices)
+    return found
