@@ -1,8 +1,9 @@
 """Video through PyAV: the frames that are kept, upright, in RGB. Private to ``media``, the error boundary."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -105,55 +106,74 @@ class _Reel:
         self._limits = limits
         self._rate = rate
         self._chosen = chosen
-        self._stamps: list[Fraction] = []
-        self._last = Fraction(0)
+        self._ticks: list[tuple[int | None, int | None]] = []  # of presentation, and of reading
+        self._unit = Fraction(1)  # seconds per tick
+        self._first = self._last = Fraction(0)  # when the first frame is shown, and for how long the last one
         self._decoded = 0  # pixels
         self._size = (0, 0)  # upright
+        self._turn = _Turn(False, False, False)  # codecs name it now and then, and mean it until the next one
         self.kept: dict[int, NDArray[np.uint8]] = {}
         self.room = 0
         self.end = 0.0  # seconds after the first frame
 
     def add_frame(self, frame: Any) -> None:
         """Note when ``frame`` is shown, and keep it if it was chosen."""
-        number = len(self._stamps)
+        number = len(self._ticks)
         self._add_time(frame)
         self._check_amount(frame)
+        turn = self._turn = _Turn.of_frame(frame) or self._turn
         if not number:
+            bounds.check_pixels(frame.width, frame.height, self._limits)
             self.room = _frames_that_fit(frame, self._limits)
+            self._size = turn.swap_sides(frame.width, frame.height)
         if number in self._chosen and len(self.kept) < self.room:
-            self.kept[number] = self._convert_frame(frame)
+            # Later frames may have another size.
+            pixels = frame.reformat(*turn.swap_sides(*self._size), "rgb24").to_ndarray()
+            self.kept[number] = turn.apply(pixels)
 
     def make_timing(self) -> FrameTiming:
         """When all frames are shown. Raises ``BadMedia`` without any."""
-        if not self._stamps:
+        if not self._ticks:
             raise errors.BadMedia("the video holds no frames")
-        return FrameTiming.of_stamps(self._stamps, self._last, self._rate)
+        # Frames come in the order in which they are shown. In AVI their own times do not: those of their packets do.
+        ticks = min(zip(*self._ticks, strict=True), key=_count_faults)
+        stamps = [tick * self._unit for tick in _fill_unknown(ticks, 1 / self._rate / self._unit)]
+        return FrameTiming.of_stamps(list(accumulate(stamps, max)), self._last, self._rate)
 
     def _add_time(self, frame: Any) -> None:
-        # AVI has no times of presentation, but its frames come in order, each when its packet was read.
-        ticks = frame.dts if frame.pts is None else frame.pts
-        stamp = len(self._stamps) / self._rate if ticks is None else ticks * frame.time_base
-        self._stamps.append(max(stamp, self._stamps[-1]) if self._stamps else stamp)
-        self._last = frame.duration * frame.time_base if frame.duration and frame.time_base else Fraction(0)
-        self.end = float(self._stamps[-1] - self._stamps[0] + self._last)
+        self._ticks.append((frame.pts, frame.dts))
+        self._unit = frame.time_base or self._unit
+        self._last = (frame.duration or 0) * self._unit
+        known = [tick * self._unit for tick in self._ticks[-1] if tick is not None]
+        stamp = known[0] if known else len(self._ticks) / self._rate
+        self._first = stamp if len(self._ticks) == 1 else self._first
+        self.end = max(self.end, float(stamp - self._first + self._last))
         bounds.check_seconds(self.end, self._limits)
 
     def _check_amount(self, frame: Any) -> None:
-        if len(self._stamps) > self._limits.frames:
+        if len(self._ticks) > self._limits.frames:
             raise _too_many_frames(self._limits)
         self._decoded += frame.width * frame.height
         if self._decoded > self._limits.decoded:
             most = f"{self._limits.decoded} pixels in all its frames"
             raise errors.TooLarge(f"the video has more than {most}; send a smaller or shorter one")
 
-    def _convert_frame(self, frame: Any) -> "NDArray[np.uint8]":
-        turn = _Turn.of_frame(frame)
-        if not self.kept:
-            bounds.check_pixels(frame.width, frame.height, self._limits)
-            self._size = turn.upright_size(frame.width, frame.height)
-        width, height = turn.upright_size(*self._size)
-        pixels: NDArray[np.uint8] = frame.reformat(width, height, "rgb24").to_ndarray()
-        return turn.apply(pixels)
+
+def _count_faults(ticks: Sequence[int | None]) -> int:
+    """How many of ``ticks`` are unknown or not after the one before: FFmpeg's ``guess_correct_pts`` counts alike."""
+    return ticks.count(None) + sum(
+        before is not None and after is not None and after <= before for before, after in pairwise(ticks)
+    )
+
+
+def _fill_unknown(ticks: Sequence[int | None], step: Fraction) -> Iterator[Fraction]:
+    """``ticks`` with what is unknown at the pace of the rest, or in steps of ``step``. A decoder ends with such."""
+    known = [tick for tick in ticks if tick is not None]
+    pace = Fraction(known[-1] - known[0], len(known) - 1) if len(known) > 1 else step
+    following = Fraction(known[0] if known else 0)
+    for tick in ticks:
+        yield (current := following if tick is None else Fraction(tick))
+        following = current + pace
 
 
 class _Turn:
@@ -167,10 +187,12 @@ class _Turn:
         self._swap, self._mirror_x, self._mirror_y = swap, mirror_x, mirror_y
 
     @staticmethod
-    def of_frame(frame: Any) -> "_Turn":
-        """The turn that brings ``frame`` upright."""
+    def of_frame(frame: Any) -> "_Turn | None":
+        """The turn that brings ``frame`` upright; None where it names none."""
         found = frame.side_data.get("DISPLAYMATRIX")
-        a, b, _, c, d = np.frombuffer(bytes(found), "<i4")[:5].tolist() if found else (1, 0, 0, 0, 1)
+        if not found:
+            return None
+        a, b, _, c, d = np.frombuffer(bytes(found), "<i4")[:5].tolist()
         straight, across = min(abs(a), abs(d)), min(abs(b), abs(c))
         if max(abs(b), abs(c)) <= _RIGHT_ANGLE * straight:
             return _Turn(False, a < 0, d < 0)
@@ -178,8 +200,8 @@ class _Turn:
             return _Turn(True, c < 0, b < 0)
         return _Turn(False, False, False)
 
-    def upright_size(self, width: int, height: int) -> tuple[int, int]:
-        """The size of a frame after its turn, or before it."""
+    def swap_sides(self, width: int, height: int) -> tuple[int, int]:
+        """The sides of a frame after its turn, of those before it, or the other way round."""
         return (height, width) if self._swap else (width, height)
 
     def apply(self, pixels: "NDArray[np.uint8]") -> "NDArray[np.uint8]":

@@ -43,11 +43,15 @@ class FrameSampling:
         total = len(timing.times)
         wished = self.count or max(self.least, int(timing.length * Fraction(self.fps).limit_denominator(1000)))
         count = min(wished, total, limit, self.most or total)
-        return max(1, count // self.multiple * self.multiple)
+        # Where times are uneven, no frame is left out for the sake of a number that the processor fills up to.
+        multiple = self.multiple if timing.steady or count < total else 1
+        return max(1, count // multiple * multiple)
 
     def choose_frames(self, timing: "FrameTiming", limit: int) -> list[int]:
         """Numbers of the frames to take, ascending, each once."""
         count, total = self.frame_count(timing, limit), len(timing.times)
+        if count == total:
+            return list(range(total))
         if self.place == "ends":
             spots = [Fraction(number * (total - 1), max(1, count - 1)) for number in range(count)]
             chosen = [round(spot) if timing.steady else timing.nearest(spot) for spot in spots]
@@ -82,7 +86,7 @@ class FrameTiming:
             return FrameTiming(times, last or (1 / rate if rate else Fraction(1, 25)), len(times) == 1)
         step = end / gaps
         steady = all(abs(time - number * step) * 2 <= step for number, time in enumerate(times))
-        length = end + (last or step)
+        length = end + (step if steady and last * 2 < step else last or step)
         if steady and rate and abs(len(times) / rate - length) * 100 <= length:
             length = len(times) / rate
         return FrameTiming(times, length, steady)

@@ -57,6 +57,6 @@ def _frame_positions(meta: Mapping[str, Any], frames: int, per_second: float | N
     if per_second is None or meta["modality"] != "video":
         return torch.arange(frames)
     if "seconds" in meta:  # no constant rate
-        return (torch.tensor(meta["seconds"], dtype=torch.float64) * per_second).long()
+        return torch.tensor([int(float(second) * per_second) for second in meta["seconds"]])
     # In the precision of the joint processor.
     return (torch.arange(frames) * torch.tensor(meta["second_per_grid"], dtype=torch.float32) * per_second).long()

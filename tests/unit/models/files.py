@@ -3,6 +3,7 @@
 import io
 import tempfile
 import wave
+from fractions import Fraction
 from pathlib import Path
 
 import av
@@ -46,7 +47,7 @@ def encoded(seconds: float, codec: str, container: str, rate: int = 16_000) -> b
     return out.getvalue()
 
 
-def film(seconds: float, seed: int = 0, fps: int = 4, width: int = 64, height: int = 48) -> bytes:
+def film(seconds: float | Fraction, seed: int = 0, fps: int | Fraction = 4, width: int = 64, height: int = 48) -> bytes:
     """Noise as H.264 in MP4, its index first, so that the end can be cut off."""
     random = np.random.default_rng(seed)
     # The index is moved to the front in a second pass, which needs a file with a name.

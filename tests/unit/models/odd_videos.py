@@ -46,8 +46,12 @@ class OddVideo:
     tolerance: int = 2
 
 
-def odd_videos() -> Iterator[OddVideo]:
-    """All of them."""
+def odd_videos(folder: Path) -> list[OddVideo]:
+    """All of them; ``folder`` is for files that FFmpeg converts."""
+    return [*_usual_videos(), *_odd_samples(), *_converted_videos(folder)]
+
+
+def _usual_videos() -> Iterator[OddVideo]:
     for name, container in itertools.product(MATRICES, ("mp4", "mov")):
         yield _video(f"{container} {name}", container, matrix=MATRICES[name])
     for rate, container in itertools.product(("1/5", "1", "3/2", "5", "24", "30000/1001", "60"), ("mp4", "matroska")):
@@ -56,7 +60,10 @@ def odd_videos() -> Iterator[OddVideo]:
         yield _video(f"{count} frames", "mp4", rate=Fraction(2), count=count)
     for name, times in _UNEVEN.items():
         for container in ("mp4", "matroska", "mpegts"):
-            yield _uneven_video(f"{container} {name}", container, times)
+            yield uneven_video(f"{container} {name}", container, times)
+
+
+def _odd_samples() -> Iterator[OddVideo]:
     formats = ("yuv420p", "yuv422p", "yuv444p", "yuvj420p", "yuvj444p", "gray", "yuv420p10le", "yuv444p10le")
     for pixels, size in itertools.product(formats, ((64, 48), (34, 50))):
         # Of ten bits per sample, releases of swscale interpolate colours of half the resolution in other ways.
@@ -72,6 +79,43 @@ def odd_videos() -> Iterator[OddVideo]:
     fields = {"flags": "+ildct+ilme"}
     yield _video("interlaced", "mpegts", codec="mpeg2video", rate=Fraction(25), options=fields, tolerance=10)
     yield _video("wide colours", "mp4", options={"x264-params": "colormatrix=bt709:colorprim=bt709:transfer=bt709"})
+
+
+#: How FFmpeg is told to convert a video of ten frames per second, and how the result is shown.
+_CONVERSIONS: dict[str, tuple[str, str]] = {
+    "turned by Matroska": ("-display_rotation:v 90 -i {} -c copy -f matroska", "turned"),
+    "turned by the codec": (
+        "-i {} -c copy -bsf:v h264_metadata=display_orientation=insert:rotate=270 -f mpegts",
+        "turned",
+    ),
+    "mirrored by the codec": (
+        "-i {} -c copy -bsf:v h264_metadata=display_orientation=insert:flip=vertical -f mpegts",
+        "",
+    ),
+    "H.264 out of order in AVI": ("-i {} -c copy -f avi", ""),
+    "in fragments": ("-i {} -c copy -movflags empty_moov+frag_every_frame -f mp4", ""),
+    "in FLV": ("-i {} -c copy -f flv", ""),
+    "MPEG-TS after a day": ("-i {} -c copy -output_ts_offset 86400 -f mpegts", ""),
+    "VP8 with frames that are not shown": ("-i {} -c:v libvpx -auto-alt-ref 1 -lag-in-frames 8 -f webm", ""),
+    "cut by an edit list": ("-ss 0.25 -i {} -c copy -f mp4", "cut"),
+}
+
+
+def _converted_videos(folder: Path) -> Iterator[OddVideo]:
+    source = _video("H.264 out of order", "mp4", count=20)
+    (folder / "source.mp4").write_bytes(source.data)
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-y"]
+    outputs: list[str] = []
+    for number, (arguments, _) in enumerate(_CONVERSIONS.values()):
+        before, after = arguments.split("-i {} ")
+        command += [*before.split(), "-i", str(folder / "source.mp4")]
+        outputs += ["-map", f"{number}:v", *after.split(), str(folder / f"converted {number}")]
+    subprocess.run([*command, *outputs], check=True, timeout=60)
+    for number, (name, (_, change)) in enumerate(_CONVERSIONS.items()):
+        kept = source.seconds[: len(source.seconds) - (3 if change == "cut" else 0)]
+        size = source.upright[::-1] if change == "turned" else source.upright
+        data = (folder / f"converted {number}").read_bytes()
+        yield OddVideo(name, data, kept, Fraction(len(kept), 10), True, size)
 
 
 def show_upright(videos: Sequence[OddVideo], folder: Path) -> list[Pixels]:
@@ -103,7 +147,8 @@ _UNEVEN = {
 }
 
 
-def _uneven_video(name: str, container: str, told: tuple[Sequence[Any], Any]) -> OddVideo:
+def uneven_video(name: str, container: str, told: tuple[Sequence[Any], Any]) -> OddVideo:
+    """Frames at the seconds of ``told``, and the length of the video."""
     times, length = [Fraction(time) for time in told[0]], Fraction(told[1])
     data = _encode(container, "libx264", times, length - times[-1], (64, 48), "yuv420p", Fraction(30), {})
     # MPEG-TS does not say how long the last frame is shown.
