@@ -17,7 +17,7 @@ from omnibus.errors import BadRequest, Conflict, NotFound, StorageFull, TooLarge
 from omnibus.settings import GatewaySettings
 from services.gateway.files.object_storage import ObjectStorage, StoredObject
 from services.gateway.media.files import is_file_id, new_secret_id
-from services.gateway.media.headers.sniff import sniff_mime
+from services.gateway.media.headers.sniff import sniff_content
 from services.gateway.tenancy.tenant import current_tenant
 
 #: Files of one tenant.
@@ -81,7 +81,7 @@ class ClientFiles:
         """
         if limited:
             await self.check_room(len(data))
-        about = self._describe(len(data), filename, purpose, sniff_mime(data) or mime, seconds)
+        about = self._describe(len(data), filename, purpose, sniff_content(data) or mime, seconds)
         await self.storage.put(_key("data", about.id), data)
         await self.reveal(about)
         return about
@@ -103,7 +103,7 @@ class ClientFiles:
         """
         await self.check_room(nbytes)
         first = await anext(parts)
-        about = self._describe(nbytes, filename, purpose, sniff_mime(first) or mime, seconds)
+        about = self._describe(nbytes, filename, purpose, sniff_content(first) or mime, seconds)
         try:
             await self.storage.put_stream(_key("data", about.id), _behind(first, parts))
         except BaseException:
