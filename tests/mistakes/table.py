@@ -227,7 +227,7 @@ ALONE = [
     Mistake(
         "a picture that is none",
         "omnibus demo --image notes.txt",
-        "omnibus: notes.txt: The image item is empty or not in a format that is accepted here. Accepted: image/jpeg, image/png, image/webp, image/gif",
+        "omnibus: notes.txt: The image item is empty or in an unknown format. Accepted formats of image: JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF, HEIC.",
         files={"notes.txt": "milk, bread\n"},
     ),
     Mistake(

@@ -5,8 +5,8 @@ from typing import Any, Protocol
 
 from omnibus.app import protocol
 from omnibus.errors import BadMedia, TooLarge
-from services.gateway.media.headers.sniff import sniff_mime
-from services.gateway.media.inspect import DEFAULT_LIMITS, MediaInfo, inspect_media
+from services.gateway.media.headers.sniff import sniff_content
+from services.gateway.media.inspect import DEFAULT_LIMITS, MediaInfo, accepted_text, inspect_media
 
 _MODALITIES = frozenset({"image", "video", "audio"})
 #: Bytes that are inspected in the event loop; more are hashed in a thread.
@@ -33,9 +33,10 @@ class PlacedMedia:
         Raises ``BadMedia``, ``TooLarge``, and what the arena raises.
         """
         self._count_file(len(message.data))
-        modality = message.modality or sniff_mime(message.data).partition("/")[0]
+        modality = message.modality or sniff_content(message.data).partition("/")[0]
         if modality not in _MODALITIES:
-            raise BadMedia("the file is neither an image, nor a video, nor sound that is accepted here", param="media")
+            accepted = " ".join(map(accepted_text, sorted(_MODALITIES)))
+            raise BadMedia(f"The file is empty or in an unknown format. {accepted}", param="media")
         info = await _inspect_file(message.data, modality)
         return await self._run.place_input(message.data, (info.modality, info.mime, info.sha256))
 

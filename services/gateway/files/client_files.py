@@ -19,7 +19,7 @@ from omnibus.store import AccountTotal, Store
 from services.gateway.files.file_room import FileRoom
 from services.gateway.files.object_storage import ObjectStorage, StoredObject
 from services.gateway.media.files import is_file_id, new_secret_id
-from services.gateway.media.headers.sniff import sniff_mime
+from services.gateway.media.headers.sniff import sniff_content
 from services.gateway.tenancy.tenant import current_tenant
 
 #: Files of one tenant.
@@ -82,7 +82,7 @@ class ClientFiles:
 
         Raises ``TooLarge``, ``StorageFull`` when the tenant has no room left, and ``StoreUnavailable``.
         """
-        about = self._describe(len(data), filename, purpose, sniff_mime(data) or mime, seconds)
+        about = self._describe(len(data), filename, purpose, sniff_content(data) or mime, seconds)
         member = f"file:{about.id}"
         try:
             if limited:
@@ -112,7 +112,7 @@ class ClientFiles:
         Raises as ``add``.
         """
         first = await anext(parts)
-        about = self._describe(nbytes, filename, purpose, sniff_mime(first) or mime, seconds)
+        about = self._describe(nbytes, filename, purpose, sniff_content(first) or mime, seconds)
         try:
             await self.storage.put_stream(_key("data", about.id), _behind(first, parts))
         except BaseException:

@@ -7,6 +7,7 @@ import msgspec
 
 from omnibus.errors import BadRequest, NotFound
 from services.gateway.files.client_files import ClientFiles
+from services.gateway.media.inspect import accepted_text
 from services.gateway.openai.messages import FILE_PART, MediaRef
 
 _MEDIA = ("image", "audio", "video")
@@ -34,7 +35,8 @@ async def _resolve_file(ref: MediaRef, files: ClientFiles) -> MediaRef:
         raise
     if about.modality not in _MEDIA:
         raise BadRequest(
-            f"The file is {about.mime or 'of no known type'}: models here read images, audio and video.",
+            f"The file is {about.mime or 'of an unknown type'}: models here read images, audio and video. "
+            + " ".join(map(accepted_text, sorted(_MEDIA))),
             param=ref.param,
         )
     return msgspec.structs.replace(ref, modality=about.modality)

@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import Any
 
+import msgspec
 from msgspec import inspect
 
 _STEP = re.compile(r"\[(?P<item>[^\]]*)\]|\.?(?P<field>[^.\[]+)")
@@ -12,18 +12,52 @@ _STEP = re.compile(r"\[(?P<item>[^\]]*)\]|\.?(?P<field>[^.\[]+)")
 _MAX_LISTED = 40
 
 
-@lru_cache(1024)
-def accepted_values(body: Any, path: str) -> tuple[str, ...]:
-    """The strings that ``path`` (as ``messages[0].role``) may hold in a body of type ``body``; () if it is no choice
-    among strings."""
-    types = [inspect.type_info(body)]
+def accepted_values(body: Any, path: str, sent: Any = None) -> tuple[str, ...]:
+    """The strings that ``path`` (as ``messages[0].role``) may hold in a body of type ``body``; () if it is not a choice
+    among strings.
+
+    What was ``sent``, as JSON or decoded, chooses among structs: parts of a tool's message are not those of a user's.
+    """
+    types, value = [inspect.type_info(body)], _decode(sent)
     for step in _STEP.finditer(path):
-        parents = types
+        parents = [each for kind in types for each in _matching(kind, value)]
         types = [inner for each in parents for inner in _inner_types(each, step["field"])]
         if not types:
             return tuple(dict.fromkeys(_tags(parents, step["field"] or "")))[:_MAX_LISTED]
+        value = _step_into(value, step)
     options = (value for each in types for value in _literals(each))
     return tuple(dict.fromkeys(options))[:_MAX_LISTED]
+
+
+def _decode(sent: Any) -> Any:
+    if not isinstance(sent, bytes | bytearray | memoryview):
+        return sent
+    try:
+        return msgspec.json.decode(sent)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _matching(kind: inspect.Type, value: Any) -> Iterator[inspect.Type]:
+    """Alternatives of ``kind`` that ``value`` says it is; all of them if it does not say so."""
+    kinds = list(_alternatives(kind))
+    named = [
+        each
+        for each in kinds
+        if isinstance(each, inspect.StructType)
+        and isinstance(value, dict)
+        and each.tag is not None
+        and value.get(each.tag_field) == each.tag
+    ]
+    yield from named or kinds
+
+
+def _step_into(value: Any, step: re.Match[str]) -> Any:
+    if step["field"] is not None:
+        return value.get(step["field"]) if isinstance(value, dict) else None
+    item = step["item"]
+    known = isinstance(value, list) and item.isdigit() and int(item) < len(value)
+    return value[int(item)] if known else None
 
 
 def _inner_types(kind: inspect.Type, field: str | None) -> Iterator[inspect.Type]:

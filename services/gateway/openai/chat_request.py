@@ -24,7 +24,11 @@ from services.gateway.openai.tools import (
 )
 
 ImageDetail = Literal["auto", "low", "high", "original"]
-InputFormat = Literal["wav", "mp3", "flac", "ogg", "opus", "aac", "m4a"]
+#: Short names of the formats in which audio is accepted: those of ``services.gateway.media.headers.sniff``.
+InputFormat = Literal[
+    "wav", "mp3", "flac", "ogg", "opus", "aac", "m4a", "mp4", "webm", "mpeg", "mpga", "oga", "mka", "mkv", "mov", "3gp",
+    "aiff", "au", "caf", "amr", "w64", "avi",
+]  # fmt: skip
 Modality = Literal["text", "audio", "image"]
 Size = Annotated[str, Meta(max_length=16, pattern=r"^(auto|[1-9][0-9]{0,4}x[1-9][0-9]{0,4})$")]
 Guidance = Annotated[float, Meta(ge=0, le=100)]
@@ -55,7 +59,7 @@ class ImageUrl(Url, frozen=True):
 
 
 class InputAudio(Struct, frozen=True):
-    """Base64 audio. OpenAI names wav and mp3; the other formats are extras."""
+    """Base64 audio. OpenAI names wav and mp3; the other formats are extras, webm and mp4 those of browsers."""
 
     data: Annotated[str, Meta(min_length=1)]
     format: InputFormat

@@ -143,6 +143,8 @@ def _file_ref(file: FileReference, param: str) -> MediaRef:
     kind = _DATA_URL.match(file.file_data or "")
     if kind is None:
         raise BadRequest(
-            "Models here read images, audio and video: send one of these as a data URL.", param=f"{param}.file_data"
+            "Models here read images, audio and video: send one of these as a data URL, such as "
+            "data:image/png;base64,<data>.",
+            param=f"{param}.file_data",
         )
     return MediaRef(kind[1].lower(), url=file.file_data or "", param=f"{param}.file_data")

@@ -104,7 +104,7 @@ def decode_body(decoder: msgspec.json.Decoder[Body], body: bytes) -> Body:
     try:
         return decode_json(decoder, body)
     except msgspec.ValidationError as error:
-        raise invalid_request(str(error), decoder.type) from None
+        raise invalid_request(str(error), decoder.type, body) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise BadRequest("The request body is not valid JSON in UTF-8.") from None
 
@@ -150,7 +150,7 @@ def parse_chat(body: bytes | bytearray | memoryview, *, app: bool = False) -> Ch
     try:
         request = decode_json(_APP_DECODER if app else _DECODER, body)
     except msgspec.ValidationError as error:
-        raise invalid_request(str(error), ChatRequest) from None
+        raise invalid_request(str(error), ChatRequest, body) from None
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise BadRequest("The request body is not valid JSON in UTF-8.") from None
     except RecursionError:
@@ -187,14 +187,16 @@ def _check_body(nbytes: int, limit: int) -> None:
         raise TooLarge(f"The request body has more than {limit} bytes, the most accepted.")
 
 
-def invalid_request(complaint: str, body: Any = None) -> BadRequest:
-    """The decoder's complaint in OpenAI's words and with OpenAI's way to name the place. ``body`` is the type that was
-    decoded: what a wrong value may be instead is read from it."""
+def invalid_request(complaint: str, body: Any = None, sent: Any = None) -> BadRequest:
+    """The decoder's complaint in OpenAI's words and with OpenAI's way to name the place.
+
+    ``body`` is the type of what was ``sent``, as JSON or decoded: what a wrong value may be instead is read from both.
+    """
     place = _PLACE.fullmatch(complaint)
     text, param = (place["text"], place["param"] or "") if place else (complaint, "")
     field = _FIELD.fullmatch(text)
     if field is None:
-        values = accepted_values(body, param) if body is not None and text.startswith(_WRONG_CHOICE) else ()
+        values = accepted_values(body, param, sent) if body is not None and text.startswith(_WRONG_CHOICE) else ()
         hint = f": it is one of {', '.join(values)}" if values else ""
         return BadRequest(f"Invalid request: {text[:_MAX_QUOTED_CHARS]}{hint}.", param=param[:_MAX_QUOTED_CHARS])
     name = field["name"][:_MAX_QUOTED_CHARS]

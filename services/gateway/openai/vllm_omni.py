@@ -80,7 +80,7 @@ def translate_request(body: bytes, about: About) -> OmniRequest:
     try:
         request = convert_json(said, OmniRequest)
     except msgspec.ValidationError as error:
-        raise invalid_request(str(error), OmniRequest) from None
+        raise invalid_request(str(error), OmniRequest, said) from None
     check_chat(request)
     if request.choice_count > 1:
         raise BadRequest("A chat of this dialect has one answer: leave n out.", param="n")

@@ -7,6 +7,7 @@ from typing import Any
 import pybase64
 
 from omnibus.errors import BadRequest, Conflict
+from services.gateway.media import data_url
 from services.gateway.openai.realtime.items import (
     RealtimeFunctionCall,
     RealtimeFunctionOutput,
@@ -259,11 +260,8 @@ def _build_part(message: RealtimeMessage, index: int, format: AudioFormat) -> It
 
 
 def decode_base64(text: str, param: str) -> bytes:
-    """Raises ``BadRequest`` for what is not base64."""
-    try:
-        return pybase64.b64decode(text, validate=True)
-    except ValueError:
-        raise BadRequest("The audio is not valid base64.", param=param) from None
+    """Raises ``BadRequest`` for text that is not base64."""
+    return data_url.decode_base64(text, len(text), param)
 
 
 def encode_base64(data: bytes | bytearray) -> str:

@@ -1,6 +1,8 @@
 """Accepted formats, recognized by their first bytes, and the readers of their headers."""
 
+import struct
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
 from services.gateway.media.headers import avi, flac, image, matroska, mp4, mpeg_audio, ogg, wav
@@ -42,7 +44,7 @@ FORMATS: dict[str, Format] = {
     "audio/amr": Format("AMR", mpeg_audio.read_amr, ("amr",)),
     "video/mp4": Format("MP4", mp4.read_mp4, _MP4_NAMES),
     "video/webm": Format("WebM", matroska.read_matroska, ("webm", "opus")),
-    "video/x-matroska": Format("Matroska", matroska.read_matroska, ("mkv", "mka", "webm")),
+    "video/x-matroska": Format("Matroska", matroska.read_matroska, ("mka", "mkv", "webm")),
     "video/ogg": Format("Ogg", ogg.read_ogg, ("ogg",)),
     "video/x-msvideo": Format("AVI", avi.read_avi, ("avi",)),
 }
@@ -97,6 +99,15 @@ def sniff_mime(data: bytes) -> str:
     if start and data[start : start + 4] == b"fLaC":
         return "audio/flac"
     return mpeg_audio.sniff_mpeg(data, start)
+
+
+def sniff_content(data: bytes) -> str:
+    """The MIME type of a file, "" for one that is not accepted. A container of video without a video is of audio."""
+    mime = sniff_mime(data)
+    if mime in AUDIO_OR_VIDEO:
+        with suppress(ValueError, struct.error, IndexError):
+            return mime if read_header(data, mime).width else mime.replace("video/", "audio/")
+    return mime
 
 
 def read_header(data: bytes, mime: str) -> Extent:

@@ -130,7 +130,7 @@ def parse_client_event(text: str) -> Any:
     try:
         return _DECODER.decode(text)
     except msgspec.ValidationError as error:
-        raise invalid_request(str(error), _DECODER.type) from None
+        raise invalid_request(str(error), _DECODER.type, text.encode()) from None
     except (msgspec.DecodeError, UnicodeError):
         if _read_half_pairs(text):
             raise BadRequest(

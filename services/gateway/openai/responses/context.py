@@ -113,6 +113,6 @@ def parse_context_request(body: bytes, kind: type[Kind]) -> Kind:
     try:
         wanted = convert_json(found, kind)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise invalid_request(str(error), kind) from None
+        raise invalid_request(str(error), kind, found) from None
     check_response_request(wanted.to_response_request())
     return wanted

@@ -55,6 +55,6 @@ def parse_conversation_body(body: bytes, kind: Any) -> Any:
             found["items"] = [name_message(item) for item in found["items"]]
         return convert_json(found, kind)
     except msgspec.ValidationError as error:
-        raise invalid_request(str(error), kind) from None
+        raise invalid_request(str(error), kind, found) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise BadRequest("The request body is not valid JSON in UTF-8.") from None

@@ -29,7 +29,7 @@ class InputImage(Struct, frozen=True, tag_field="type", tag="input_image"):
 
 
 class InputAudioData(Struct, frozen=True):
-    """Base64 audio. OpenAI names wav and mp3; the other formats are extras."""
+    """Base64 audio. OpenAI names wav and mp3; the other formats are extras, webm and mp4 those of browsers."""
 
     data: Annotated[str, Meta(min_length=1)]
     format: InputFormat

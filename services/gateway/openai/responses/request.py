@@ -203,7 +203,7 @@ def convert_response_request(found: Any) -> ResponseRequest:
     try:
         return convert_json(found, ResponseRequest)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise invalid_request(str(error), ResponseRequest) from None
+        raise invalid_request(str(error), ResponseRequest, found) from None
 
 
 def name_message(item: Any) -> Any:
