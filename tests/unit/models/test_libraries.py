@@ -4,10 +4,12 @@ docs/models.md lists them all, those whose tests are beside their families too.
 """
 
 from pathlib import Path
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from PIL import Image
 from transformers import GenerationConfig, PreTrainedModel, Qwen2ForCausalLM
 
@@ -62,6 +64,19 @@ def test_positions_of_a_request_are_still_kept_on_the_module(vl: Path) -> None:
 
     # A text alone has none of its own.
     assert deltas[0] == deltas[1] != 0
+
+
+@pytest.mark.parametrize("name", ["Qwen2VL", "Qwen2_5_VL"])
+def test_text_after_a_long_video_still_begins_inside_its_positions(name: str) -> None:
+    model = getattr(transformers, f"{name}Model")
+    config = getattr(transformers, f"{name}Config")()
+    counter = SimpleNamespace(config=config)
+    counter.get_vision_position_ids = MethodType(model.get_vision_position_ids, counter)
+    kinds = torch.tensor([[0, *[2] * 30, 0]])
+
+    positions, _ = model.get_rope_index(counter, kinds, kinds, video_grid_thw=torch.tensor([[30, 2, 2]]))
+
+    assert positions[0, 0, -1] == 2 < positions.max()
 
 
 def speak(omni: Path, messages: Any, media: Any, **changed: Any) -> torch.Tensor:
