@@ -53,7 +53,10 @@ def test_a_damaged_header_is_read_or_refused(data: bytes, modality: str, declare
 
 
 HEADS = [b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"fLaC", b"OggS", b"ID3", b"RIFF\0\0\0\0WEBP", b"RIFF\0\0\0\0WAVE",
-         b"\0\0\0\x10ftypisom", b"\0\0\0\x10ftypM4A ", b"\x1aE\xdf\xa3\x42\x82\x84webm", b"\xff\xfb", b"\xff\xf1"]  # fmt: skip
+         b"\0\0\0\x10ftypisom", b"\0\0\0\x10ftypM4A ", b"\x1aE\xdf\xa3\x42\x82\x84webm", b"\xff\xfb", b"\xff\xf1",
+         b"II*\0\x08\0\0\0", b"MM\0+\0\x08\0\0", b"BM" + bytes(12) + b"\x28\0\0\0", b"\0\0\0\x14ftypavif", b"FORM\0\0\0\0AIFF",
+         b".snd", b"caff\0\1\0\0", b"#!AMR\n", b"RF64\xff\xff\xff\xffWAVE", b"riff\x2e\x91\xcf\x11\xa5\xd6\x28\xdb\x04\xc1\0\0",
+         b"RIFF\0\0\0\0AVI LIST", b"OggS\0\2" + bytes(20) + b"\1\x2a\x80theora", b"ID3\4\0\0\0\0\0\0"]  # fmt: skip
 
 
 @tries("headers", modality="audio")

@@ -11,7 +11,12 @@ QUIET = {"x265-params": "log-level=none:keyint=1", "preset": "ultrafast", "crf":
 
 
 def write_heic(
-    pixels: NDArray[np.uint8], *, stated: tuple[int, int] = (0, 0), exif: bytes = b"", turns: int = 0, brand: bytes = b"heic"
+    pixels: NDArray[np.uint8],
+    *,
+    stated: tuple[int, int] = (0, 0),
+    exif: bytes = b"",
+    turns: int = 0,
+    brand: bytes = b"heic",
 ) -> bytes:
     """An image of ``pixels`` [height, width, 3], turned by so many quarters; its header may state another size."""
     height, width = pixels.shape[:2]

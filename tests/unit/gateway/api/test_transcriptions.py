@@ -177,3 +177,26 @@ async def test_the_official_client_reads_every_form(studio: House):
     assert plain.text == text == verbose.text == events[-1].text
     assert verbose.duration == 0.5
     assert "".join(event.delta for event in events[:-1]) == plain.text
+
+
+RECORDINGS = {
+    "webm of a browser": sound("webm", "libopus", 3.0, live="1"),
+    "webm of a pipe": sound("webm", "libopus", 3.0, piped=True),
+    "flac of a pipe": sound("flac", "flac", 3.0, piped=True),
+    "matroska of a pipe": sound("matroska", "aac", 3.0, piped=True),
+    "mp4 in fragments": sound("mp4", "aac", 3.0, piped=True, movflags="frag_keyframe+empty_moov"),
+    "mp3 without a count": sound("mp3", "libmp3lame", 3.0, write_xing="0"),
+    "mp3 with a count": sound("mp3", "libmp3lame", 3.0),
+    "aac": sound("adts", "aac", 3.0),
+    "wav of a pipe": sound("wav", "pcm_s16le", 3.0, piped=True),
+    "ogg": sound("ogg", "libopus", 3.0),
+}
+
+
+@pytest.mark.parametrize("recording", RECORDINGS)
+async def test_the_length_is_that_of_the_samples_where_no_header_has_it(studio: House, recording: str):
+    body = (await transcribe(studio, RECORDINGS[recording], response_format="verbose_json")).json()
+
+    assert body["duration"] == pytest.approx(3.0, abs=0.08)
+    assert body["usage"]["seconds"] in (3, 4)
+    await studio.emptied()
