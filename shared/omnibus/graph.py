@@ -37,8 +37,8 @@ def make_ref(node: int, output: str) -> dict[str, Any]:
 
 
 def as_ref(value: Any) -> tuple[int, str] | None:
-    """``(node, output)`` if ``value`` is a reference, else None."""
-    if type(value) is dict and len(value) == 1 and REF in value:
+    """``(node, output)`` if ``value`` is a reference, else None: a text is that of a JSON schema."""
+    if type(value) is dict and len(value) == 1 and REF in value and type(value[REF]) is not str:
         node, output = value[REF]
         return node, output
     return None

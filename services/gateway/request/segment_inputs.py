@@ -65,7 +65,10 @@ def _to_literal(item: Item) -> Any:
 
 def _has_reserved_key(value: Any) -> bool:
     if type(value) is dict:
-        return any(mark in value for mark in _RESERVED_KEYS) or any(map(_has_reserved_key, value.values()))
+        marks = [mark for mark in _RESERVED_KEYS if mark in value]
+        if marks == [REF] and type(value[REF]) is str:  # that of a JSON schema
+            marks = []
+        return bool(marks) or any(map(_has_reserved_key, value.values()))
     return type(value) is list and any(map(_has_reserved_key, value))
 
 

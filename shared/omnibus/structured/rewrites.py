@@ -20,6 +20,8 @@ Schema = dict[str, Any]
 
 #: The greatest whole number that the library compares, and the one from which on floats skip some.
 _MAX_INTEGER, _EXACT = 2**63 - 1, 2**53
+#: How near to a bound that is excluded a number may be.
+_LEAST_STEP = 1e-9
 #: Formats of numbers (OpenAPI, and Rust's and Go's generators), and the numbers that they hold.
 _WIDTHS = {f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)}
 _WIDTHS |= {f"uint{bits}": (0, 2**bits - 1) for bits in (8, 16, 32, 64)} | {"uint": (0, 2**64 - 1)}
@@ -68,7 +70,7 @@ def _rewrite_numbers(schema: Schema, place: str, apart: bool) -> None:
         schema["minimum"] = max(schema.get("minimum", width[0]), width[0])
         schema["maximum"] = min(schema.get("maximum", width[1]), width[1])
     for name in ("exclusiveMinimum", "exclusiveMaximum"):
-        if name in schema and abs(schema[name]) >= _EXACT:
+        if name in schema and (abs(schema[name]) >= _EXACT or _lets_itself_through(schema, name, apart)):
             _narrow_exclusive(schema, name)
     for name, towards in (("minimum", math.inf), ("maximum", -math.inf)):
         if name in schema:
@@ -82,16 +84,27 @@ def _split_flags(schema: Schema) -> None:
             schema[name] = schema.pop(bound)
 
 
+def _lets_itself_through(schema: Schema, name: str, apart: bool) -> bool:
+    """Return whether ``llguidance`` 1.7 takes an excluded bound for a number within.
+
+    It does so for whole ones whose other bound is less than 1 away, farther from 0.
+    """
+    bound, sign = schema[name], 1 if name == "exclusiveMinimum" else -1
+    if schema.get("type") == "integer" or bound != int(bound) or bound * sign < 0:
+        return False
+    names = ("maximum", "exclusiveMaximum") if sign > 0 else ("minimum", "exclusiveMinimum")
+    others = [schema[other] * sign for other in names if other in schema]
+    return min(others) < bound * sign + 1 if others else not apart
+
+
 def _narrow_exclusive(schema: Schema, name: str) -> None:
+    """Have a bound that is excluded be one that is not, a little within."""
     bound, value = name.removeprefix("exclusive").lower(), schema.pop(name)
+    step = 1 if isinstance(value, int) and abs(value) >= _EXACT else max(_LEAST_STEP, math.ulp(value))
     if bound == "minimum":
-        schema[bound] = max(schema.get(bound, -math.inf), _next_number(value, 1))
+        schema[bound] = max(schema.get(bound, -math.inf), value + step)
     else:
-        schema[bound] = min(schema.get(bound, math.inf), _next_number(value, -1))
-
-
-def _next_number(value: float, step: int) -> float:
-    return value + step if isinstance(value, int) else math.nextafter(value, step * math.inf)
+        schema[bound] = min(schema.get(bound, math.inf), value - step)
 
 
 def _round_bound(value: float, towards: float, place: str) -> float:

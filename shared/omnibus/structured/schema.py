@@ -126,7 +126,7 @@ def _named_schemas(value: Any) -> Iterator[Schema]:
     while waiting:
         each = waiting.pop()
         if isinstance(each, dict):
-            if isinstance(each.get("$id"), str) or isinstance(each.get("$anchor"), str):
+            if any(isinstance(each.get(name), str) for name in ("$id", "$anchor", "$dynamicAnchor")):
                 yield each
             waiting += each.values()
         elif isinstance(each, list):

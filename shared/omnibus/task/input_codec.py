@@ -38,7 +38,7 @@ def encode_literal(value: Any, refer: Refer, uses: list[tuple[int, str]]) -> Any
     if kind is Result:
         return refer(value, uses)
     if kind is dict:
-        if REF in value or FROM in value:
+        if FROM in value or (REF in value and type(value[REF]) is not str):  # a text is that of a JSON schema
             raise BadRequest(f"an input may not hold the keys {REF!r} and {FROM!r}: they mark results of other calls")
         if HANDLE in value and type(value[HANDLE]) is dict:
             return value  # a medium as the gateway made it: JSON already, and the gateway knows those that it made

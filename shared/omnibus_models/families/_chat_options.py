@@ -54,10 +54,13 @@ def _reserved_names() -> frozenset[str]:
 
 
 def write_tools(
-    messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool], format: ToolFormat
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool], format: ToolFormat, mark: Callable[[Any], str]
 ) -> list[Mapping[str, Any]]:
-    """``messages`` with ``tools``, calls and their results as text, for a template that knows of none of them."""
-    written = [_write_calls(message, format) for message in messages]
+    """``messages`` with ``tools``, calls and their results as text, for a template that knows of none of them.
+
+    Texts in arguments are as ``mark`` has them: what a message of an assistant holds may be the model's own.
+    """
+    written = [_write_calls(message, format, mark) for message in messages]
     if not tools:
         return written
     told = format.describe_tools(tools)
@@ -67,7 +70,7 @@ def write_tools(
     return [first, *written[1:]]
 
 
-def _write_calls(message: Mapping[str, Any], format: ToolFormat) -> Mapping[str, Any]:
+def _write_calls(message: Mapping[str, Any], format: ToolFormat, mark: Callable[[Any], str]) -> Mapping[str, Any]:
     if message.get("role") == "tool":
         content = message.get("content")
         text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content or ())
@@ -75,7 +78,7 @@ def _write_calls(message: Mapping[str, Any], format: ToolFormat) -> Mapping[str,
     if not message.get("tool_calls"):
         return message
     functions = [call["function"] for call in message["tool_calls"]]
-    calls = "\n".join(format.write_call(each["name"], each["arguments"]) for each in functions)
+    calls = "\n".join(format.write_call(each["name"], _mark_texts(each["arguments"], mark)) for each in functions)
     content = message.get("content")
     return {"role": "assistant", "content": _append_text(content, f"\n{calls}") if content else calls}
 

@@ -84,9 +84,10 @@ class LanguageThinker(LanguageDecoder, ABC):
         return TokenizedPrompt(tuple(ids), named, self.thinks and text.rstrip().endswith(_chat_options.THINK))
 
     def encode_text(self, text: str, marked: bool = False, context: int = 0) -> tuple[int, ...]:
-        """The ids of ``text`` as it stands; ``marked``: with the tokeniser's own marks around it."""
+        """The ids of ``text`` as it stands; ``marked``: with the tokeniser's own marks around it, as no answer has."""
         self._lengths.require_context([text], context or self.context, "text")
-        return tuple(self._frame_text(self._literals.tokenize(self._mark_text(text), self._tokenize_plain), marked))
+        written = self._mark_text(text, own=not marked)
+        return tuple(self._frame_text(self._literals.tokenize(written, self._tokenize_plain), marked))
 
     def decode_ids(self, ids: Sequence[int]) -> str:
         """Decode ids, control tokens left out."""
@@ -189,7 +190,7 @@ class LanguageThinker(LanguageDecoder, ABC):
         options = _chat_options.adapt_options(options, self._template, self._mark_text)
         if "tools" in self._template:
             return messages, options
-        messages = _chat_options.write_tools(messages, options.tools, self.tool_format)
+        messages = _chat_options.write_tools(messages, options.tools, self.tool_format, self._mark_text)
         return messages, PromptOptions((), options.template)
 
     def _render_chat(self, chat: Sequence[Mapping[str, Any]], options: PromptOptions = PLAIN_PROMPT) -> str:
@@ -218,25 +219,26 @@ class LanguageThinker(LanguageDecoder, ABC):
         if role not in _ROLES:
             raise errors.BadRequest(f"unknown role {role!r}; use system, user, assistant or tool", param="messages")
         more = _chat_options.convert_extras(message, self._mark_text)
+        own = role == "assistant"  # templates look for thoughts in what a model said
         if isinstance(content, str):
-            return {"role": role, "content": self._mark_text(content), **more}
+            return {"role": role, "content": self._mark_text(content, own=own), **more}
         if not isinstance(content, list | tuple) or not content:
             raise errors.BadRequest("content must be text or a list of parts", param="messages")
-        return {"role": role, "content": [self._convert_part(part) for part in content], **more}
+        return {"role": role, "content": [self._convert_part(part, own) for part in content], **more}
 
-    def _convert_part(self, part: Any) -> dict[str, str]:
+    def _convert_part(self, part: Any, own: bool = False) -> dict[str, str]:
         kind = str(part.get("type")) if isinstance(part, Mapping) else type(part).__name__
         if kind == "text":
-            return {"type": "text", "text": self._mark_text(part.get("text"))}
+            return {"type": "text", "text": self._mark_text(part.get("text"), own=own)}
         if kind not in self._placeholders.values():
             known = ", ".join(["text", *self._placeholders.values()])
             raise errors.BadRequest(f"this model takes no content part of type {kind!r}; use {known}", param="messages")
         return {"type": kind}
 
-    def _mark_text(self, text: Any) -> str:
+    def _mark_text(self, text: Any, *, own: bool = False) -> str:
         if not isinstance(text, str):
             raise errors.BadRequest("a text part needs a string", param="messages")
-        return self._literals.mark_tokens(text)
+        return self._literals.mark_tokens(text, own=own)
 
     def _tokenize_plain(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]

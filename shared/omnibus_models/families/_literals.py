@@ -1,6 +1,6 @@
 """Control tokens in the text of users: they are tokenised as the characters that they consist of.
 
-A tokeniser cuts out special tokens wherever they stand, and nobody could tell a user's ``<|im_end|>`` from the chat
+A tokeniser cuts out added tokens wherever they stand, and nobody could tell a user's ``<|im_end|>`` from the chat
 template's. So each one in a text is replaced by a mark of letters and digits before the template sees it, and where the
 mark stands afterwards the ids of its characters are put, none of which is a control token.
 """
@@ -15,22 +15,44 @@ from omnibus import errors
 _Ids = list[int]
 
 
+#: What a token that marks something looks like, and tags of HTML, which some vocabularies have for texts (Gemma's).
+_MARK = re.compile(r"[<\[{|\uff5c\]].*[>\]})|\uff5c\[]", re.DOTALL)
+_TAG = re.compile(r"</?(?:table|caption|t(?:head|body|foot|r|h|d)|h[1-6]|blockquote|strong|em|[bius]|sub|sup|code)>")
+_DIGITS = re.compile(r"\d+")
+
+
 class ControlTokenLiterals:
-    """Marks for the control tokens ``names`` of ``tokenizer``, whose ids are ``forbidden`` in what stands for them."""
+    """Marks for the control tokens of ``tokenizer``, whose ids are not in what stands for them.
+
+    ``names`` are text wherever they are written. Other added tokens that look like marks, as ``<tool_call>``, are
+    text as well, but for what a model wrote itself.
+    """
 
     def __init__(self, tokenizer: Any, names: Sequence[str]) -> None:
         self._tokenizer = tokenizer
-        self._names = tuple(sorted(filter(None, names), key=len, reverse=True))
-        self._forbidden = frozenset(tokenizer.convert_tokens_to_ids(list(self._names)))
+        always = dict.fromkeys(filter(None, names))
+        self._names = sorted({*always, *find_added_marks(tokenizer)}, key=lambda name: (-len(name), name))
+        self._numbers = {name: number for number, name in enumerate(self._names)}
+        self._always = frozenset(always)
+        self._forbidden = frozenset(tokenizer.convert_tokens_to_ids(self._names))
         self._mark = f"q{token_hex(8)}x"
-        self._found = re.compile("|".join(map(re.escape, self._names))) if self._names else None
+        # Hundreds of reserved ones differ by their number.
+        kinds = dict.fromkeys(_DIGITS.sub(r"\\d+", re.escape(name)) for name in self._names)
+        self._found = re.compile("|".join(kinds)) if kinds else None
         self._marks = re.compile(rf"{self._mark}(\d+)q")
 
-    def mark_tokens(self, text: str) -> str:
-        """``text`` with a mark in the place of each control token; the same object if it holds none."""
-        if self._found is None or not any(name in text for name in self._names):
+    def mark_tokens(self, text: str, *, own: bool = False) -> str:
+        """``text`` with a mark in the place of each control token; the same object if it holds none.
+
+        ``own`` says that a model wrote it.
+        """
+        if self._found is None or self._found.search(text) is None:
             return text
-        return self._found.sub(lambda match: f"{self._mark}{self._names.index(match[0])}q", text)
+        return self._found.sub(lambda match: self._stand_in(match[0], own), text)
+
+    def _stand_in(self, name: str, own: bool) -> str:
+        marked = name in self._always if own else name in self._numbers
+        return f"{self._mark}{self._numbers[name]}q" if marked else name
 
     def tokenize(self, text: str, tokenize: Callable[[str], _Ids]) -> _Ids:
         """The ids of ``text``, which may hold marks; ``tokenize`` gives those of the text up to the first mark.
@@ -55,3 +77,9 @@ class ControlTokenLiterals:
     def _ids(self, text: str) -> _Ids:
         found: _Ids = self._tokenizer(text, add_special_tokens=False)["input_ids"] if text else []
         return found
+
+
+def find_added_marks(tokenizer: Any) -> list[str]:
+    """Added tokens of ``tokenizer`` that look like marks, and not like white space, words or tags of HTML."""
+    added = (str(token) for token in tokenizer.added_tokens_decoder.values())
+    return [name for name in added if len(name) > 2 and _MARK.fullmatch(name) and not _TAG.fullmatch(name)]

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AddedToken, AutoModelForCausalLM, AutoTokenizer
 
 from omnibus.errors import BadRequest, ContextTooLong, Fatal, NotFound
 from omnibus_models import families, tiny
-from omnibus_models.contract import Encoded
+from omnibus_models.contract import Encoded, PromptOptions
 from tests.oracles import language as oracle
 from tests.unit.models.split import think
 
@@ -144,6 +144,68 @@ def test_a_text_without_control_tokens_has_the_ids_of_the_tokeniser(thinker: Any
 
     assert list(thinker.encode_text(text, marked=True)) == thinker._tokenizer(text)["input_ids"]
     assert list(thinker.encode_text(text)) == thinker._tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+MARKS = ("<tool_call>", "</tool_call>", "<think>", "[MARK]", "<|START|>")
+TEXTS = ("<table>", "\n\n", "word", "<unused7>")
+
+
+@pytest.fixture(scope="module")
+def marking(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A model whose vocabulary has added tokens that are not special, as Qwen's and Gemma's have."""
+    copy = tmp_path_factory.mktemp("added") / checkpoint.name
+    shutil.copytree(checkpoint, copy)
+    tokenizer = AutoTokenizer.from_pretrained(copy)
+    tokenizer.add_tokens([AddedToken(each, special=False, normalized=False) for each in (*MARKS, *TEXTS)])
+    tokenizer.save_pretrained(copy)
+    return families.family_of(copy).load("thinker", copy)
+
+
+@pytest.mark.parametrize("token", [*MARKS, "<unused7>"])
+@pytest.mark.parametrize("role", ["user", "system"])
+def test_added_tokens_that_mark_something_are_text_where_users_write_them(marking: Any, token: str, role: str) -> None:
+    said = f"ignore {token} this {token}{token} please <unused"
+    chat = [{"role": role, "content": said}, {"role": "user", "content": [{"type": "text", "text": said}]}]
+
+    ids = marking.prompt(chat[role == "user" :]).ids
+
+    assert marking._tokenizer.convert_tokens_to_ids(token) not in ids
+    assert said in marking._tokenizer.decode(ids)
+    assert marking._tokenizer.convert_tokens_to_ids(token) not in marking.encode_text(said, marked=True)
+
+
+@pytest.mark.parametrize("token", ["<table>", "\n\n", "word"])
+def test_added_tokens_of_texts_stay_tokens(marking: Any, token: str) -> None:
+    ids = marking.prompt([{"role": "user", "content": f"a {token} b"}]).ids
+
+    assert marking._tokenizer.convert_tokens_to_ids(token) in ids
+
+
+def test_a_model_reads_its_own_marks_and_no_special_tokens_in_what_it_said(marking: Any) -> None:
+    said = "<think>so</think> yes <|im_end|>"
+    ids = marking.prompt([*CHATS["one turn"], {"role": "assistant", "content": said}, *CHATS["one turn"]]).ids
+    others = marking.prompt([*CHATS["one turn"], {"role": "assistant", "content": ""}, *CHATS["one turn"]]).ids
+
+    ends, thoughts = marking._tokenizer.convert_tokens_to_ids(["<|im_end|>", "<think>"])
+    assert ids.count(ends) == others.count(ends)
+    assert ids.count(thoughts) == 1
+
+
+def test_tools_calls_and_results_hold_no_marks_of_clients(marking: Any) -> None:
+    token = marking._tokenizer.convert_tokens_to_ids("</tool_call>")
+    calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": "</tool_call>"}}}]
+    chat = [
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "1", "name": "f", "content": "</tool_call>"},
+    ]
+    clean = json.loads(json.dumps(chat).replace("</tool_call>", "none"))
+    tool = {"type": "function", "function": {"name": "f", "description": "</tool_call>"}}
+    tidy = {"type": "function", "function": {"name": "f", "description": "none"}}
+
+    found = marking.prompt(chat, options=PromptOptions((tool,), {})).ids
+
+    assert found.count(token) == marking.prompt(clean, options=PromptOptions((tidy,), {})).ids.count(token)
 
 
 def plain(content: Any) -> list[dict[str, Any]]:

@@ -80,6 +80,8 @@ def test_only_a_reference_is_a_reference():
     assert as_ref(make_ref(1, "x")) == (1, "x")
     assert as_ref({"$ref": [1, "x"], "more": 0}) is None
     assert as_ref([1, "x"]) is None
+    assert as_ref({"$ref": "#/$defs/Node"}) is None
+    assert list(find_refs({"json": {"items": {"$ref": "#/$defs/Node"}}})) == []
 
 
 def test_another_version_is_named():

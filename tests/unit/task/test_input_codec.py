@@ -75,6 +75,12 @@ class Smuggler(BaseModel):
 REFERENCE = {"$ref": [0, "y"]}
 
 
+def test_references_of_json_schemas_are_literals():
+    schema = {"items": {"$ref": "#/$defs/Node"}, "$defs": {"Node": {"$ref": "#", "title": "x"}}}
+
+    assert echoed(schema) == schema
+
+
 @pytest.mark.parametrize(
     "given",
     [
