@@ -46,11 +46,11 @@ from services.gateway.tasks.chat import APP
 
 
 class SegmentPlace(NamedTuple):
-    """Place of a graph in a replay: its number among ``count``; ``first`` is the id of the replay's first graph."""
+    """Place of a graph in a replay: its number among ``total``; ``first`` is the id of the replay's first graph."""
 
     first: str
     number: int
-    count: int
+    total: int
 
     @property
     def id(self) -> str:
@@ -63,7 +63,7 @@ class SegmentPlace(NamedTuple):
     @property
     def later_ids(self) -> tuple[str, ...]:
         """Ids of the graphs that follow, of the first one."""
-        return () if self.number else tuple([f"{self.first}_{each}" for each in range(1, self.count)])
+        return () if self.number else tuple([f"{self.first}_{each}" for each in range(1, self.total)])
 
 
 @dataclass
@@ -301,7 +301,7 @@ class Replayer:
 def _describe_begin(segment: ReplaySegment, running: InflightInvocation, place: SegmentPlace) -> dict[str, Any]:
     now, start = running.invocation, segment.options.start
     begun = {"id": now.id, "replay_of": segment.recorded.id, "path": now.path, "route": now.route}
-    several = {"segment": place.number, "segments": place.count} if place.count > 1 else {}
+    several = {"segment": place.number, "segments": place.total} if place.total > 1 else {}
     return {"status": "running", **begun, **several, **({"from": start} if start else {})}
 
 
