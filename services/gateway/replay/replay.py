@@ -7,7 +7,9 @@ can do no more than sending the request again.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any, NamedTuple
 
@@ -33,7 +35,7 @@ from services.gateway.replay.comparison import ReplayComparison, is_speech
 from services.gateway.replay.mirrored import MirroredRun, finish_mirrored
 from services.gateway.replay.options import ReplayOptions
 from services.gateway.replay.segments import ReplaySegment, find_segments
-from services.gateway.replay.verdict import SegmentVerdict, summarize
+from services.gateway.replay.verdict import SegmentVerdict, compare_failures, summarize
 from services.gateway.request.accumulator import AnswerAccumulator
 from services.gateway.request.arena_inputs import restore_input
 from services.gateway.request.choices_accumulator import ChoicesAccumulator
@@ -44,11 +46,11 @@ from services.gateway.tasks.chat import APP
 
 
 class SegmentPlace(NamedTuple):
-    """Place of a graph in a replay: its number among ``count``; ``first`` is the id of the replay's first graph."""
+    """Place of a graph in a replay: its number among ``total``; ``first`` is the id of the replay's first graph."""
 
     first: str
     number: int
-    count: int
+    total: int
 
     @property
     def id(self) -> str:
@@ -61,7 +63,15 @@ class SegmentPlace(NamedTuple):
     @property
     def later_ids(self) -> tuple[str, ...]:
         """Ids of the graphs that follow, of the first one."""
-        return () if self.number else tuple([f"{self.first}_{each}" for each in range(1, self.count)])
+        return () if self.number else tuple([f"{self.first}_{each}" for each in range(1, self.total)])
+
+
+@dataclass
+class _ReplayResult:
+    """Verdicts on the graphs that have run, and the answer of the last one."""
+
+    verdicts: list[SegmentVerdict]
+    answer: RecordedAnswer
 
 
 class Replayer:
@@ -102,33 +112,56 @@ class Replayer:
         segments = await find_segments(self._records, recorded, headers)
         trace = tracing.extract_context(headers)
         first = self._router.issue_ticket(segments[0].recorded.model, segments[0].recorded.type)
-        verdicts, answer = list[SegmentVerdict](), RecordedAnswer()
+        result = _ReplayResult([], RecordedAnswer())
         for number, segment in enumerate(segments):
             place = SegmentPlace(first.id, number, len(segments))
-            ticket = (
-                first
-                if not number
-                else self._router.issue_ticket(segment.recorded.model, segment.recorded.type, place.id)
-            )
+            ticket = first
+            if number:
+                ticket = self._router.issue_ticket(segment.recorded.model, segment.recorded.type, place.id)
             running, player = await self._submit_replay(segment, ticket, place, trace)
-            got = _open_accumulator(running)
-            try:
-                yield _describe_begin(segment, running, place)
-                await self._collect_in_time(running, got)
-            except BaseException as error:  # also when whoever asked has left
-                self._end_failed(running, got, error)
-                raise
-            finally:
-                player.stop()
-            self._end_done(running, got, place)
-            comparison = ReplayComparison(segment.recorded, segment.ended, self._keep)
-            verdicts.append(await comparison.compare(running, got))
-            answer = cut_answer(got.to_answer(), MAX_RECORDED_CHARS)
-        yield {"status": "done", "id": first.id, "answer": answer, **summarize(verdicts)}
+            async with aclosing(self._run_segment(segment, running, player, place, result)) as parts:
+                async for part in parts:
+                    yield part
+        yield {"status": "done", "id": first.id, "answer": result.answer, **summarize(result.verdicts)}
 
-    def _end_done(self, running: InflightInvocation, got: AnswerAccumulator, place: SegmentPlace) -> None:
-        links = RequestLinks(place.later_ids)
-        self._dispatcher.complete(running, lambda: self._records.write_end(running, "done", got, links))
+    async def _run_segment(
+        self,
+        segment: ReplaySegment,
+        running: InflightInvocation,
+        player: OutputPlayer,
+        place: SegmentPlace,
+        result: "_ReplayResult",
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """Follow ``running`` to its end, which comes on every exit, and add what became of it to ``result``."""
+        got, failure = _open_accumulator(running), None
+        try:
+            yield _describe_begin(segment, running, place)
+            await self._collect_in_time(running, got)
+        except BaseException as error:  # also when whoever asked has left
+            self._end_failed(running, got, error)
+            if not isinstance(error, OmnibusError):
+                raise
+            failure = error
+        finally:
+            player.stop()
+        if failure is None:
+            links = RequestLinks(place.later_ids)
+            self._dispatcher.complete(running, lambda: self._records.write_end(running, "done", got, links))
+        result.verdicts.append(await self._compare_run(segment, running, got, failure))
+        result.answer = cut_answer(got.to_answer(), MAX_RECORDED_CHARS)
+
+    async def _compare_run(
+        self, segment: ReplaySegment, running: InflightInvocation, got: AnswerAccumulator, failure: OmnibusError | None
+    ) -> SegmentVerdict:
+        """Compare one run with its record. Raises ``failure``, unless an answered request had one there."""
+        ended = segment.ended
+        problem = ended.problem if ended is not None and ended.status == "done" else None
+        failed = compare_failures(segment.recorded.id, problem, failure)
+        if failed is not None:
+            return failed
+        if failure is not None:
+            raise failure
+        return await ReplayComparison(segment.recorded, ended, self._keep).compare(running, got)
 
     async def _collect_in_time(self, running: InflightInvocation, got: AnswerAccumulator) -> None:
         try:
@@ -268,7 +301,7 @@ class Replayer:
 def _describe_begin(segment: ReplaySegment, running: InflightInvocation, place: SegmentPlace) -> dict[str, Any]:
     now, start = running.invocation, segment.options.start
     begun = {"id": now.id, "replay_of": segment.recorded.id, "path": now.path, "route": now.route}
-    several = {"segment": place.number, "segments": place.count} if place.count > 1 else {}
+    several = {"segment": place.number, "segments": place.total} if place.total > 1 else {}
     return {"status": "running", **begun, **several, **({"from": start} if start else {})}
 
 

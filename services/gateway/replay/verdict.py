@@ -8,6 +8,7 @@ to compare. Pure, no I/O.
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from omnibus.errors import OmnibusError, ProblemDetails
 from omnibus.structured.calls import split_calls
 from services.gateway.dispatch.digest import Fingerprint
 from services.gateway.replay.positions import find_text_position
@@ -45,8 +46,24 @@ class SegmentVerdict(NamedTuple):
 
     @property
     def obstacle(self) -> str:
-        """What keeps an output from being compared; empty where all of them were."""
+        """Reason why an output could not be compared; empty where all of them were."""
         return self.why or next((f"{each.name}: {each.why}" for each in self.outputs if each.identical is None), "")
+
+
+def compare_failures(segment: str, before: ProblemDetails | None, now: OmnibusError | None) -> SegmentVerdict | None:
+    """The verdict on a segment that failed in the record, ``before``, though its request was answered, or that fails
+    ``now``; None for any other."""
+    if before is None:
+        return None
+    component = before.stage or "the graph"
+    said = OutputVerdict(component, None, f"failed as {before.code}", component=component)
+    if now is None:
+        said = said._replace(identical=False, why=f"it does not fail, and failed as {before.code}")
+    elif now.code == before.code:
+        said = said._replace(identical=True)
+    else:
+        said = said._replace(identical=False, why=f"it fails as {now.code}, and failed as {before.code}")
+    return SegmentVerdict(segment, (said,))
 
 
 def summarize(segments: Sequence[SegmentVerdict]) -> dict[str, Any]:
@@ -86,7 +103,7 @@ def _amount_text(part: SegmentVerdict, each: OutputVerdict, *, several: bool) ->
 
 
 def describe_content(output: str, content: Fingerprint) -> str:
-    """How much of what kind the ``content`` of ``output`` holds: ``41 characters of text, 12 tokens``."""
+    """Describe how much of what kind the ``content`` of ``output`` holds: ``41 characters of text, 12 tokens``."""
     parts = [f"{count} characters of {key}" for key, count in content.characters.items() if key in _TEXTS]
     if content.calls:
         parts.append(_count_text(content.calls, "tool call"))
@@ -119,7 +136,7 @@ def _describe_arrays(output: str, content: Fingerprint) -> str:
 
 
 def compare_text(kind: str, recorded: str, whole: bool, now: str) -> str:
-    """Where the ``now`` of a text differs whose digest is another one; ``whole``: all of ``recorded`` is there."""
+    """Describe where a text with another digest differs; ``whole``: ``recorded`` is all of what it was."""
     position = find_text_position(recorded, now)
     if position is None or (position == len(recorded) and not whole):
         return f"{kind} behind what the record repeats of it"

@@ -146,7 +146,8 @@ def _report(
 
 def _output_row(output: ExecutorOutputs, kind: ExecutorKind, epochs: Mapping[ExecutorKind, int]) -> list[str]:
     """Cells of an executor that ran a stage: its name, its version, and what came out."""
-    same = f"equal in {output.compared} outputs" if output.compared else "not compared"
+    outputs = "1 output" if output.compared == 1 else f"{output.compared} outputs"
+    same = f"equal in {outputs}" if output.compared else "not compared"
     result = output.failure or (same if output.equal else "DIFFERENT")
     unsteady = "" if output.steady else ", and not the same in two runs"
     since = f", since plan epoch {epochs[kind]}" if kind in epochs else ""

@@ -64,19 +64,19 @@ def compare_steps(first: Record | None, second: Record | None) -> Iterator[Compa
         step = one or other
         name = f"{prefix}[{step.node}] {step.component}"
         for arrow, side in (("←", "inputs"), ("→", "outputs")):
-            for left, right in _pair_values(one, other, side):
-                about = left or right
+            for before, after in _pair_values(one, other, side):
+                about = before or after
                 if about is None or (about.source and arrow == "←"):
                     continue
                 is_played = arrow == "→" and other is not None and other.executor.startswith(PLAYER_PREFIX)
-                same, cell = (True, _PLAYED) if is_played else (_is_same(left, right), _cell(right))
+                same, cell = (True, _PLAYED) if is_played else (_is_same(before, after), _cell(after))
                 is_result = arrow == "→" and (step.node, about.name) in results
-                yield ComparedValue(name, f"{arrow} {about.name}", _cell(left), cell, same, is_result)
-        seconds = [_number(each.seconds if each is not None else None) for each in (one, other)]
-        yield ComparedValue(name, "seconds", *seconds, True)
+                yield ComparedValue(name, f"{arrow} {about.name}", _cell(before), cell, same, is_result)
+        left, right = (_number(each.seconds if each is not None else None) for each in (one, other))
+        yield ComparedValue(name, "seconds", left, right, True)
     usages = [record.ended.usage if record and record.ended is not None else None for record in (first, second)]
-    cells = [_number(usage.gpu_seconds if usage is not None else None) for usage in usages]
-    yield ComparedValue(f"{prefix}all", "GPU-seconds", *cells, True)
+    left, right = (_number(usage.gpu_seconds if usage is not None else None) for usage in usages)
+    yield ComparedValue(f"{prefix}all", "GPU-seconds", left, right, True)
 
 
 def _pair_values(

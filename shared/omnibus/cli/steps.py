@@ -47,6 +47,8 @@ async def show_steps(options: argparse.Namespace) -> int:
             _save_contents(gateway, options.id, step, Path(options.save))
         if waits and number < len(steps) and (await asyncio.to_thread(input, "— Enter: next, q: end ")).strip() == "q":
             break
+    if record.ended is not None and record.ended.segments:
+        print(f"it went on in {', '.join(record.ended.segments)}: step through these by their ids", file=sys.stderr)
     if any(_is_missing(value) for step in steps for value in (*step.inputs, *step.outputs)):
         print("what stages give each other is kept with OMNIBUS_GATEWAY_RECORD=stages", file=sys.stderr)
     return 0
@@ -107,6 +109,9 @@ async def fork_and_print(options: argparse.Namespace) -> int:
         last = await _run_fork(bus, record, node, options, changes)
     finally:
         await bus.drain()
+    if record.ended is not None and record.ended.segments:
+        later = ", ".join(record.ended.segments)
+        print(f"{later} did not run: what the app does with another result is not in the record", file=sys.stderr)
     return 0 if last.get("status") == "done" else 1
 
 

@@ -1,0 +1,121 @@
+"""Replays of apps whose graphs grow: all segments run again, and what tools did is in the record."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omnibus.bus import subjects
+from tests.unit.gateway.apps.estate import Estate, Gateway
+from tests.unit.gateway.house import TOYS, VL, question
+
+PATIENCE = 20.0  # seconds
+
+#: Asks its model, looks something up, and asks again with what was found; how often it looked is in a file.
+AGENT = """
+    from pathlib import Path
+
+    from omnibus.app import App
+    from omnibus.task import ChatInput, ChatOutput, CompositeTask, MLLM, Think, tool
+
+    MODEL = MLLM(encoders={}, thinker=Think(model="toy-vl", component="thinker"))
+
+
+    def look_up(words: str) -> str:
+        with Path("{log}").open("a") as log:
+            log.write("x")
+        return str(len(words))
+
+
+    class Agent(CompositeTask):
+        model: MLLM = MODEL
+
+        async def invoke(self, request: str) -> ChatOutput:
+            said = await self.model.invoke(ChatInput.of(request, max_tokens=40)).text
+            for _ in range(2):
+                found = await tool(look_up, said)
+                said = await self.model.invoke(ChatInput.of("found " + found, max_tokens=40)).text
+            return self.model.invoke(ChatInput.of("so " + found, max_tokens=40))
+
+
+    AGENT = Agent()
+"""
+SERVES = """
+
+    async def serve(request: str) -> str:
+        return await (await AGENT(request)).text
+"""
+CHATS = """
+    app = App(model="agent-chat")
+
+
+    async def serve(request: ChatInput) -> ChatOutput:
+        return await AGENT(request.messages[-1]["content"])
+"""
+
+
+async def replay(land: Estate, id: str) -> list[dict[str, Any]]:
+    bus = land.home.bus
+    body = (await bus.read_records(f"{subjects.ROOT}.inv.*.{id}"))[0].data
+    parts = [json.loads(part) async for part in bus.request_stream(subjects.REPLAY, body, PATIENCE)]
+    await land.home.emptied()
+    return parts
+
+
+@pytest.mark.parametrize("chats", [False, True])
+async def test_an_agent_is_replayed_as_a_whole_without_its_tools(
+    land: Estate, gate: Gateway, tmp_path: Path, chats: bool
+):
+    await land.home.all_of(VL)
+    log = tmp_path / "looked"
+    land.write("agent", AGENT + (CHATS if chats else SERVES), log=str(log))
+    await gate.register("agent")
+    if chats:
+        response = await gate.http.post("/v1/chat/completions", json=question("agent-chat", "one two"))
+    else:
+        response = await gate.http.post("/v1/apps/agent/invoke", json="one two")
+    assert response.status_code == 200, response.text
+    id = response.headers["x-request-id"]
+    ended = await land.home.ended(id)
+    for later in ended.segments:
+        await land.home.ended(later)
+    assert (len(ended.segments), log.read_text()) == (3, "xx")
+
+    *running, done = await replay(land, id)
+    (alone, one) = await replay(land, f"{id}_2")
+
+    assert [part["replay_of"] for part in running] == [id, *ended.segments]
+    assert (done["status"], done["identical"]) == ("done", True), done
+    assert [each.partition(" (")[0] for each in done["compared"]] == [
+        f"segment {each}: thinker.text" for each in (id, *ended.segments)
+    ]
+    assert (alone["replay_of"], one["identical"], len(one["compared"])) == (f"{id}_2", True, 1)
+    assert log.read_text() == "xx"
+
+
+async def test_the_segment_in_which_an_agent_differs_is_named(land: Estate, gate: Gateway, tmp_path: Path):
+    changed = False
+
+    async def think(job: Any) -> None:
+        messages = await job.value("messages")
+        if changed and "found" in json.dumps(messages[-1]["content"]):
+            await job.send("text", {"text": "lost"})
+            job.close("text", {"finish_reason": "stop", "usage": {}})
+            return
+        await TOYS["thinker"](job)
+
+    land.home.serve(VL)
+    await land.home.executor(VL, "EL", "vision", "thinker", thinker=think)
+    land.write("agent", AGENT + SERVES, log=str(tmp_path / "looked"))
+    await gate.register("agent")
+    response = await gate.http.post("/v1/apps/agent/invoke", json="one two")
+    id = response.headers["x-request-id"]
+    ended = await land.home.ended(id)
+    for later in ended.segments:
+        await land.home.ended(later)
+    changed = True
+
+    *_, done = await replay(land, id)
+
+    assert (done["identical"], done["first"]["segment"], done["first"]["stage"]) == (False, f"{id}_1", "thinker")

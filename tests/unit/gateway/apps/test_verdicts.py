@@ -1,0 +1,91 @@
+"""Verdicts on recorded calls of apps: what counts as answered as before, and what says nothing."""
+
+import hashlib
+from typing import Any
+
+import msgspec
+import pytest
+
+from omnibus.app import protocol
+from omnibus.graph import Invocation
+from omnibus.recording.records import AppCall, Record, RecordedAnswer
+from omnibus.structured.calls import call_head
+from services.gateway.apps.call_replay import ReplayedCall, has_comparison, is_as_recorded
+from services.gateway.apps.recorded_calls import RecordedCall, RecordedSegment
+from services.gateway.dispatch.capture import RecordedChunk
+from services.gateway.replay.mirrored import digest_chunks
+from tests.unit.cli.documents import ended, invocation
+
+KEY = (0, 2, "text")
+SAID = [RecordedChunk({"text": "hi"})]
+CLOSED = [RecordedChunk({"finish_reason": "stop", "usage": {}}, last=True)]
+CALLS = call_head("add") + "{}"
+CALLED = [RecordedChunk({"calls": CALLS}), *CLOSED]
+
+
+def sha(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def recorded(kind: str, outputs: dict[str, str], answer: str = "", **chat: Any) -> RecordedCall:
+    asked: Invocation = invocation()
+    over = msgspec.structs.replace(ended(answer={}), outputs=outputs)
+    call = AppCall("poems", kind, 1, 7, answer_sha256=answer)
+    return RecordedCall(call, RecordedAnswer(**chat), (RecordedSegment(0, Record(asked, over)),))
+
+
+def tried(**fields: Any) -> ReplayedCall:
+    return ReplayedCall(**{"components": {KEY: "thinker"}, **fields})
+
+
+@pytest.mark.parametrize(
+    ("answered", "same"),
+    [
+        (tried(parts=["hi"], digest="a", outputs={KEY: SAID}), True),
+        (tried(parts=["hi"], digest="b", outputs={KEY: SAID}), False),
+        (tried(parts=["hi"], digest="a", outputs={KEY: CLOSED}), False),
+        (tried(parts=["hi"], digest="a"), False),  # its component gave nothing in full
+        (tried(parts=["hi"], digest="a", components={KEY: "other"}), True),  # another graph with the same answer
+        (tried(digest="a", components={}), False),  # an empty answer, and no output of both
+    ],
+)
+def test_a_call_is_as_recorded_where_something_was_compared(answered: ReplayedCall, same: bool):
+    before = recorded(protocol.JSON, {"2.text": digest_chunks(SAID)}, "a")
+
+    assert is_as_recorded(before, answered) is same
+
+
+@pytest.mark.parametrize(
+    ("answer", "streams", "same"),
+    [
+        ({"text_sha256": sha("hi")}, {"text": [*SAID, *CLOSED]}, True),
+        ({"text_sha256": sha("hi")}, {"text": CLOSED}, False),
+        ({"text_sha256": sha("")}, {"text": CLOSED}, False),
+        ({"text_sha256": sha("")}, {}, False),
+        ({"text_sha256": sha(""), "calls_sha256": sha(CALLS)}, {"text": CALLED}, True),
+        ({"text_sha256": sha(""), "calls_sha256": sha(CALLS + " ")}, {"text": CALLED}, False),
+        ({"text_sha256": sha("")}, {"text": CALLED}, False),  # a record of an earlier build
+        ({"text_sha256": sha("hi"), "audio_sha256": sha("")}, {"text": SAID}, False),
+    ],
+)
+def test_a_chat_is_as_recorded_with_its_calls_and_its_audio(
+    answer: dict[str, str], streams: dict[str, list[RecordedChunk]], same: bool
+):
+    before = recorded(protocol.CHAT, {}, **answer)
+
+    assert is_as_recorded(before, tried(streams=streams, components={})) is same
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "comparable"),
+    [
+        (tried(), tried(), False),
+        (tried(streams={"text": CLOSED}), tried(streams={"text": CLOSED}), False),
+        (tried(outputs={KEY: SAID}), tried(), False),
+        (tried(outputs={KEY: SAID}), tried(outputs={KEY: SAID}), True),
+        (tried(parts=[""]), tried(), True),
+        (tried(streams={"text": SAID}), tried(streams={"text": CLOSED}), True),
+    ],
+)
+def test_two_empty_answers_are_no_comparison(one: ReplayedCall, other: ReplayedCall, comparable: bool):
+    assert has_comparison(one, other) is comparable

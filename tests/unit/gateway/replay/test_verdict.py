@@ -1,0 +1,256 @@
+"""Verdicts on replays: what counts as equal, as different, and as not compared."""
+
+import hashlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from omnibus.encoding.audio import to_pcm16
+from omnibus.errors import StageFailed, StageUnavailable
+from omnibus.graph import GraphNode, Invocation
+from omnibus.recording.records import EndRecord, RecordedAnswer
+from omnibus.structured.calls import call_head
+from omnibus.tensors.item import Item
+from services.gateway.dispatch.digest import Fingerprint
+from services.gateway.dispatch.inflight import InflightInvocation
+from services.gateway.dispatch.streams import ResultStream
+from services.gateway.media.blob_store import MediaStore
+from services.gateway.replay.comparison import ReplayComparison
+from services.gateway.replay.verdict import compare_failures, summarize
+from services.gateway.request.accumulator import AnswerAccumulator
+from tests.unit.cli.documents import ended, invocation
+
+EMPTY_TEXT = hashlib.sha256(b"").hexdigest()
+SAMPLES = np.linspace(-0.5, 0.5, 240, dtype=np.float32)
+CALLS = call_head("add") + '{"x": 1}'
+
+
+@pytest.fixture
+async def keep(tmp_path: Path) -> AsyncIterator[MediaStore]:
+    made = MediaStore(str(tmp_path / "kept"), 1 << 20)
+    yield made
+    made.close()
+
+
+def graph_of(*outputs: str, app: str = "chat") -> Invocation:
+    """A graph of one node for each of the ``outputs``; a vocoder gives the audio."""
+    nodes = tuple(GraphNode(name, "vocoder" if name == "audio" else name, {}, "0") for name in outputs)
+    route = tuple("x" for _ in nodes)
+    return msgspec.structs.replace(
+        invocation(), app=app, nodes=nodes, outputs=tuple(enumerate(outputs)), route=route, options=route
+    )
+
+
+def replayed(asked: Invocation, *items: list[Item], whole: bool = True) -> InflightInvocation:
+    """A run of ``asked`` whose outputs have come; the last one has not ended unless it is ``whole``."""
+    running = InflightInvocation(asked, (0.0,), lambda _: None, lambda _: None, None)  # type: ignore[arg-type, return-value]
+    for number, (stream, came) in enumerate(zip(running.streams.values(), items, strict=True), 1):
+        stream.fingerprint = Fingerprint()
+        for item in came:
+            stream.add_item(item)
+        if whole or number < len(items):
+            ResultStream.end(stream)
+    return running
+
+
+def heard(*items: list[Item]) -> AnswerAccumulator:
+    got = AnswerAccumulator("m", 0.0)
+    for item in (each for came in items for each in came):
+        got.add_item("text" if item.array is None else "audio", item.data, item.array)
+        if item.array is not None:
+            got.add_pcm(to_pcm16(item.array))
+    return got
+
+
+async def verdict(
+    keep: MediaStore, over: EndRecord | None, *items: list[Item], app: str = "chat", whole: bool = True
+) -> dict[str, Any]:
+    names = ["audio" if came and came[0].array is not None else "text" for came in items]
+    asked = graph_of(*names, app=app)
+    running = replayed(asked, *items, whole=whole)
+    return summarize([await ReplayComparison(asked, over, keep).compare(running, heard(*items))])
+
+
+def said(text: str = "", **more: Any) -> list[Item]:
+    return [Item({"text": text, **more} if text else more), Item({"finish_reason": "stop", "usage": {}})]
+
+
+def audio(samples: np.ndarray = SAMPLES, rate: int = 24000) -> list[Item]:
+    return [Item({"rate": rate}, samples)]
+
+
+def recorded(*items: list[Item], **changes: Any) -> EndRecord:
+    answer = msgspec.structs.replace(heard(*items).to_answer(), **changes)
+    return ended(answer=msgspec.to_builtins(answer))
+
+
+def without_calls(over: EndRecord) -> EndRecord:
+    """As an earlier build recorded it."""
+    answer = msgspec.structs.replace(over.answer, calls="", calls_sha256="", reasoning="", reasoning_sha256="")
+    return msgspec.structs.replace(over, answer=answer)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "identical", "why"),
+    [
+        (said("hi"), said("hi"), True, ""),
+        (said("hi"), said("ho"), False, "text.text differs: text from character 1 on"),
+        (said("hi"), said("hi there"), False, "text.text differs: text from character 2 on"),
+        (said("hi"), said(), False, "text.text differs: text from character 0 on"),
+        (said(), said("hi"), False, "text.text differs: text from character 0 on"),
+        (said(), said(), None, "there was nothing to compare: the outputs are empty in the record and in the replay"),
+        (said(calls=CALLS), said(calls=CALLS), True, ""),
+        (said(calls=CALLS), said(), False, "text.text differs: 0 tool calls came, and 1 are recorded"),
+        (
+            said(calls=CALLS), said(calls=CALLS.replace("1", "2")), False,
+            "text.text differs: arguments of tool call 0 (add) from character 6 on",
+        ),
+        (
+            said(calls=CALLS), said(calls=CALLS.replace("add", "sub")), False,
+            "text.text differs: tool call 0 is sub, and was add",
+        ),
+        (said("hi", reasoning="so"), said("hi", reasoning="so"), True, ""),
+        (
+            said("hi", reasoning="so"), said("hi", reasoning="no"), False,
+            "text.text differs: reasoning from character 0 on",
+        ),
+    ],
+)  # fmt: skip
+async def test_the_texts_of_a_chat_are_compared(
+    keep: MediaStore, before: list[Item], now: list[Item], identical: bool | None, why: str
+):
+    found = await verdict(keep, recorded(before), now)
+
+    assert (found["identical"], found.get("why", "")) == (identical, why)
+
+
+async def test_what_an_earlier_build_did_not_record_is_not_called_equal(keep: MediaStore):
+    called = await verdict(keep, without_calls(recorded(said(calls=CALLS))), said(calls=CALLS))
+    told = await verdict(keep, without_calls(recorded(said(), finish_reason="tool_calls")), said())
+
+    assert (called["identical"], told["identical"]) == (None, None)
+    assert "the record has no digest" in called["why"]
+    assert "it called tools" in told["why"]
+
+
+async def test_a_record_of_digests_alone_is_compared_and_names_no_place_in_the_text(keep: MediaStore):
+    over = recorded(said("hi"), text="")
+
+    same, other = await verdict(keep, over, said("hi")), await verdict(keep, over, said("ho"))
+
+    assert (same["identical"], other["identical"]) == (True, False)
+    assert other["why"] == "text.text differs: text behind what the record repeats of it"
+
+
+@pytest.mark.parametrize(
+    ("over", "why"),
+    [
+        (None, "no finished answer"),
+        (ended(status="cancelled"), "no finished answer"),
+        (ended(answer=msgspec.to_builtins(RecordedAnswer())), "the record has no digest of it"),
+    ],
+)
+async def test_a_record_without_an_answer_is_not_compared(keep: MediaStore, over: EndRecord | None, why: str):
+    found = await verdict(keep, over, said("hi"))
+
+    assert found["identical"] is None
+    assert why in found["why"]
+
+
+async def test_a_stream_that_ended_early_is_not_compared(keep: MediaStore):
+    found = await verdict(keep, recorded(said("hi")), said("hi"), whole=False)
+
+    assert (found["identical"], found["why"]) == (None, "text.text: it ended early")
+
+
+@pytest.mark.parametrize(
+    ("now", "kept", "identical", "why"),
+    [
+        (audio(), True, True, ""),
+        (audio(SAMPLES + 0.5 / 32767), True, True, ""),
+        (audio(SAMPLES + 9 / 32767), True, False, "vocoder.audio differs: from sample 0 on"),
+        (audio(SAMPLES[:-1]), True, False, "vocoder.audio differs: it has 239 samples, and had 240"),
+        (audio(rate=16000), True, False, "vocoder.audio differs: it has 16000 samples/s, and had 24000"),
+        (audio(SAMPLES[:0]), True, False, "vocoder.audio differs: one side has no samples"),
+        (audio(), False, True, ""),
+        (
+            audio(SAMPLES + 1 / 32767), False, None,
+            "vocoder.audio: its bits differ, and the recorded samples are gone, so it is not known by how much",
+        ),
+    ],
+)  # fmt: skip
+async def test_the_samples_of_a_chat_are_compared(
+    keep: MediaStore, now: list[Item], kept: bool, identical: bool | None, why: str
+):
+    over = recorded(said("hi"), audio())
+    if kept:
+        keep.put_nowait(over.answer.audio_sha256, to_pcm16(SAMPLES))
+
+    found = await verdict(keep, over, said("hi"), now)
+
+    assert (found["identical"], found.get("why", "")) == (identical, why)
+
+
+async def test_an_output_that_is_empty_on_both_sides_counts_beside_one_that_is_not(keep: MediaStore):
+    found = await verdict(keep, recorded(said("hi"), []), said("hi"), audio(SAMPLES[:0]))
+
+    assert found["identical"] is True
+
+
+def digest_of(*items: Item, cached: bool = False) -> str:
+    made = Fingerprint()
+    for item in items:
+        made.add_item(item)
+    return made.hexdigest(cached=cached)
+
+
+def closing(**usage: int) -> Item:
+    return Item({"finish_reason": "stop", "usage": usage})
+
+
+@pytest.mark.parametrize(
+    ("digest", "now", "identical"),
+    [
+        (digest_of(*said("hi")), said("hi"), True),
+        (digest_of(*said("hi")), said("ho"), False),
+        ("", said("hi"), False),
+        (digest_of(*said("hi")), [], False),
+        ("", [], None),
+        (digest_of(*said()), said(), None),
+        (digest_of(Item({"text": "hi"}), closing(n=2)), [Item({"text": "hi"}), closing(n=2, cached_tokens=1)], True),
+        (  # of a build whose digests covered what a cache had
+            digest_of(Item({"text": "hi"}), closing(cached_tokens=1), cached=True),
+            [Item({"text": "hi"}), closing(cached_tokens=1)], True,
+        ),
+    ],
+)  # fmt: skip
+async def test_results_of_apps_are_compared_by_their_digests(
+    keep: MediaStore, digest: str, now: list[Item], identical: bool | None
+):
+    over = msgspec.structs.replace(ended(answer={}), outputs={"0.text": digest})
+
+    assert (await verdict(keep, over, now, app="poems"))["identical"] is identical
+
+
+async def test_an_output_without_a_recorded_digest_keeps_all_from_being_called_identical(keep: MediaStore):
+    over = msgspec.structs.replace(ended(answer={}), outputs={"0.text": digest_of(*said("hi"))})
+
+    found = await verdict(keep, over, said("hi"), said("hi"), app="poems")
+
+    assert (found["identical"], found["why"]) == (None, "text.text: the record has no digest of it")
+    assert found["compared"] == ["text.text (2 characters of text)"]
+
+
+def test_a_segment_that_failed_in_the_record_is_to_fail_in_the_same_way():
+    failed, other = StageFailed("no", stage="thinker"), StageUnavailable("no", stage="thinker")
+    before = failed.to_problem()
+
+    assert compare_failures("a", None, failed) is None
+    found = [compare_failures("a", before, now) for now in (failed, other, None)]
+    verdicts = [summarize([each]) for each in found if each is not None]
+    assert [each["identical"] for each in verdicts] == [True, False, False]
+    assert verdicts[2]["why"] == "thinker differs: it does not fail, and failed as stage_failed"
