@@ -111,11 +111,43 @@ async def test_its_talker_gets_the_same_rows(
     assert mine.end("rows") == other.end("rows")
 
 
+#: Parameters of answers that are cut, and how much of a whole answer is their stop string.
+CUTS = {
+    "one token": {"max_tokens": 1},
+    "two tokens": {"max_tokens": 2},
+    "a stop string": {"stop": slice(9, 12)},
+    "a stop string in the first token": {"stop": slice(1, 3)},
+    "all of the context": {"max_tokens": None},
+}
+
+
+def cut_params(text: str, name: str) -> dict[str, Any]:
+    """The parameters of the answer that is cut as ``name`` says; ``text`` is the whole one."""
+    return {key: [text[value]] if isinstance(value, slice) else value for key, value in CUTS[name].items()}
+
+
+@pytest.mark.parametrize("name", CUTS)
+async def test_an_answer_that_is_cut_gives_its_talker_all_of_its_text(
+    runner: VllmRunner, reference: ThinkRunner, encoders: list[Any], name: str
+) -> None:
+    question = QUESTIONS["image and audio"]
+    whole = await run(reference, job(question, encoders, voice="Ethan"))
+    mine, other = (job(question, encoders, voice="Ethan", **cut_params(whole.text, name)) for _ in range(2))
+
+    await run(runner, mine)
+    await run(reference, other)
+
+    assert (mine.text, mine.end("text")) == (other.text, other.end("text"))
+    assert mine.end("rows") == other.end("rows")
+    assert len(mine.whole("rows")) > 0
+    _assert_same_rows(mine, other)
+
+
 async def test_rows_come_while_tokens_are_made(runner: VllmRunner, encoders: list[Any]) -> None:
     spoken = await run(runner, job(QUESTIONS["image and audio"], encoders, voice="Chelsie", max_tokens=100))
 
     chunks = [item.array for item in spoken.outputs["rows"].items if item.array is not None]
-    assert sum(map(len, chunks)) == 99
+    assert sum(map(len, chunks)) == 100
     assert len(chunks) > 2  # how many a busy process finds at a time is chance
 
 

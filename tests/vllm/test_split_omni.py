@@ -14,7 +14,7 @@ from tests.e2e.questions import OMNI_QUESTIONS
 from tests.unit.jobs import run
 from tests.vllm.conftest import IN_PROCESS, descriptors, transformers
 from tests.vllm.halves import Three, three
-from tests.vllm.test_omni import SPEECH, job
+from tests.vllm.test_omni import CUTS, SPEECH, cut_params, job
 
 pytestmark = [*IN_PROCESS, pytest.mark.asyncio(loop_scope="module")]
 
@@ -60,5 +60,23 @@ async def test_halves_write_and_speak_as_a_thinker_does(
     np.testing.assert_allclose(answer.whole("rows"), whole.whole("rows"), rtol=0, atol=1e-4)
     assert answer.end("rows") == whole.end("rows")
     assert silent.outputs["rows"].items == []
+    await omni_three.until_idle()
+    assert descriptors() == []
+
+
+@pytest.mark.parametrize("shape", ["P>D", "PD"])
+@pytest.mark.parametrize("name", CUTS)
+async def test_halves_speak_all_of_an_answer_that_is_cut(
+    omni_three: Three, reference: ThinkRunner, encoders: list[Any], name: str, shape: str
+) -> None:
+    question, halves = OMNI_QUESTIONS["image and audio"], omni_three.halves(shape == "PD")
+    free = await run(reference, job(question, encoders, voice="Ethan"))
+    asked, whole = (job(question, encoders, voice="Ethan", **cut_params(free.text, name)) for _ in range(2))
+
+    answer = await halves.answer(asked, *SPEECH)
+    await run(reference, whole)
+
+    assert (answer.text, answer.end("text")) == (whole.text, whole.end("text"))
+    np.testing.assert_allclose(answer.whole("rows"), whole.whole("rows"), rtol=0, atol=1e-4)
     await omni_three.until_idle()
     assert descriptors() == []

@@ -206,6 +206,16 @@ def test_the_chart_of_failures_counts_in_whole_numbers(page: Page, system: Syste
     assert all(label.isdigit() for label in found)
 
 
+def test_rejected_requests_are_shown_with_their_codes(page: Page, system: System):
+    wrong = {"model": OMNI, "max_tokens": -1, "messages": [{"role": "user", "content": "hello"}]}
+    assert page.request.post(f"{system.url}/v1/chat/completions", data=wrong).status == 400
+    show(page, "live")
+    tile = page.locator("section.tile", has_text="Rejected requests")
+
+    expect(tile.locator("small")).to_contain_text("bad_request", timeout=60_000)
+    assert int(tile.locator("strong").inner_text()) > 0
+
+
 def test_an_example_brings_its_question_picture_and_sound(asking: Page):
     examples = asking.get_by_role("group", name="Examples")
     expect(examples.get_by_role("button")).to_have_count(4)

@@ -64,8 +64,8 @@ async def look(http: httpx.AsyncClient, picture: bytes, question: str, voice: st
     return await chat(http, [{"role": "user", "content": content}], voice)
 
 
-async def chat(http: httpx.AsyncClient, messages: list[Any], voice: str = "", path: str = "") -> Answer:
-    body: dict[str, Any] = {"model": OMNI, "messages": messages, "temperature": 0, "max_tokens": 40}
+async def chat(http: httpx.AsyncClient, messages: list[Any], voice: str = "", path: str = "", **more: Any) -> Answer:
+    body: dict[str, Any] = {"model": OMNI, "messages": messages, "temperature": 0, "max_tokens": 40, **more}
     if voice:
         body |= {"modalities": ["text", "audio"], "audio": {"voice": voice, "format": "wav"}}
     answer = await http.post("/v1/chat/completions", json=body, headers={"x-omnibus-path": path} if path else {})
