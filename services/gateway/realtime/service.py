@@ -31,7 +31,8 @@ from services.gateway.realtime.speech_detectors import DetectorFactory, SpeechDe
 from services.gateway.realtime.transcriber import require_hearing
 from services.gateway.realtime.turns import SessionContext
 from services.gateway.tasks.chat import Chat
-from services.gateway.tenancy.open_sockets import OpenSockets, response_limit
+from services.gateway.tenancy.deferred import revoked_error
+from services.gateway.tenancy.open_sockets import OpenSockets, response_limit, wait_revoked
 from services.gateway.tenancy.rate_limits import RateLimits
 from services.gateway.tenancy.tenant import current_tenant
 
@@ -152,7 +153,8 @@ class Realtime(OpenSockets):
                 session.begin(str(opened.token) if opened.token else "", current_tenant().name)
             else:
                 await session.resume(opened.restored, opened.seen)
-            end = await self._converse(connection, session, outbox, max(0.0, opened.expires - time.time()))
+            seconds = max(0.0, opened.expires - time.time())
+            end = await self._converse(connection, session, outbox, seconds, limits)
         finally:
             await session.close(over=end.over if opened.log is not None else "closed")
             if end.code:
@@ -176,14 +178,19 @@ class Realtime(OpenSockets):
         return RealtimeSession(opened.id, context, opened.config, outbox, opened.restored)
 
     async def _converse(
-        self, connection: WebSocketConnection, session: RealtimeSession, outbox: EventSender, seconds: float
+        self,
+        connection: WebSocketConnection,
+        session: RealtimeSession,
+        outbox: EventSender,
+        seconds: float,
+        limits: RateLimits | None,
     ) -> SessionEnd:
         """Answer events until the session ends, after so many seconds at most; returns how."""
         loop = asyncio.get_running_loop()
         reading = loop.create_task(self._read_events(connection, session))
         sending = loop.create_task(_send_events(outbox))
         draining = loop.create_task(self._wait_drained(session))
-        tasks = {reading, sending, draining}
+        tasks = {reading, sending, draining, loop.create_task(_wait_key_revoked(limits))}
         try:
             done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             if not done:
@@ -250,6 +257,11 @@ def _check_goes_on(restored: RestoredSession) -> None:
     """Raise ``NotFound`` where the session has ended."""
     if restored.over or restored.origin.expires <= time.time():
         raise NotFound(f"the session is over ({restored.over or 'expired'}): open another one", param="resume")
+
+
+async def _wait_key_revoked(limits: RateLimits | None) -> SessionEnd:
+    await wait_revoked(limits)
+    return SessionEnd(websocket.POLICY, "the API key was revoked", revoked_error(), over="revoked")
 
 
 async def _send_events(outbox: EventSender) -> SessionEnd:
