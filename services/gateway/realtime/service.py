@@ -32,6 +32,7 @@ from services.gateway.realtime.transcriber import require_hearing
 from services.gateway.realtime.turns import SessionContext
 from services.gateway.tasks.chat import Chat
 from services.gateway.tenancy.deferred import revoked_error
+from services.gateway.tenancy.log_budget import LogBudget
 from services.gateway.tenancy.open_sockets import OpenSockets, response_limit, wait_revoked
 from services.gateway.tenancy.rate_limits import RateLimits
 from services.gateway.tenancy.tenant import current_tenant
@@ -76,7 +77,8 @@ class OpenedSession(NamedTuple):
 class Realtime(OpenSockets):
     """Opens sessions with models that ``chat`` answers for, and with those of apps once there are any."""
 
-    def __init__(self, settings: GatewaySettings, chat: Chat, bus: Bus) -> None:
+    def __init__(self, settings: GatewaySettings, chat: Chat, bus: Bus, events: LogBudget | None = None) -> None:
+        self._events = events
         if settings.realtime_resume not in RESUME_MODES:
             modes = ", ".join(RESUME_MODES)
             raise BadRequest(f"OMNIBUS_GATEWAY_REALTIME_RESUME={settings.realtime_resume!r}: it is one of {modes}")
@@ -96,7 +98,8 @@ class Realtime(OpenSockets):
         if mode == "off" or not (resumable or mode == "always"):
             return OpenedSession(new_session_id(), config, abilities, expires)
         token = ResumeToken.create()
-        return OpenedSession(token.id, config, abilities, expires, SessionLog(self._bus, token.id), token)
+        log = SessionLog(self._bus, token.id, budget=self._events)
+        return OpenedSession(token.id, config, abilities, expires, log, token)
 
     async def resume_session(self, token: ResumeToken, last_event_id: str) -> OpenedSession:
         """The session of ``token`` as it was, whoever had it.
@@ -110,7 +113,7 @@ class Realtime(OpenSockets):
         await restored.apply_entries(known.entries)
         _check_goes_on(restored)
         seen = parse_event_number(token.id, last_event_id, len(restored.events))
-        log = await claim_log(self._bus, token.id, known)
+        log = await claim_log(self._bus, token.id, known, self._events)
         await restored.apply_entries(known.entries[count:])
         _check_goes_on(restored)
         config = restored.config

@@ -3,9 +3,10 @@
 import asyncio
 from pathlib import Path
 
+import openai
 import pytest
 
-from services.gateway.batches import turn
+from services.gateway.batches import service, turn
 from tests.unit.gateway.auth.keyed import PatientThinker, keyed_gateways
 from tests.unit.gateway.auth.test_keys_of_work import becomes, submit_batch
 from tests.unit.sidecar.node import until
@@ -59,3 +60,16 @@ async def test_a_long_batch_makes_room_and_goes_on_where_it_was(
 
 def _looks(key: str, ids: list[str]) -> list[tuple[str, str, str]]:
     return [(key, "GET", f"/v1/batches/{id}") for id in ids]
+
+
+async def test_a_tenant_has_its_share_of_batches(tmp_path: Path, valkey_url: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(service, "MAX_OPEN", 4)
+    async with keyed_gateways(tmp_path, valkey_url, tenant_share=0.5) as [gate]:
+        await gate.create_key("ann")
+        await gate.create_key("bob")
+        for _ in range(2):
+            await submit_batch(gate, "ann", "one")
+
+        with pytest.raises(openai.RateLimitError, match="of your jobs"):
+            await submit_batch(gate, "ann", "one")
+        await submit_batch(gate, "bob", "one")
