@@ -120,7 +120,7 @@ class GatewayService:
         router = await self._create_router(gateway, bus, tensors.node)
         plans = PlanFollower(router, self._store, bus, read_settings(SidecarSettings).node_name)
         self._closing.callback(plans.announce_status, "gone")
-        tenancy = Tenancy(settings, self._store, router)
+        tenancy = Tenancy(settings, self._store, router, read_settings(BusSettings))
         self._peers = self._keep.peers = MediaPeers(gateway, bus, tensors, lambda: tenancy.peers.count - 1)
         if isinstance(self._files, FileStore):
             self._files.peers = self._peers

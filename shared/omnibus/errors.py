@@ -6,11 +6,13 @@
     │   ├── BadMedia          400  an image, sound or video that cannot be used
     │   ├── ContextTooLong    400  the prompt does not fit the model
     │   ├── Unauthorized      401  no API key, or one that is not valid
+    │   │   └── KeyRevoked    401  the API key of work that was going on was revoked: the work stopped
     │   ├── CostLimitExceeded 402  it is expected to cost more than its client allows, or nobody knows what
     │   ├── Forbidden         403  switched off here; names the setting
     │   ├── NotFound          404  unknown model, invocation or route
     │   ├── Conflict          409  the name is taken, or somebody else was faster
     │   ├── TooLarge          413  over a limit in bytes, pixels, seconds or items
+    │   │   ├── LimitReached  413  a tenant stores as much as it may: delete some, or wait until some expires
     │   │   └── HeadTooLarge  431  a request's headers, in bytes or lines
     │   ├── TooSlow           408  the request did not arrive in time
     │   ├── ClientClosed      499  the client left before its answer was complete; nobody reads this
@@ -23,6 +25,7 @@
     │   ├── NodeUnreachable   503  the sidecar of a node does not answer, another node or its own; names the node
     │   ├── BusUnavailable    503  NATS cannot be reached
     │   ├── StoreUnavailable  503  Redis or Valkey cannot be reached
+    │   │   └── StoreFull     503  it has reached its ``maxmemory``: it takes nothing new until something is deleted
     │   ├── StorageFull       507  the disk for media is full
     │   └── HubUnavailable    503  the Hugging Face hub cannot be reached
     └── Fatal               a defect or a broken promise: HTTP 5xx
@@ -127,8 +130,6 @@ class CostLimitExceeded(Rejected):
 
 
 class KeyRevoked(Unauthorized):
-    """The API key under which work was going on was revoked: the work stopped."""
-
     code = "key_revoked"
 
 
@@ -149,8 +150,6 @@ class TooLarge(Rejected):
 
 
 class LimitReached(TooLarge):
-    """A tenant holds as much as it may: something has to be deleted, or to expire, before there is room for more."""
-
     code = "limit_reached"
 
 
@@ -227,8 +226,6 @@ class StoreUnavailable(Retryable):
 
 
 class StoreFull(StoreUnavailable):
-    """The store has reached its ``maxmemory``: it takes nothing new until something is deleted or expires."""
-
     code = "store_full"
 
 

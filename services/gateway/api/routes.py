@@ -66,7 +66,7 @@ class RouteTable:
         spoken, written = SpeechRoute(settings, chat), TranscriptionRoute(settings, chat)
         context = ResponseContext(videos.store, chat)
         self._chatting = answered, spoken, written
-        self.sessions = Realtime(settings, chat, runs.records.bus)
+        self.sessions = Realtime(settings, chat, runs.records.bus, deferred.events if deferred is not None else None)
         secrets = ClientSecrets(settings, videos.store)
         #: Answers WebSockets, those of ``response_sockets`` excepted.
         self.realtime = RealtimeRoute(self.sessions, secrets)

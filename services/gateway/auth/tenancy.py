@@ -10,7 +10,7 @@ from omnibus.bus import Bus, subjects
 from omnibus.bus.heartbeats import GATEWAY_HEARTBEAT_SECONDS
 from omnibus.cluster.presence import follow_events
 from omnibus.service import until_cancelled
-from omnibus.settings import GatewaySettings
+from omnibus.settings import BusSettings, GatewaySettings
 from omnibus.store import Store
 from services.gateway.auth.admin import AdminAuth, is_loopback
 from services.gateway.auth.middleware import ApiKeyMiddleware
@@ -22,6 +22,7 @@ from services.gateway.tenancy.cost_model import RequestCostModel
 from services.gateway.tenancy.deferred import DeferredWork
 from services.gateway.tenancy.gateway_count import GatewayPeers
 from services.gateway.tenancy.key_store import KeyStore, KeyView
+from services.gateway.tenancy.log_budget import LogBudget
 from services.gateway.tenancy.rate_limits import RateLimits
 
 log = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ class Tenancy:
     ``peers`` counts gateways in either case.
     """
 
-    def __init__(self, settings: GatewaySettings, store: Store, router: Router) -> None:
+    def __init__(self, settings: GatewaySettings, store: Store, router: Router, bus: BusSettings | None = None) -> None:
         self.on = settings.keys or bool(settings.keys_file)
         self.admission: Admission | None = None
         self._settings = settings
@@ -42,7 +43,11 @@ class Tenancy:
         self._limits = RateLimits(lambda: self.peers.count)
         self._costs = RequestCostModel(router)
         self._book = KeyStore(settings, store, self._limits.update_keys)
-        self.deferred = DeferredWork(self._book, self._limits) if self.on else DeferredWork()
+        self.deferred = DeferredWork()
+        if self.on:
+            log, share = bus or BusSettings(), settings.tenant_share
+            events = LogBudget(log.response_bytes, log.response_seconds, share, lambda: self.peers.count)
+            self.deferred = DeferredWork(self._book, self._limits, events)
         self._tasks: list[asyncio.Task[None]] = []
         if self.on:
             self.admission = Admission(settings, router, self._costs, self._limits, lambda: self.peers.count)

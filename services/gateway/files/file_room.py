@@ -58,12 +58,12 @@ class FileRoom:
 
     def _reserve_here(self, account: TenantAccount, member: str, reservation: "_Reservation") -> AccountTotal:
         now = time.monotonic()
-        own = {name: each for name, each in self._here.pop(account.name, {}).items() if each.until > now}
-        total = AccountTotal(len({*own, member}), sum(each.nbytes for each in own.values()) + reservation.nbytes)
-        self._here[account.name] = own
+        before = self._here[account.name]
+        own = {name: each for name, each in before.items() if each.until > now and name != member}
+        total = AccountTotal(len(own) + 1, sum(each.nbytes for each in own.values()) + reservation.nbytes)
         if account.bytes and total.bytes > account.bytes:
             raise LimitReached(f"{total.bytes} bytes would be kept, and {account.bytes} may be")
-        own[member] = reservation
+        self._here[account.name] = {**own, member: reservation}
         return total
 
     def _release_here(self, account: str, member: str) -> None:

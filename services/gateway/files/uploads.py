@@ -136,7 +136,6 @@ class FileUploads:
         parts = {part.key.rpartition("/")[2]: part for part in await self._storage.list(_parts_prefix(id))}
         upload = await self._get_pending(id)
         _check_parts(upload, part_ids, parts)
-        await self._reserve_room(upload)  # again, as builds before this one did not
         digest = hashlib.md5(usedforsecurity=False)
 
         async def claim(file: ClientFile) -> None:

@@ -31,7 +31,9 @@ from services.gateway.realtime.speech_detectors import DetectorFactory, SpeechDe
 from services.gateway.realtime.transcriber import require_hearing
 from services.gateway.realtime.turns import SessionContext
 from services.gateway.tasks.chat import Chat
-from services.gateway.tenancy.open_sockets import OpenSockets, response_limit
+from services.gateway.tenancy.deferred import revoked_error
+from services.gateway.tenancy.log_budget import LogBudget
+from services.gateway.tenancy.open_sockets import OpenSockets, response_limit, wait_revoked
 from services.gateway.tenancy.rate_limits import RateLimits
 from services.gateway.tenancy.tenant import current_tenant
 
@@ -75,7 +77,8 @@ class OpenedSession(NamedTuple):
 class Realtime(OpenSockets):
     """Opens sessions with models that ``chat`` answers for, and with those of apps once there are any."""
 
-    def __init__(self, settings: GatewaySettings, chat: Chat, bus: Bus) -> None:
+    def __init__(self, settings: GatewaySettings, chat: Chat, bus: Bus, events: LogBudget | None = None) -> None:
+        self._events = events
         if settings.realtime_resume not in RESUME_MODES:
             modes = ", ".join(RESUME_MODES)
             raise BadRequest(f"OMNIBUS_GATEWAY_REALTIME_RESUME={settings.realtime_resume!r}: it is one of {modes}")
@@ -95,7 +98,8 @@ class Realtime(OpenSockets):
         if mode == "off" or not (resumable or mode == "always"):
             return OpenedSession(new_session_id(), config, abilities, expires)
         token = ResumeToken.create()
-        return OpenedSession(token.id, config, abilities, expires, SessionLog(self._bus, token.id), token)
+        log = SessionLog(self._bus, token.id, budget=self._events)
+        return OpenedSession(token.id, config, abilities, expires, log, token)
 
     async def resume_session(self, token: ResumeToken, last_event_id: str) -> OpenedSession:
         """The session of ``token`` as it was, whoever had it.
@@ -109,7 +113,7 @@ class Realtime(OpenSockets):
         await restored.apply_entries(known.entries)
         _check_goes_on(restored)
         seen = parse_event_number(token.id, last_event_id, len(restored.events))
-        log = await claim_log(self._bus, token.id, known)
+        log = await claim_log(self._bus, token.id, known, self._events)
         await restored.apply_entries(known.entries[count:])
         _check_goes_on(restored)
         config = restored.config
@@ -152,7 +156,8 @@ class Realtime(OpenSockets):
                 session.begin(str(opened.token) if opened.token else "", current_tenant().name)
             else:
                 await session.resume(opened.restored, opened.seen)
-            end = await self._converse(connection, session, outbox, max(0.0, opened.expires - time.time()))
+            seconds = max(0.0, opened.expires - time.time())
+            end = await self._converse(connection, session, outbox, seconds, limits)
         finally:
             await session.close(over=end.over if opened.log is not None else "closed")
             if end.code:
@@ -176,14 +181,19 @@ class Realtime(OpenSockets):
         return RealtimeSession(opened.id, context, opened.config, outbox, opened.restored)
 
     async def _converse(
-        self, connection: WebSocketConnection, session: RealtimeSession, outbox: EventSender, seconds: float
+        self,
+        connection: WebSocketConnection,
+        session: RealtimeSession,
+        outbox: EventSender,
+        seconds: float,
+        limits: RateLimits | None,
     ) -> SessionEnd:
         """Answer events until the session ends, after so many seconds at most; returns how."""
         loop = asyncio.get_running_loop()
         reading = loop.create_task(self._read_events(connection, session))
         sending = loop.create_task(_send_events(outbox))
         draining = loop.create_task(self._wait_drained(session))
-        tasks = {reading, sending, draining}
+        tasks = {reading, sending, draining, loop.create_task(_wait_key_revoked(limits))}
         try:
             done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             if not done:
@@ -250,6 +260,11 @@ def _check_goes_on(restored: RestoredSession) -> None:
     """Raise ``NotFound`` where the session has ended."""
     if restored.over or restored.origin.expires <= time.time():
         raise NotFound(f"the session is over ({restored.over or 'expired'}): open another one", param="resume")
+
+
+async def _wait_key_revoked(limits: RateLimits | None) -> SessionEnd:
+    await wait_revoked(limits)
+    return SessionEnd(websocket.POLICY, "the API key was revoked", revoked_error(), over="revoked")
 
 
 async def _send_events(outbox: EventSender) -> SessionEnd:

@@ -7,7 +7,7 @@ ids of the answer's tokens. How lines are messages of the bus is in ``omnibus.re
 import asyncio
 from array import array
 from base64 import b64decode, b64encode
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import msgspec
 
@@ -48,9 +48,12 @@ class LogContent(LineAssembler):
 
 
 class ResponseLog:
-    """The log of response ``id``, to be written to."""
+    """The log of response ``id``, to be written to; ``count`` is told how many bytes."""
 
-    def __init__(self, bus: Bus, id: str, known: LogContent | None = None) -> None:
+    def __init__(
+        self, bus: Bus, id: str, known: LogContent | None = None, count: Callable[[int], None] | None = None
+    ) -> None:
+        self._count = count
         self._writer = LineWriter(bus, subjects.RESPONSES, subjects.response_subject(id), known)
 
     async def append(self, events: Sequence[NumberedEvent], token_ids: Sequence[int] = ()) -> None:
@@ -62,7 +65,10 @@ class ResponseLog:
         if token_ids:
             lines.append(b"#" + b64encode(array(_IDS, token_ids).tobytes()))
         if lines:
-            await self._writer.append_lines(b"\n".join(lines) + b"\n")
+            data = b"\n".join(lines) + b"\n"
+            if self._count is not None:
+                self._count(len(data))
+            await self._writer.append_lines(data)
 
 
 async def read_log(bus: Bus, id: str) -> LogContent:

@@ -84,7 +84,7 @@ class Responses:
         self._adoption: asyncio.Task[None] | None = None
         self.conversations = Conversations(settings, store)
         self._archive = ResponseArchive(settings, store, bus, self.conversations, gateway)
-        self.specs = ProductionSpecs(settings, store, bus, chat, self._archive)
+        self.specs = ProductionSpecs(settings, store, bus, chat, self._archive, self._deferred.events)
 
     async def startup(self) -> None:
         """Answer other gateways, and take up what they have left."""

@@ -14,7 +14,8 @@ from services.gateway.http.websocket import WebSocketConnection
 from services.gateway.responses.connection import ClientStalled, ResponseConnection
 from services.gateway.responses.service import Responses
 from services.gateway.tenancy.body_budget import current_upload
-from services.gateway.tenancy.open_sockets import OpenSockets, response_limit
+from services.gateway.tenancy.deferred import revoked_error
+from services.gateway.tenancy.open_sockets import OpenSockets, response_limit, wait_revoked
 from services.gateway.tenancy.rate_limits import RateLimits
 
 #: Codes of errors with which a connection ends.
@@ -42,7 +43,7 @@ class ResponseSockets(OpenSockets):
         client = ResponseConnection(connection, self._responses, response_limit(limits), current_upload())
         end = _ConnectionEnd(websocket.SERVER_ERROR, "internal error")
         try:
-            end = await self._answer_events(connection, client)
+            end = await self._answer_events(connection, client, limits)
         finally:
             await client.close()
             if end.code:
@@ -51,13 +52,16 @@ class ResponseSockets(OpenSockets):
                         await client.send_error(end.error, code=end.error_code)
                 await connection.close(end.code, end.reason)
 
-    async def _answer_events(self, connection: WebSocketConnection, client: ResponseConnection) -> _ConnectionEnd:
+    async def _answer_events(
+        self, connection: WebSocketConnection, client: ResponseConnection, limits: RateLimits | None
+    ) -> _ConnectionEnd:
         """Answer events until the connection ends; returns how."""
         loop = asyncio.get_running_loop()
         tasks = {
             loop.create_task(self._read_events(connection, client)),
             loop.create_task(_wait_failed(client)),
             loop.create_task(self._wait_drained(client)),
+            loop.create_task(_wait_key_revoked(limits)),
         }
         try:
             done, _ = await asyncio.wait(
@@ -97,6 +101,11 @@ class ResponseSockets(OpenSockets):
         await self.wait_stop()
         await client.wait_idle()
         return _ConnectionEnd(websocket.RESTART, "the gateway is stopping")
+
+
+async def _wait_key_revoked(limits: RateLimits | None) -> _ConnectionEnd:
+    await wait_revoked(limits)
+    return _ConnectionEnd(websocket.POLICY, "the API key was revoked", revoked_error())
 
 
 async def _wait_failed(client: ResponseConnection) -> _ConnectionEnd:

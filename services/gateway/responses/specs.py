@@ -24,6 +24,7 @@ from services.gateway.responses.history import EarlierItems, HistoryReader
 from services.gateway.responses.log import LogContent, ResponseLog
 from services.gateway.responses.production import ProductionSpec
 from services.gateway.tasks.chat import Chat
+from services.gateway.tenancy.log_budget import LogBudget
 from services.gateway.tenancy.tenant import current_tenant
 
 
@@ -38,7 +39,16 @@ class _ReadRequest(NamedTuple):
 class ProductionSpecs:
     """Makes specs of responses that ``chat`` answers, and ``archive`` keeps."""
 
-    def __init__(self, settings: GatewaySettings, store: Store, bus: Bus, chat: Chat, archive: ResponseArchive) -> None:
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        store: Store,
+        bus: Bus,
+        chat: Chat,
+        archive: ResponseArchive,
+        events: LogBudget,
+    ) -> None:
+        self._log_budget = events
         self._settings = settings
         self._bus = bus
         self._chat = chat
@@ -104,7 +114,7 @@ class ProductionSpecs:
             lambda: self._open_request(record.model, record.seed, record.path, drawer),
             deadline=record.deadline,
             encrypts=wanted.wants_encrypted_reasoning,
-            log=ResponseLog(self._bus, record.id, content),
+            log=self._open_log(record, content),
             known=content,
             ended=partial(self._archive.put_end, record),
             drawer=drawer,
@@ -153,14 +163,19 @@ class ProductionSpecs:
 
     async def _stored_spec(self, spec: ProductionSpec, record: ResponseRecord) -> ProductionSpec:
         """``spec`` of a response that is kept; one in the background is written down at once."""
+        if record.logged:
+            self._log_budget.check_room(record.tenant)
         if record.background:
             await self._archive.put_begun(record)
         return spec._replace(
             deadline=record.deadline if record.background else 0.0,
-            log=ResponseLog(self._bus, record.id) if record.logged else None,
+            log=self._open_log(record) if record.logged else None,
             begun=partial(self._archive.put_begun, record) if record.logged and not record.background else None,
             ended=partial(self._archive.put_end if record.logged else self._archive.put_whole, record),
         )
+
+    def _open_log(self, record: ResponseRecord, content: LogContent | None = None) -> ResponseLog:
+        return ResponseLog(self._bus, record.id, content, partial(self._log_budget.count, record.tenant))
 
 
 def _first(run: ClientRequest, opened: Callable[[], ClientRequest]) -> Callable[[], ClientRequest]:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 from omnibus.errors import KeyRevoked, Retryable
 from services.gateway.tenancy.key_store import KeyStore
+from services.gateway.tenancy.log_budget import LogBudget
 from services.gateway.tenancy.rate_limits import Allowance, RateLimits
 from services.gateway.tenancy.tenant import Tenant
 
@@ -18,7 +19,11 @@ from services.gateway.tenancy.tenant import Tenant
 class DeferredWork:
     """Finds the tenants of such work, and tells when it has to stop; without ``keys`` there is nothing to check."""
 
-    def __init__(self, keys: KeyStore | None = None, limits: RateLimits | None = None) -> None:
+    def __init__(
+        self, keys: KeyStore | None = None, limits: RateLimits | None = None, events: LogBudget | None = None
+    ) -> None:
+        #: The bytes of events that each tenant may write.
+        self.events = events or LogBudget()
         self._keys = keys
         self._limits = limits
 

@@ -65,6 +65,13 @@ class OpenSockets:
                     await self._closed.wait()
 
 
+async def wait_revoked(limits: RateLimits | None) -> None:
+    """Return when the current tenant's key is revoked."""
+    key = current_tenant().key
+    revoked = limits.key_allowance(key).revoked if limits is not None and key is not None else asyncio.Event()
+    await revoked.wait()
+
+
 def response_limit(limits: RateLimits | None) -> Callable[[], AbstractContextManager[None]]:
     """Return what counts a response against the limits of the current tenant's key, while it lasts."""
     key = current_tenant().key

@@ -20,7 +20,7 @@ UNITS = {
     **dict.fromkeys(("near", "verify_every", "least", "admit", "admit_queue"), "requests"),
     **dict.fromkeys(("videos", "videos_open", "videos_kept"), "videos"),
     "app_workers": "workers",
-    "responses": "responses", "realtime_sessions": "sessions",
+    **dict.fromkeys(("responses", "responses_open"), "responses"), "realtime_sessions": "sessions",
     **dict.fromkeys(("max_inflight", "credits"), "invocations"),
     "batch_parallel": "lines", "body_rate": "bytes per second",
     "video_frames": "frames", "threads": "threads", "tensor_parallel": "GPUs", "pipeline_parallel": "groups",

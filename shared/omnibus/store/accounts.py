@@ -1,4 +1,4 @@
-"""What each tenant holds in the store: a limit is checked and the account updated in one step on the server."""
+"""Accounts of what each tenant holds in the store: a limit is checked and its account updated in one step."""
 
 from typing import NamedTuple
 

@@ -77,7 +77,7 @@ class StoreConnection:
     def _redis_key(self, name: str) -> str:
         return f"{self._settings.prefix}:{name}"
 
-    async def _run_function(self, function: str, keys: Sequence[str], *arguments: str) -> Any:
+    async def _run_function(self, function: str, keys: Sequence[str], *arguments: str | bytes) -> Any:
         """Run a function of ours on the server. Raises ``FunctionRefused`` and ``StoreUnavailable``."""
         with suppress(StoreFull):  # a server without memory takes no library, and still runs the one that it has
             await self.open()  # a restarted server has forgotten its functions

@@ -5,7 +5,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from omnibus.errors import OmnibusError, Overloaded, Rejected
+from omnibus.errors import OmnibusError, Overloaded, Rejected, Unauthorized
 from services.gateway.openai.chat_response import Usage
 from services.gateway.openai.responses.items import OutputItem
 from services.gateway.openai.responses.request import ReasoningConfig, ResponseRequest
@@ -170,7 +170,7 @@ def _whole_tool(tool: FlatFunctionTool | ImageGenerationTool) -> dict[str, Any]:
 def failed_response(response: ResponseObject, error: OmnibusError) -> ResponseObject:
     """``response``, which ends with ``error``."""
     code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"] = "server_error"
-    if isinstance(error, Rejected):
+    if isinstance(error, Rejected) and not isinstance(error, Unauthorized):  # no prompt would be right
         code = "invalid_prompt"
     elif isinstance(error, Overloaded):
         code = "rate_limit_exceeded"

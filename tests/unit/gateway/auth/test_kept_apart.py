@@ -10,7 +10,7 @@ import pytest
 
 from omnibus.errors import BadRequest, NotFound
 from services.gateway.request.record_rules import parse_record_rules
-from services.gateway.tenancy.tenant import Tenant
+from services.gateway.tenancy.tenant import Tenant, acting_as
 from tests.unit.gateway.auth.test_middleware import ADMIN, Gated, gated
 from tests.unit.gateway.house import TEXT, VL, answered, image, text, think
 from tests.unit.gateway.samples import picture
@@ -121,3 +121,20 @@ def test_salts_of_tenants_do_not_meet():
     assert Tenant("b").salt("a", True) != Tenant("").salt("ab", True)
     assert Tenant("c").salt("ab", True) != Tenant("bc").salt("a", True)
     assert Tenant("a").salt("common", False) == "common"
+
+
+async def test_only_the_key_of_its_tenant_removes_a_file_that_was_made(tmp_path: Path):
+    async with gated(tmp_path) as gate:
+        with acting_as(Tenant("a")):
+            ids = [(await gate.home.files.put(b"sound", "audio/wav")).id for _ in range(2)]
+        path, last = (f"/v1/files/{id}" for id in ids)
+
+        refused = [await gate.get("DELETE", path, key) for key in ("", "wrong", "b")]
+        read = [await gate.get("GET", f"{path}/content", key) for key in ("", "b", "a")]
+        removed = await gate.get("DELETE", path, "a")
+
+        assert [each.status_code for each in refused] == [404] * 3
+        assert [(each.status_code, each.content) for each in read] == [(200, b"sound")] * 3
+        assert removed.status_code == 200
+        assert (await gate.get("GET", f"{path}/content")).status_code == 404
+        assert (await gate.get("DELETE", last, ADMIN)).status_code == 200  # the operator's is everything

@@ -139,7 +139,7 @@ async def test_a_revoked_key_stops_responses_in_the_background_and_says_so(tmp_p
         await gate.revoke_key("ann")
         ended = await becomes(gate, "ann-too", f"/v1/responses/{made['id']}", "failed", "completed", "cancelled")
 
-        assert (ended["status"], ended["error"]["code"]) == ("failed", "key_revoked")
+        assert (ended["status"], ended["error"]["reason"]) == ("failed", "key_revoked")
         assert time.monotonic() - began < STOP_SECONDS
         assert await gate.store.count_open_responses() == 0
         await until(lambda: thinker.stopped == 1)
@@ -158,7 +158,7 @@ async def test_a_response_whose_gateway_died_is_not_adopted_under_a_revoked_key(
         await until(lambda: len(two.tenancy._book.records) == 1)
         ended = await becomes(two, "ann-too", f"/v1/responses/{made['id']}", "failed", "completed")
 
-    assert ended["error"]["code"] == "key_revoked"
+    assert ended["error"]["reason"] == "key_revoked"
     assert thinker.begun == 1
 
 

@@ -12,6 +12,7 @@ import pytest
 import websockets
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from omnibus.api_key import hash_key
 from omnibus.settings import StoreSettings
 from omnibus.store import Store
 from services.gateway.auth.origin import SameOriginMiddleware
@@ -20,6 +21,9 @@ from tests.unit.gateway.house import OMNI, TEXT, House, house
 from tests.unit.gateway.realtime_house import Caller, calls, connected
 from tests.unit.gateway.wires import PATIENCE, doorway
 from tests.unit.sidecar.node import until
+
+#: Seconds in which all that goes on under a revoked key ends.
+STOP_SECONDS = 2.0
 
 
 async def refused(url: str, **more: Any) -> tuple[int, dict[str, Any]]:
@@ -170,6 +174,29 @@ async def test_a_session_needs_a_key_and_its_responses_count_against_it(tmp_path
     assert (limits[0]["name"], limits[0]["limit"]) == ("requests", 2)
     assert over["status"] == "failed"
     assert over["status_details"]["error"]["code"] == "overloaded"
+
+
+async def test_a_revoked_key_ends_its_sessions(tmp_path: Path, valkey_url: str):
+    async with (
+        gated(tmp_path, valkey_url, a={}, b={}) as (gate, place),
+        connected(f"ws{place}", TEXT, **bearer("a")) as mine,
+        websockets.connect(f"ws{place}/v1/responses", **bearer("a")) as responses,
+        connected(f"ws{place}", TEXT, **bearer("b")) as other,
+    ):
+        write(tmp_path / "keys.json", b={})  # the gateway reads the file again by itself
+
+        async with asyncio.timeout(STOP_SECONDS + 0.5):  # half a second for a machine that is busy
+            said, error = (await mine.until("error"))[-1], json.loads(await responses.recv())
+            await mine.socket.wait_closed()
+            await responses.wait_closed()
+        await other.say("hello")
+        answer = (await other.respond())[-1]["response"]
+
+    assert said["error"]["code"] == "key_revoked"
+    assert error["error"]["code"] == "key_revoked"
+    assert (mine.socket.close_code, responses.close_code) == (1008, 1008)
+    assert answer["status"] == "completed"
+    assert gate.tenancy._book.records.keys() == {hash_key("b")}
 
 
 async def test_a_client_secret_opens_the_session_that_it_was_made_for(tmp_path: Path, valkey_url: str):

@@ -1,0 +1,176 @@
+"""No route lets a tenant store more bytes than it may, and nobody reads more into a gateway than fits."""
+
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from omnibus.errors import Overloaded
+from omnibus.settings import GatewaySettings
+from services.gateway.realtime import secrets
+from services.gateway.tenancy.open_sockets import OpenSockets
+from services.gateway.tenancy.tenant import Tenant, acting_as
+from tests.unit.gateway.auth.keyed import KeyedGateway, keyed_gateways
+from tests.unit.gateway.batches.test_batches import lines
+from tests.unit.gateway.house import TEXT, question
+
+#: Bytes of a tenant in these tests, and of what it sends at a time.
+LIMIT, PIECE = 200_000, 30_000
+BIG = "x" * PIECE
+
+Attack = Callable[[KeyedGateway, int], Awaitable[httpx.Response]]
+
+
+async def _conversation(gate: KeyedGateway, _: int) -> httpx.Response:
+    items = [{"type": "message", "role": "user", "content": BIG}]
+    return await gate.call("ann", "POST", "/v1/conversations", json={"items": items})
+
+
+async def _response(gate: KeyedGateway, number: int) -> httpx.Response:
+    """Each follows the one before, so that none leaves by itself; the answer repeats what was said."""
+    return await gate.call("ann", "POST", "/v1/responses", json={"model": TEXT, "input": f"{number} {BIG}"})
+
+
+async def _background(gate: KeyedGateway, number: int) -> httpx.Response:
+    body = {"model": TEXT, "input": f"{number} {BIG}", "background": True}
+    return await gate.call("ann", "POST", "/v1/responses", json=body)
+
+
+async def _secret(gate: KeyedGateway, _: int) -> httpx.Response:
+    body = {"session": {"type": "realtime", "instructions": BIG}}
+    return await gate.call("ann", "POST", "/v1/realtime/client_secrets", json=body)
+
+
+async def _batch(gate: KeyedGateway, number: int) -> httpx.Response:
+    form = {"purpose": (None, "batch"), "file": ("b.jsonl", lines("one"))}
+    file = (await gate.call("ann", "POST", "/v1/files", files=form)).json()
+    values = {f"k{index}": f"{number}".rjust(512, "x") for index in range(16)}
+    body = {"input_file_id": file["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    return await gate.call("ann", "POST", "/v1/batches", json={**body, "metadata": values})
+
+
+async def _stream(gate: KeyedGateway, number: int) -> httpx.Response:
+    headers = {"authorization": "Bearer ann", "x-omnibus-continue": "true"}
+    body = question(TEXT, f"{number} {BIG}", stream=True, max_tokens=1)
+    return await gate.http.post("/v1/chat/completions", json=body, headers=headers)
+
+
+ATTACKS: dict[str, Attack] = {
+    "conversations": _conversation,
+    "responses": _response,
+    "background": _background,
+    "client secrets": _secret,
+    "batches": _batch,
+    "continued streams": _stream,
+}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+async def test_no_route_stores_more_than_a_tenant_may(tmp_path: Path, valkey_url: str, name: str):
+    async with keyed_gateways(
+        tmp_path, valkey_url, tenant_bytes=LIMIT, tenant_share=1.0, continue_streams="requested"
+    ) as [gate]:
+        await gate.create_key("ann")
+        before = await _memory(gate)
+
+        codes = [(await ATTACKS[name](gate, number)).status_code for number in range(24)]
+        grown = await _memory(gate) - before
+        held = await _held(gate)
+
+    assert held <= LIMIT, "what is counted stays within the limit"
+    assert grown < 4 * LIMIT, "and so does the memory of the server, but for what it needs to keep it"
+    assert set(codes) <= {200, 413, 429}
+    if name in ("conversations", "client secrets"):  # the others make room, end, or go on without
+        assert 413 in codes
+
+
+async def _held(gate: KeyedGateway) -> int:
+    found = await gate.store._redis.hget(gate.store._redis_key("held:ann:bytes"), "#bytes")
+    return int(found or 0)
+
+
+async def _memory(gate: KeyedGateway) -> int:
+    return int((await gate.store._redis.info("memory"))["used_memory_dataset"])
+
+
+async def test_a_history_is_rejected_before_it_is_read(tmp_path: Path, valkey_url: str):
+    async with keyed_gateways(tmp_path, valkey_url, history_bytes=3 * PIECE) as [gate]:
+        await gate.create_key("ann")
+        made = (await _conversation(gate, 0)).json()["id"]
+        path = f"/v1/conversations/{made}/items"
+        items = {"items": [{"type": "message", "role": "user", "content": BIG}]}
+        added = [(await gate.call("ann", "POST", path, json=items)).status_code for _ in range(3)]
+        reads = _count_reads(gate)
+        gate.home.responses.specs.history._most = PIECE  # as if a build before this one had written more
+        body = {"model": TEXT, "input": "hi", "conversation": made}
+        named = [
+            await gate.call("ann", "POST", "/v1/responses", json=body),
+            await gate.call("ann", "POST", "/v1/responses/input_tokens", json=body),
+        ]
+
+    assert added == [200, 413, 413]
+    assert named[0].status_code == 413
+    assert "OMNIBUS_GATEWAY_HISTORY_BYTES" in named[0].json()["error"]["message"]
+    assert named[0].json()["error"]["param"] == "conversation"
+    assert reads == [made]  # the second one's limit is as it was
+
+
+def _count_reads(gate: KeyedGateway) -> list[str]:
+    read, reads = gate.store.conversation_items, list[str]()
+
+    async def counted(id: str, *more: object, **others: object) -> object:
+        reads.append(id)
+        return await read(id, *more, **others)  # type: ignore[arg-type]
+
+    gate.store.conversation_items = counted  # type: ignore[method-assign,assignment]
+    return reads
+
+
+async def test_a_chain_of_responses_is_bounded_as_well(tmp_path: Path, valkey_url: str):
+    async with keyed_gateways(tmp_path, valkey_url, history_bytes=8 * PIECE) as [gate]:
+        await gate.create_key("ann")
+        previous, codes = None, list[int]()
+        for number in range(6):
+            body = {"model": TEXT, "input": f"{number} {BIG}", "max_output_tokens": 3, "previous_response_id": previous}
+            answer = await gate.call("ann", "POST", "/v1/responses", json=body)
+            codes.append(answer.status_code)
+            previous = answer.json().get("id", previous)
+
+    assert codes[:2] == [200, 200]
+    assert codes[-1] == 413
+    assert json.loads(answer.text)["error"]["param"] == "previous_response_id"
+
+
+async def test_client_secrets_are_limited(tmp_path: Path, valkey_url: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(secrets, "MAX_SECRETS", 2)
+    async with keyed_gateways(tmp_path, valkey_url) as [gate]:
+        for name in ("ann", "bob"):
+            await gate.create_key(name)
+        made = [await gate.call("ann", "POST", "/v1/realtime/client_secrets", json={}) for _ in range(3)]
+        other = await gate.call("bob", "POST", "/v1/realtime/client_secrets", json={})
+
+    assert [each.status_code for each in made] == [200, 200, 429]
+    assert int(made[2].headers["retry-after"]) >= 1
+    assert other.status_code == 200
+
+
+def test_open_sockets_leave_places_for_others():
+    sockets = OpenSockets(GatewaySettings(realtime_sessions=8, tenant_share=0.5), "session", "sessions")
+    key = object()
+
+    def open_one(name: str) -> bool:
+        with acting_as(Tenant(name, 1.0, key)):  # type: ignore[arg-type]
+            admitted = sockets.admit()
+            try:
+                admitted.__enter__()
+            except Overloaded:
+                return False
+            held.append(admitted)
+            return True
+
+    held: list[object] = []
+    assert [open_one("ann") for _ in range(5)] == [True] * 4 + [False]
+    assert [open_one("bob") for _ in range(5)] == [True] * 4 + [False]
+    assert [open_one("cid") for _ in range(3)] == [True, True, False]

@@ -1,0 +1,75 @@
+"""Batches of several tenants: they take turns, whoever came first and however many a tenant has."""
+
+import asyncio
+from pathlib import Path
+
+import openai
+import pytest
+
+from services.gateway.batches import service, turn
+from tests.unit.gateway.auth.keyed import PatientThinker, keyed_gateways
+from tests.unit.gateway.auth.test_keys_of_work import becomes, submit_batch
+from tests.unit.sidecar.node import until
+
+
+async def test_a_batch_of_one_tenant_does_not_wait_for_all_of_anothers(tmp_path: Path, valkey_url: str):
+    """Four batches of one tenant wait at a gateway that works on two at a time; the other's is next."""
+    thinker = PatientThinker()
+    async with keyed_gateways(tmp_path, valkey_url, thinker=thinker) as [gate]:
+        await gate.create_key("ann")
+        await gate.create_key("bob")
+        many = [await submit_batch(gate, "ann", "one") for _ in range(4)]
+        other = await submit_batch(gate, "bob", "one")
+        gate.home.table.batches.startup()
+
+        await until(lambda: thinker.begun == 2)
+        begun = [(await gate.call(*each)).json()["status"] for each in _looks("ann", many)]
+        theirs = (await gate.call("bob", "GET", f"/v1/batches/{other}")).json()["status"]
+        thinker.gate.set()
+        for key, id in (("bob", other), *(("ann", each) for each in many)):
+            assert (await becomes(gate, key, f"/v1/batches/{id}", "completed", "failed"))["status"] == "completed"
+
+    assert theirs == "in_progress"
+    assert begun.count("in_progress") == 1
+
+
+async def test_a_long_batch_makes_room_and_goes_on_where_it_was(
+    tmp_path: Path, valkey_url: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(turn, "TURN_SECONDS", 0.0)
+    thinker = PatientThinker()
+    async with keyed_gateways(tmp_path, valkey_url, thinker=thinker, batch_parallel=1) as [gate]:
+        await gate.create_key("ann")
+        await gate.create_key("bob")
+        gate.home.table.batches.startup()
+        words = [f"w{number}" for number in range(6)]
+        long = [await submit_batch(gate, "ann", *words) for _ in range(2)]
+        await until(lambda: thinker.begun == 2)  # both places are taken
+
+        other = await submit_batch(gate, "bob", "one")
+        await asyncio.sleep(turn._LOOK_SECONDS + 0.5)  # it is seen that another one waits
+        thinker.gate.set()
+        await becomes(gate, "bob", f"/v1/batches/{other}", "completed", "failed")
+        left = [(await gate.call(*each)).json() for each in _looks("ann", long)]
+        whole = [await becomes(gate, "ann", f"/v1/batches/{id}", "completed", "failed") for id in long]
+
+    assert any(each["status"] not in ("completed", "failed") for each in left)
+    assert [each["request_counts"]["completed"] for each in whole] == [6, 6]
+    assert thinker.begun == 13, "no line was sent twice"
+
+
+def _looks(key: str, ids: list[str]) -> list[tuple[str, str, str]]:
+    return [(key, "GET", f"/v1/batches/{id}") for id in ids]
+
+
+async def test_a_tenant_has_its_share_of_batches(tmp_path: Path, valkey_url: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(service, "MAX_OPEN", 4)
+    async with keyed_gateways(tmp_path, valkey_url, tenant_share=0.5) as [gate]:
+        await gate.create_key("ann")
+        await gate.create_key("bob")
+        for _ in range(2):
+            await submit_batch(gate, "ann", "one")
+
+        with pytest.raises(openai.RateLimitError, match="of your jobs"):
+            await submit_batch(gate, "ann", "one")
+        await submit_batch(gate, "bob", "one")

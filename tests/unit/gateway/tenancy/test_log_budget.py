@@ -1,0 +1,47 @@
+"""Bytes of events that a tenant may write, with a clock that the test turns, and what happens to a session beyond them."""
+
+import pytest
+
+from omnibus.bus import subjects
+from omnibus.bus.memory import MemoryBus
+from omnibus.errors import Overloaded
+from omnibus.recording.sessions import SessionEntries, SessionEntry, read_session
+from omnibus.settings import BusSettings
+from services.gateway.realtime.session_log import SessionLog
+from services.gateway.tenancy.log_budget import LogBudget
+from services.gateway.tenancy.tenant import Tenant, acting_as
+
+
+@pytest.mark.parametrize("gateways", [1, 2])
+def test_a_tenant_writes_no_more_events_than_its_share(gateways: int):
+    now = [0.0]
+    budget = LogBudget(4000, 100, 0.25, lambda: gateways, lambda: now[0])
+
+    written = 0
+    for _ in range(40):
+        try:
+            budget.check_room("ann")
+        except Overloaded as error:
+            assert 0 < error.retry_after < 20
+            break
+        budget.count("ann", 100)
+        written += 100
+
+    assert written == 1000 // gateways
+    budget.check_room("bob")
+    budget.check_room("")  # without keys
+    now[0] += 10
+    budget.check_room("ann")
+
+
+async def test_a_session_that_has_written_its_share_goes_on_and_cannot_be_resumed_behind_that():
+    bus = MemoryBus(BusSettings())
+    await bus.open_records(60.0, 1 << 20, subjects.RESPONSES)
+    with acting_as(Tenant("ann")):
+        log = SessionLog(bus, "sess_1", budget=LogBudget(100, 100, 1.0))
+        for number in range(20):
+            await log.append([SessionEntry(at=float(number))])
+
+    kept: SessionEntries = await read_session(bus, "sess_1")
+    assert 0 < len(kept.entries) < 20
+    await bus.drain()
