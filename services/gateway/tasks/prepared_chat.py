@@ -1,5 +1,6 @@
 """A chat request as a composite task takes it."""
 
+from collections.abc import Mapping
 from hashlib import sha256
 from operator import attrgetter
 from typing import Any
@@ -14,6 +15,7 @@ from services.gateway.media import inspect as openai_media
 from services.gateway.media.inspect import InspectedMedia
 from services.gateway.openai.chat_request import ChatRequest
 from services.gateway.pricing.quantities import Estimates
+from services.gateway.routing.sampling_defaults import NEUTRAL, ModelSampling
 from services.gateway.tasks.params import sampling_params
 from services.gateway.tenancy.tenant import current_tenant
 
@@ -43,7 +45,7 @@ _encode = msgspec.json.Encoder(order="sorted").encode
 class PreparedChat:
     """A chat request as it was understood: what a composite task gets, and the media not yet placed.
 
-    With ``say`` that is the answer, and only its sound is to be made.
+    With ``say`` that is the answer, and only its sound is to be made. ``usual`` completes its sampling.
     """
 
     def __init__(
@@ -54,14 +56,15 @@ class PreparedChat:
         voice: str = "",
         say: str = "",
         family: str = "",
+        usual: ModelSampling = NEUTRAL,
     ) -> None:
         self.model = request.model
         self.body = _encode(messages)
         self.items = items
-        speech = _speech_params(request)
+        speech = _speech_params(request, usual.values)
         #: The conversation, as executors know it; empty for none.
         self.cache_key = hash_cache_key(request.prompt_cache_key) if request.prompt_cache_key else ""
-        params = sampling_params(request) | ({"say": say} if say else {})
+        params = sampling_params(request, usual) | ({"say": say} if say else {})
         if self.cache_key:
             params["cache_key"] = self.cache_key
         self.params = _encode(params)
@@ -139,11 +142,13 @@ def _encode_raw(value: Any) -> msgspec.Raw:
     return msgspec.Raw(_encode(value))
 
 
-def _speech_params(request: ChatRequest) -> dict[str, Any] | None:
+def _speech_params(request: ChatRequest, usual: Mapping[str, float]) -> dict[str, Any] | None:
     if not request.wants_audio or request.audio is None:
         return None
     audio = request.audio
     how = GREEDY_SPEECH if request.temperature == 0 else SPEECH
+    if usual and how is SPEECH:
+        how = {name: usual.get(f"talker_{name}", value) for name, value in SPEECH.items()}
     if _read_speech_options(audio) == _NO_SPEECH_OPTIONS:
         return {**how, "max_codes": audio.max_tokens or DEFAULT_SPEECH_CODES}
     said = {name: value for name in how if (value := getattr(audio, name)) is not None}

@@ -15,8 +15,10 @@ from typing import Any
 
 from omnibus.errors import BadRequest, Overloaded
 from omnibus.structured.grammar import MAX_SCHEMA_BYTES, first_line, schema_rule
+from omnibus.structured.shapes import whole_grammar
 from services.gateway.openai.chat_request import ChatRequest
 from services.gateway.openai.tools import JsonSchemaFormat
+from services.gateway.openai.vllm_params import GUIDED, vllm_shape
 
 log = logging.getLogger(__name__)
 
@@ -38,15 +40,33 @@ class SchemaCheck:
         """Raises ``BadRequest`` that names a schema of ``request`` which no answer can be held to."""
         for param, schema in _named_schemas(request):
             await self.check_schema(schema, param)
+        if request.has_vllm_shape:
+            await self._check_shape(request)
+
+    async def _check_shape(self, request: ChatRequest) -> None:
+        shape = vllm_shape(request)
+        if shape is None:
+            return
+        param = next(name for name in ("structured_outputs", *GUIDED) if getattr(request, name) is not None)
+        if "json" in shape:
+            await self.check_schema(shape["json"], f"{param}.json" if param == "structured_outputs" else param)
+            return
+        try:
+            grammar = await asyncio.to_thread(whole_grammar, shape)
+        except ValueError as error:
+            raise BadRequest(f"The grammar cannot be read: {error}", param=param) from None
+        await self._check_grammar(grammar, param)
 
     async def check_schema(self, schema: Mapping[str, Any], param: str) -> None:
         """Raises ``BadRequest`` for a ``schema`` that cannot be used, and ``Overloaded`` where many are checked."""
-        rule = schema_rule(schema)
-        if len(rule) > MAX_SCHEMA_BYTES:
+        await self._check_grammar(f"start: {schema_rule(schema)}", param)
+
+    async def _check_grammar(self, grammar: str, param: str) -> None:
+        if len(grammar) > MAX_SCHEMA_BYTES:
             raise BadRequest(f"The schema has more than {MAX_SCHEMA_BYTES} bytes, the most accepted.", param=param)
-        key = sha256(rule.encode()).digest()
+        key = sha256(grammar.encode()).digest()
         if key not in self._errors:
-            self._remember(key, await self._find_error(f"start: {rule}"))
+            self._remember(key, await self._find_error(grammar))
         if error := self._errors[key]:
             raise BadRequest(f"The schema cannot be used: {error}", param=param)
 

@@ -103,7 +103,7 @@ class DecodeRunner(LanguagePart, component="decode"):
         return BatchCounts(steps=counts.steps, rows=counts.rows)
 
     async def run(self, job: Job) -> None:
-        params = await read_text_params(job)
+        params = await read_text_params(job, self._core.sampling)
         async with self._core.use_adapter(params) as adapter:
             await self._run(job, params, adapter)
 
@@ -116,7 +116,7 @@ class DecodeRunner(LanguagePart, component="decode"):
         script = await self._core.tokenize_script(params, start.length - start.resumed)
         tokens = started_tokens(start, resumed_tokens(job, "text"))
         grammar = None if start.here is not None else await core.open_grammar(answer_grammar(core.thinker, params))
-        picker = self._open_picker(start, seen, params, script, grammar)
+        picker = self._open_picker(start, seen, params, script, grammar, await core.ban_words(params))
         sequence, finish = self._restore_sequence(start, tokens, picker, params, job.has_consumer("rows"))
         sequence.adapter = adapter
         reply = open_reply(self._core.thinker, params, start.thinking)
@@ -149,12 +149,14 @@ class DecodeRunner(LanguagePart, component="decode"):
         params: TextGenerationParams,
         script: Rows[int],
         grammar: GrammarState | None,
+        banned: tuple[tuple[int, ...], ...],
     ) -> Picker:
         """The choices of an answer before its first token."""
         core = self._core
-        limit = len(script) or core.answer_limit(start.length - start.resumed, params.max_tokens)
+        limit = len(script) or core.answer_limit(start.length - start.resumed, params.max_tokens, params.usual_tokens)
         ids = [] if seen is None else seen.tolist()
-        return Picker(build_sampling(params, limit, start.seed), core.thinker.vocabulary, ids, script, grammar)
+        sampling = build_sampling(params, limit, start.seed, end_tokens(core, params), banned)
+        return Picker(sampling, core.thinker.vocabulary, ids, script, grammar)
 
     def _restore_sequence(
         self,
