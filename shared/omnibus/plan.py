@@ -7,10 +7,10 @@ take alike: which path a request goes, from its number and the plan's rates alon
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from math import sqrt
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
 from omnibus.errors import BadRequest, ProtocolError
 from omnibus.families import catalog
@@ -86,6 +86,27 @@ class ImageDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     guidance: float | None = None
 
 
+class SamplingDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Sampling of requests for text that name none. None leaves a value to the checkpoint's ``generation_config.json``,
+    or, unless ``checkpoint``, to what all models have without one: all tokens by their probabilities.
+    """
+
+    checkpoint: bool = True
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=0)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=10)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+
+    def values(self) -> dict[str, float]:
+        """The values that are declared."""
+        given = msgspec.structs.asdict(self)
+        return {name: value for name, value in given.items() if value is not None and name != "checkpoint"}
+
+
 class ModelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A model as it is deployed. ``encoders`` maps a modality to the component that encodes it;
     ``types`` maps a request type to its paths; ``tasks`` maps each component to its unit task's name,
@@ -94,7 +115,8 @@ class ModelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     0: what the executors' own settings say. ``image_defaults`` complete requests for images. ``goals`` are the seconds
     that 99 of 100 requests keep, by figure (``omnibus.cluster.latency_histogram.FIGURES``); none: nobody set any.
     ``adapters`` are LoRA adapters of its language model by the names that requests call them by. ``speech_detector``
-    finds turns in what its users say, ``energy`` or ``silero``; unset: the gateway's usual one.
+    finds turns in what its users say, ``energy`` or ``silero``; unset: the gateway's usual one. ``sampling_defaults``
+    complete requests for text; unset: as the checkpoint recommends.
     """
 
     family: str
@@ -113,6 +135,7 @@ class ModelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     goals: dict[str, float] = {}
     adapters: dict[str, str] = {}
     speech_detector: str | UnsetType = UNSET
+    sampling_defaults: SamplingDefaults | UnsetType = UNSET
 
     def option_adapters(self, option: str) -> dict[str, str]:
         """The adapters that executors of ``option`` load: all, or none where they do not run the language model."""

@@ -105,7 +105,8 @@ class CompletionRoute(PostRoute):
         """Make one completion; its text goes to ``frames`` as it comes, and then that it is over."""
         run, got, prompt = opened.run, opened.got, opened.choice.prompt
         async with run_to_end(run):
-            asked = PreparedChat(wanted.to_chat(), [{"role": "prompt", "content": prompt}], [])
+            usual = self._chat.usual_sampling(wanted.model)
+            asked = PreparedChat(wanted.to_chat(), [{"role": "prompt", "content": prompt}], [], usual=usual)
             output = await self._chat.begin_answer(run, asked)
             async for batch in merge_streams(open_output_streams(output)):
                 text = "".join(item.data.get("text", "") for _, item in batch)

@@ -22,6 +22,7 @@ from services.gateway.openai.chat_request import AudioOutput, ChatRequest, UserM
 from services.gateway.openai.speech import SpeechDelta, SpeechDone, SpeechRequest, SpeechUsage
 from services.gateway.request.accumulator import AnswerAccumulator
 from services.gateway.request.lifecycle import run_to_end
+from services.gateway.routing.sampling_defaults import ModelSampling
 from services.gateway.tasks.chat import Chat
 from services.gateway.tasks.output_streams import open_output_streams
 from services.gateway.tasks.prepared_chat import PreparedChat as AskedOfModel
@@ -60,7 +61,9 @@ class SpeechRoute(PostRoute):
         voice = self._chat.resolve_voice(wanted.voice_name, wanted.model)
         got = run.answer = AnswerAccumulator(run.model_name, run.created)
         async with run_to_end(run):
-            output = await self._chat.begin_answer(run, _prepare_chat(wanted, voice))
+            output = await self._chat.begin_answer(
+                run, _prepare_chat(wanted, voice, self._chat.usual_sampling(wanted.model))
+            )
             files = self._encode_file(wanted, output, got)
             if wanted.stream_format == "sse":
                 await sending.send_stream(_stream_events(files, got))
@@ -93,7 +96,7 @@ async def _stream_events(files: AsyncIterator[bytes], got: AnswerAccumulator) ->
     yield speech.encode_event(SpeechDone(SpeechUsage(used.prompt_tokens, sound, used.prompt_tokens + sound)))
 
 
-def _prepare_chat(wanted: SpeechRequest, voice: str) -> AskedOfModel:
+def _prepare_chat(wanted: SpeechRequest, voice: str, usual: ModelSampling) -> AskedOfModel:
     system = f"{SYSTEM} {wanted.instructions}" if wanted.instructions else SYSTEM
     request = ChatRequest(
         model=wanted.model,
@@ -106,4 +109,4 @@ def _prepare_chat(wanted: SpeechRequest, voice: str) -> AskedOfModel:
         {"role": "system", "content": system},
         {"role": "user", "content": USER.format(text=wanted.input)},
     ]
-    return AskedOfModel(request, messages, [], voice, wanted.input)
+    return AskedOfModel(request, messages, [], voice, wanted.input, usual=usual)

@@ -22,6 +22,7 @@ from services.gateway.openai.tools import (
     ToolCall,
     ToolChoice,
 )
+from services.gateway.openai.vllm_params import VllmParams
 
 ImageDetail = Literal["auto", "low", "high", "original"]
 #: Short names of the formats in which audio is accepted: those of ``services.gateway.media.headers.sniff``.
@@ -186,7 +187,7 @@ class StreamOptions(Struct, frozen=True):
     include_obfuscation: bool | None = None  # accepted; no padding is sent
 
 
-class ChatRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ChatRequest(VllmParams, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One chat request. None means that the client did not say."""
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]
@@ -209,6 +210,12 @@ class ChatRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     image_config: ImageConfig | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+    # Of vLLM, beside those of ``VllmParams``.
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    echo: Any = None
+    best_of: Any = None
 
     tools: Annotated[list[FunctionTool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
@@ -283,7 +290,11 @@ class ChatRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     @property
     def is_shaped(self) -> bool:
         """True if a grammar decides what the answer may be."""
-        return isinstance(self.response_format, JsonObjectFormat | JsonSchemaFormat) or self.calls_required
+        return (
+            isinstance(self.response_format, JsonObjectFormat | JsonSchemaFormat)
+            or self.calls_required
+            or self.has_vllm_shape
+        )
 
     @property
     def voice_name(self) -> str:

@@ -26,6 +26,7 @@ from services.gateway.openai.chat_request import (
 )
 from services.gateway.openai.chat_response import FinishReason, TokenLogprob, Usage, build_usage
 from services.gateway.openai.parse import decode_body
+from services.gateway.openai.vllm_params import VllmParams, check_vllm_params
 
 PATH = "/v1/completions"
 
@@ -38,7 +39,7 @@ TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 BiasedToken = Annotated[str, Meta(pattern=r"^[0-9]{1,10}$")]
 
 
-class CompletionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CompletionRequest(VllmParams, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One or several prompts, each a text or a list of token ids. None means that the client did not say."""
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]
@@ -106,6 +107,7 @@ class CompletionRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields
             logit_bias=self.logit_bias,
             frequency_penalty=self.frequency_penalty,
             presence_penalty=self.presence_penalty,
+            **self.vllm_params(),
         )
 
 
@@ -167,6 +169,7 @@ def parse_completion_request(body: bytes) -> CompletionRequest:
         raise BadRequest("best_of must equal n: all completions that are made are sent.", param="best_of")
     if wanted.stream_options is not None and not wanted.stream:
         raise BadRequest("stream_options is only allowed when stream is true.", param="stream_options")
+    check_vllm_params(wanted)
     _check_prompts(wanted)
     return wanted
 

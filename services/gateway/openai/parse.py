@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import AsyncIterable, Callable, Sequence
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import msgspec
@@ -18,6 +19,7 @@ from services.gateway.openai.chat_request import (
 )
 from services.gateway.openai.density import check_values
 from services.gateway.openai.tools import check_response_format, check_tools
+from services.gateway.openai.vllm_params import GUIDED, check_vllm_params
 from services.gateway.tenancy import body_budget
 from services.gateway.tenancy.body_budget import Upload
 
@@ -30,7 +32,17 @@ MAX_EXACT_INTEGER = 2**53
 _FIELD = re.compile(r"Object (?P<kind>missing required|contains unknown) field `(?P<name>.*)`", re.DOTALL)
 Body = TypeVar("Body")
 #: Fields of text that an answer of pictures cannot obey.
-_TEXT_FIELDS = ("tools", "response_format", "logprobs", "logit_bias", "frequency_penalty", "presence_penalty", "min_p")
+_TEXT_FIELDS = (
+    "tools",
+    "response_format",
+    "logprobs",
+    "logit_bias",
+    "frequency_penalty",
+    "presence_penalty",
+    "min_p",
+    "structured_outputs",
+    *GUIDED,
+)
 #: Parts that the messages of a chat may have together.
 MAX_PARTS = 4096
 #: Beginnings of the decoder's complaints about a value that is none of those accepted.
@@ -38,6 +50,16 @@ _WRONG_CHOICE = ("Invalid enum value", "Invalid value")
 #: Bytes of a piece of a body that is kept as it came until all are there.
 _OWN_PIECE_BYTES = 4 << 10
 _MAX_QUOTED_CHARS = 160  # characters of a client's own text that an error may repeat
+
+
+#: Fields of ``vllm_params.check_vllm_params``, read in one call.
+_VLLM_FIELDS = (
+    "structured_outputs", *GUIDED, "min_tokens", "truncate_prompt_tokens", "add_generation_prompt",
+    "continue_final_message", "echo", "best_of", "prompt_logprobs", "priority", "mm_processor_kwargs",
+    "sampling_params_list",
+)  # fmt: skip
+_read_vllm_fields = attrgetter(*_VLLM_FIELDS)
+_NO_VLLM_FIELDS = (None,) * len(_VLLM_FIELDS)
 
 
 def _one_of(*values: object) -> Callable[[Any], bool]:
@@ -167,6 +189,8 @@ def check_chat(request: ChatRequest) -> None:
     _check_audio(request)
     _check_images(request)
     _check_stream(request)
+    if _read_vllm_fields(request) != _NO_VLLM_FIELDS:
+        check_vllm_params(request)
     if request.n is not None:
         _check_choices(request)
     if request.tools or request.tool_choice or request.response_format or request.top_logprobs or request.wants_images:

@@ -76,7 +76,6 @@ def translate_request(body: bytes, about: About) -> OmniRequest:
         _translate_images(said)
     if "audio" in wanted:
         _translate_audio(said)
-    _check_processor_options(said)
     try:
         request = convert_json(said, OmniRequest)
     except msgspec.ValidationError as error:
@@ -172,12 +171,6 @@ def _merge_fields(said: dict[str, Any], more: dict[str, Any]) -> None:
     for name, value in more.items():
         if said.setdefault(name, value) != value:
             raise BadRequest(f"'{name}' has two different values.", param="sampling_params_list")
-
-
-def _check_processor_options(said: dict[str, Any]) -> None:
-    wanted = said.pop("mm_processor_kwargs", None) or {}
-    if not isinstance(wanted, dict) or any(value for value in wanted.values()):
-        raise BadRequest("Models here read media as they usually do: leave it out.", param="mm_processor_kwargs")
 
 
 # Answers

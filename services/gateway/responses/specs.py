@@ -90,7 +90,8 @@ class ProductionSpecs:
             error.param = asked.client_param(error.param)
             raise
         run.price = None  # it is checked, for all attempts
-        response = new_response(new_secret_id("resp_"), run.created, wanted)
+        usual = self._chat.usual_sampling(wanted.model).values if run.model else {}
+        response = new_response(new_secret_id("resp_"), run.created, wanted, usual)
         encrypts = wanted.wants_encrypted_reasoning
         spec = ProductionSpec(response, asked, _first(run, opened), encrypts=encrypts, drawer=drawer)
         if not wanted.is_stored:

@@ -28,6 +28,7 @@ from services.gateway.routing.nearness import Nearness
 from services.gateway.routing.only_routes import ExecutorRoute as ExecutorRoute
 from services.gateway.routing.only_routes import OnlyRoutes
 from services.gateway.routing.replicas import ReplicaChooser
+from services.gateway.routing.sampling_defaults import SamplingDefaults
 from services.gateway.routing.ticket import InvocationTicket as InvocationTicket
 
 #: Executors that must get nothing.
@@ -62,6 +63,8 @@ class Router:
         self._replicas = ReplicaChooser(gateway, members, nearness)
         self._cells = CellChooser(members)
         self._points = ConversationPoints()
+        #: Sampling of requests that name none.
+        self.sampling = SamplingDefaults(members)
 
     @property
     def plan(self) -> Plan | None:
@@ -77,6 +80,7 @@ class Router:
         self._only_routes.clear()
         self._replicas.use_plan(plan)
         self._cells.use_plan(plan)
+        self.sampling.use_plan(plan)
         models = plan.models if plan is not None else {}
         self._update_adapters()
         self._origins = {

@@ -37,6 +37,7 @@ from services.gateway.request.continuing import Continuations
 from services.gateway.request.factory import RequestFactory
 from services.gateway.request.prompt_salt import salt_params
 from services.gateway.request.request import ClientRequest
+from services.gateway.routing.sampling_defaults import NEUTRAL, ModelSampling
 from services.gateway.tasks.kinds import ChatKind, ChatKinds, RequestGraph
 from services.gateway.tasks.prepared_chat import MAX_INLINE_BYTES, PreparedChat
 from services.gateway.tasks.resolve import TaskCache, create_chat_task
@@ -85,6 +86,10 @@ class Chat:
     def runs(self) -> RequestFactory:
         """Opens requests, and has what they share."""
         return self._runs
+
+    def usual_sampling(self, name: str) -> ModelSampling:
+        """The sampling of requests to model ``name``, or to one that adapts it, that name none."""
+        return self._router.sampling.of_model(self._router.base_model(name))
 
     def get_task(self, name: str) -> CompositeTask:
         """The composite task of model ``name``, or of the model that it adapts, made once per plan epoch."""
@@ -182,7 +187,7 @@ class Chat:
     ) -> PreparedChat:
         """Check ``request``, for ``model`` and its ``task`` if it is one's, and fetch its media."""
         request, voice = self._without_unknown(request), _requested_voice(request, model)
-        if request.response_format is not None or request.tool_choice is not None:
+        if request.response_format is not None or request.tool_choice is not None or request.has_vllm_shape:
             await self.schemas.check_request(request)
         messages, refs = convert_messages(await self._resolve_spoken(request))
         if refs:
@@ -191,7 +196,8 @@ class Chat:
             for ref in refs:
                 task.encoder_for(ref.modality)  # what no encoder takes is not fetched
         family = model.family if model is not None else ""
-        return PreparedChat(request, messages, await self.load_media(refs), voice, family=family)
+        usual = NEUTRAL if model is None else self.usual_sampling(request.model)
+        return PreparedChat(request, messages, await self.load_media(refs), voice, family=family, usual=usual)
 
     def prepare_plain(self, request: ChatRequest) -> PlainChat | None:
         """``request`` without media and references, if it needs to wait for nothing; else None. Raises as others do."""
@@ -199,7 +205,9 @@ class Chat:
         task = self._tasks.get_task(model)
         voice = _requested_voice(request, self._router.get_model(model))
         messages, refs = convert_messages(request)
-        asked = PreparedChat(self._without_unknown(request), messages, [], voice)
+        asked = PreparedChat(
+            self._without_unknown(request), messages, [], voice, usual=self._router.sampling.of_model(model)
+        )
         if refs or asked.needs_arena:
             return None
         kind = self._kinds.find_kind(model, task, asked.input)

@@ -1,24 +1,59 @@
 """Parameters of text generation, from a chat request."""
 
+from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any
 
 from services.gateway.openai.chat_request import ChatRequest
 from services.gateway.openai.tools import JsonObjectFormat, JsonSchemaFormat, tool_params
+from services.gateway.openai.vllm_params import GUIDED, template_places, vllm_params
+from services.gateway.routing.sampling_defaults import FALLBACK, NEUTRAL, NEUTRAL_TEMPERATURE, ModelSampling
+
+#: Parameters of vLLM that few requests have, read in one call.
+_VLLM_FIELDS = (
+    "structured_outputs", *GUIDED, "stop_token_ids", "min_tokens", "allowed_token_ids", "bad_words",
+    "include_stop_str_in_output", "skip_special_tokens", "truncate_prompt_tokens", "add_generation_prompt",
+    "continue_final_message",
+)  # fmt: skip
+_read_vllm_fields = attrgetter(*_VLLM_FIELDS)
+_NO_VLLM_FIELDS = (None,) * len(_VLLM_FIELDS)
+#: Sampling that every request has, and what it is where neither request nor model names it.
+_NEUTRAL = {"temperature": NEUTRAL_TEMPERATURE, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0}
+#: Sampling that a request has where it or the model names it.
+_RARE = ("min_p", "presence_penalty", "frequency_penalty")
 
 
-def sampling_params(request: ChatRequest) -> dict[str, Any]:
-    """The fields of ``omnibus.task.library.language.TextParams`` that ``request`` stands for."""
-    top_k = request.top_k if request.top_k is not None and request.top_k > 0 else 0
-    made = {
+def sampling_params(request: ChatRequest, usual: ModelSampling = NEUTRAL) -> dict[str, Any]:
+    """The fields of ``omnibus.task.library.language.TextParams`` that ``request`` stands for.
+
+    What it does not name is as ``usual``. Where executors may know more of their checkpoint than that, it is left to
+    them.
+    """
+    values = usual.values
+    made: dict[str, Any] = {
         "max_tokens": request.token_limit,
-        "temperature": 1.0 if request.temperature is None else request.temperature,
-        "top_p": 1.0 if request.top_p is None else request.top_p,
-        "top_k": top_k,
-        "repetition_penalty": request.repetition_penalty or 1.0,
         "stop": list(request.stop_strings),
         "ignore_eos": bool(request.ignore_eos),
     }
+    for name, neutral in _NEUTRAL.items():
+        value = getattr(request, name)
+        if value is not None:
+            made[name] = max(value, 0)
+        elif name in values or usual.complete:
+            made[name] = values.get(name, neutral)
+    if not usual.complete and "temperature" not in made:
+        made[FALLBACK] = NEUTRAL_TEMPERATURE
+    if values:
+        made |= _rare_params(request, values)
     return made if is_plain(request) else made | _more_params(request)
+
+
+def _rare_params(request: ChatRequest, values: Mapping[str, float]) -> dict[str, Any]:
+    """Fields that few models have: ``values`` for those that ``request`` does not name."""
+    made = {name: values[name] for name in _RARE if name in values and getattr(request, name) is None}
+    if "max_tokens" in values and request.token_limit is None and not request.ignore_eos:
+        made["usual_tokens"] = values["max_tokens"]
+    return made
 
 
 def is_plain(request: ChatRequest) -> bool:
@@ -33,6 +68,7 @@ def is_plain(request: ChatRequest) -> bool:
         and request.frequency_penalty is None
         and request.reasoning_effort is None
         and request.chat_template_kwargs is None
+        and _read_vllm_fields(request) == _NO_VLLM_FIELDS
     )
 
 
@@ -47,7 +83,8 @@ def _more_params(request: ChatRequest) -> dict[str, Any]:
         more["structured_outputs"] = shape
     parallel = request.parallel_tool_calls is not False
     more |= tool_params(request.tools or [], request.tool_choice, parallel=parallel)
-    template = dict(request.chat_template_kwargs or {})
+    more |= vllm_params(request)
+    template = {**(request.chat_template_kwargs or {}), **template_places(request)}
     if request.reasoning_effort is not None:
         template["reasoning_effort"] = request.reasoning_effort
     return {**more, "template": template} if template else more

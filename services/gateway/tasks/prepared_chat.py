@@ -1,5 +1,6 @@
 """A chat request as a composite task takes it."""
 
+from collections.abc import Mapping
 from hashlib import sha256
 from operator import attrgetter
 from typing import Any
@@ -15,6 +16,7 @@ from services.gateway.media import inspect as openai_media
 from services.gateway.media.inspect import InspectedMedia
 from services.gateway.openai.chat_request import ChatRequest
 from services.gateway.pricing.quantities import Estimates
+from services.gateway.routing.sampling_defaults import NEUTRAL, ModelSampling
 from services.gateway.tasks.params import sampling_params
 from services.gateway.tenancy.tenant import current_tenant
 
@@ -39,7 +41,7 @@ _NO_SPEECH_OPTIONS = (None,) * len(SPEECH)
 class PreparedChat:
     """A chat request as it was understood: what a composite task gets, and the media not yet placed.
 
-    With ``say`` that is the answer, and only its sound is to be made.
+    With ``say`` that is the answer, and only its sound is to be made. ``usual`` completes its sampling.
     """
 
     def __init__(
@@ -50,14 +52,15 @@ class PreparedChat:
         voice: str = "",
         say: str = "",
         family: str = "",
+        usual: ModelSampling = NEUTRAL,
     ) -> None:
         self.model = request.model
         self.body = encode_input(messages)
         self.items = items
-        speech = _speech_params(request)
+        speech = _speech_params(request, usual.values)
         #: The conversation, as executors know it; empty for none.
         self.cache_key = hash_cache_key(request.prompt_cache_key) if request.prompt_cache_key else ""
-        params = sampling_params(request) | ({"say": say} if say else {})
+        params = sampling_params(request, usual) | ({"say": say} if say else {})
         if self.cache_key:
             params["cache_key"] = self.cache_key
         self.params = encode_input(params)
@@ -135,11 +138,13 @@ def _encode_raw(value: Any) -> msgspec.Raw:
     return msgspec.Raw(encode_input(value))
 
 
-def _speech_params(request: ChatRequest) -> dict[str, Any] | None:
+def _speech_params(request: ChatRequest, usual: Mapping[str, float]) -> dict[str, Any] | None:
     if not request.wants_audio or request.audio is None:
         return None
     audio = request.audio
     how = GREEDY_SPEECH if request.temperature == 0 else SPEECH
+    if usual and how is SPEECH:
+        how = {name: usual.get(f"talker_{name}", value) for name, value in SPEECH.items()}
     most = {"max_codes": audio.max_tokens} if audio.max_tokens else {}  # else what the talker is set to
     if _read_speech_options(audio) == _NO_SPEECH_OPTIONS:
         return {**how, **most}

@@ -21,6 +21,7 @@ from omnibus.errors import BadRequest, Overloaded
 from omnibus.structured.grammar import MAX_SCHEMA_BYTES, first_line
 from services.gateway.openai.chat_request import ChatRequest
 from services.gateway.openai.tools import JsonSchemaFormat
+from services.gateway.openai.vllm_params import GUIDED, vllm_shape
 from services.gateway.tenancy.external_slots import TenantSlots
 from services.gateway.tenancy.tenant import current_tenant
 
@@ -44,10 +45,25 @@ class SchemaCheck:
         """Raises ``BadRequest`` that names a schema of ``request`` which no answer can be held to."""
         for param, schema in _named_schemas(request):
             await self.check_schema(schema, param)
+        if request.has_vllm_shape:
+            await self._check_shape(request)
+
+    async def _check_shape(self, request: ChatRequest) -> None:
+        shape = vllm_shape(request)
+        if shape is None:
+            return
+        param = next(name for name in ("structured_outputs", *GUIDED) if getattr(request, name) is not None)
+        if "json" in shape:
+            await self.check_schema(shape["json"], f"{param}.json" if param == "structured_outputs" else param)
+            return
+        await self._check_answer_shape(shape, param)
 
     async def check_schema(self, schema: Mapping[str, Any], param: str) -> None:
         """Raises ``BadRequest`` for a ``schema`` that cannot be used, and ``Overloaded`` where many are checked."""
-        body = msgspec.json.encode(schema)  # in its own order of keys, which is that of the answer
+        await self._check_answer_shape({"json": schema}, param)
+
+    async def _check_answer_shape(self, shape: Mapping[str, Any], param: str) -> None:
+        body = msgspec.json.encode(shape)  # in its own order of keys, which is that of the answer
         if len(body) > MAX_SCHEMA_BYTES:
             raise BadRequest(f"The schema has more than {MAX_SCHEMA_BYTES} bytes, the most accepted.", param=param)
         key = sha256(body).digest()
@@ -61,7 +77,7 @@ class SchemaCheck:
         if len(self._errors) > MAX_REMEMBERED:
             self._errors.popitem(last=False)
 
-    async def _find_error(self, schema: bytes, key: bytes) -> str:
+    async def _find_error(self, shape: bytes, key: bytes) -> str:
         async with AsyncExitStack() as stack:
             try:
                 async with asyncio.timeout(QUEUE_SECONDS):
@@ -73,7 +89,7 @@ class SchemaCheck:
             process = await self._running()
             try:
                 async with asyncio.timeout(CHECK_SECONDS):
-                    return first_line(found) if (found := await self._ask(process, schema)) else ""
+                    return first_line(found) if (found := await self._ask(process, shape)) else ""
             except TimeoutError:
                 await self.close()
                 return "it takes too long to compile: send a simpler one"
@@ -81,9 +97,9 @@ class SchemaCheck:
                 await self.close()
                 raise
 
-    async def _ask(self, process: asyncio.subprocess.Process, schema: bytes) -> str:
+    async def _ask(self, process: asyncio.subprocess.Process, shape: bytes) -> str:
         assert process.stdin is not None and process.stdout is not None  # noqa: S101, PT018 - for the type checker
-        process.stdin.write(schema + b"\n")
+        process.stdin.write(shape + b"\n")
         await process.stdin.drain()
         return str(json.loads(await process.stdout.readline() or '"its check has failed"'))
 

@@ -16,20 +16,28 @@ import torch
 from torch import Tensor
 
 from omnibus.checkpoints.adapters import LoraAdapter
+from omnibus.checkpoints.generation_config import read_sampling
 from omnibus.errors import BadRequest, ContextTooLong, StageUnavailable
 from omnibus.executor.runner import Item
 from omnibus.executor.scheduler import Schedule
 from omnibus.executor.step_budget import NO_GOALS, StepGoals
 from omnibus_models.adapters import attach_adapters, replace_adapter
-from omnibus_models.contract import PLAIN_PROMPT, Encoded, PrefillInputs, PromptOptions, Thinker, TokenizedPrompt
+from omnibus_models.contract import Encoded, PrefillInputs, Thinker, TokenizedPrompt
 from omnibus_models.device_copy import copy_to_device
 from services.component import ComponentSource, run_in_pool
 from services.llm.engine.adapter_slots import NO_ADAPTERS, AdapterLimits, AdapterSlots
+from services.llm.engine.bad_words import ban_words
 from services.llm.engine.decoder import HostedDecoder
 from services.llm.engine.engine import EngineLimits
 from services.llm.engine.grammar import Grammars, GrammarState
 from services.llm.engine.kept_prompts import KeptPrompts
-from services.llm.engine.params import TextGenerationParams, max_answer_tokens, unknown_adapter_error
+from services.llm.engine.params import (
+    MAX_TRUNCATED_CONTEXTS,
+    TextGenerationParams,
+    max_answer_tokens,
+    truncate_prompt,
+    unknown_adapter_error,
+)
 from services.llm.engine.prompt_group import PromptGroups
 from services.llm.engine.thinker_feed import ThinkFeed, Thinking
 
@@ -89,6 +97,8 @@ class ThinkerCore(HostedDecoder[Thinker, Thinking]):
         #: Calls that begin with the same prompt.
         self.prompts = PromptGroups()
         self._kept = KeptPrompts(settings.kept_bytes)
+        #: What the checkpoint's authors recommend, see ``omnibus.checkpoints.generation_config``.
+        self.sampling = read_sampling(checkpoint)
 
     async def load(self) -> None:
         self._users += 1
@@ -171,11 +181,14 @@ class ThinkerCore(HostedDecoder[Thinker, Thinking]):
 
     # Prompts
 
-    async def tokenize_prompt(
-        self, messages: list[dict[str, Any]], options: PromptOptions = PLAIN_PROMPT
-    ) -> TokenizedPrompt:
+    async def tokenize_prompt(self, messages: list[dict[str, Any]], params: TextGenerationParams) -> TokenizedPrompt:
         """Tokenise. Raises ``BadRequest``, and ``ContextTooLong`` before a long text has held up others'."""
-        return await run_in_pool(self._words, self.thinker.prompt, messages, self.context, options)
+        options = params.prompt_options
+        if params.truncate_prompt_tokens is None:
+            return await run_in_pool(self._words, self.thinker.prompt, messages, self.context, options)
+        longest = self.context * MAX_TRUNCATED_CONTEXTS
+        whole = await run_in_pool(self._words, self.thinker.prompt, messages, longest, options)
+        return truncate_prompt(whole, params, self.context)
 
     async def tokenize_script(self, params: TextGenerationParams, length: int) -> tuple[int, ...]:
         """The tokens of an answer that is given, the one that ends it included; none where the model chooses.
@@ -196,6 +209,12 @@ class ThinkerCore(HostedDecoder[Thinker, Thinking]):
                 param="say",
             )
         return script
+
+    async def ban_words(self, params: TextGenerationParams) -> tuple[tuple[int, ...], ...]:
+        """The tokens of ``bad_words``. Raises ``BadRequest``."""
+        if not params.bad_words:
+            return ()
+        return await run_in_pool(self._words, ban_words, self.thinker.tokenizer, params.bad_words)
 
     async def assemble_prefill(self, prompt: TokenizedPrompt, items: Rows[Item]) -> tuple[PrefillInputs, np.ndarray]:
         """Return a prompt's ``PrefillInputs``, and its layout for a talker, int32 [k, S]. Raises ``BadRequest``."""
@@ -240,9 +259,9 @@ class ThinkerCore(HostedDecoder[Thinker, Thinking]):
                 rows += [step.side for step in await sequence.inbox.take_steps()]
         return [row for row in rows if row is not None]
 
-    def answer_limit(self, length: int, wanted: int | None) -> int:
-        """Most tokens of an answer to a prompt of ``length`` tokens. Raises ``ContextTooLong``, ``BadRequest``."""
-        return max_answer_tokens(self.context, length, wanted)
+    def answer_limit(self, length: int, wanted: int | None, usual: int | None = None) -> int:
+        """See ``max_answer_tokens``."""
+        return max_answer_tokens(self.context, length, wanted, usual)
 
     # From a prefill to a decode in this process, without moving anything
 

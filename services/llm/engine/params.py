@@ -1,6 +1,7 @@
 """The ``params`` input of both runners, checked."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -8,7 +9,7 @@ import msgspec
 
 from omnibus.checkpoints.adapter_source import AdapterSource
 from omnibus.errors import BadRequest, ContextTooLong, NotFound
-from omnibus_models.contract import PLAIN_PROMPT, PromptOptions, TokenSamplingParams
+from omnibus_models.contract import PLAIN_PROMPT, PromptOptions, TokenizedPrompt, TokenSamplingParams
 
 P = TypeVar("P")
 Temperature = Annotated[float, msgspec.Meta(ge=0.0, le=2.0)]
@@ -17,7 +18,14 @@ Penalty = Annotated[float, msgspec.Meta(ge=0.01, le=10.0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Stop = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 Presence = Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)]
+Token = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 TokenId = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,10}$")]
+#: Contexts that a prompt which is to be truncated may have.
+MAX_TRUNCATED_CONTEXTS = 8
+#: What a checkpoint may recommend, by the names of parameters.
+_RECOMMENDED = (
+    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+)  # fmt: skip
 Bias = Annotated[float, msgspec.Meta(ge=-100.0, le=100.0)]
 
 
@@ -33,6 +41,12 @@ class TextGenerationParams(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     ``cache_key`` is equal for the turns of a conversation, whose prompts are kept for the next one. What an engine
     keeps of a prompt is used only for requests with the same ``cache_salt``. With ``prefill_only`` the prompt is
     computed and kept for its conversation, with what a talker will need where a ``voice`` is named; no answer is made.
+
+    What is missing is as the checkpoint's ``generation_config.json`` says; a ``temperature`` of which that says nothing
+    is the ``fallback_temperature``. ``usual_tokens`` bound an answer without ``max_tokens``, as the context does.
+
+    Those from ``min_tokens`` on are vLLM's. ``truncate_prompt_tokens`` keeps so many of a prompt's last tokens; -1: as
+    many as leave room for an answer.
     """
 
     max_tokens: Count | None = None
@@ -61,6 +75,15 @@ class TextGenerationParams(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     cache_key: Annotated[str, msgspec.Meta(max_length=64)] = ""
     cache_salt: Annotated[str, msgspec.Meta(max_length=256)] = ""
     prefill_only: bool = False
+    fallback_temperature: Temperature | None = None
+    usual_tokens: Count | None = None
+    min_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
+    stop_token_ids: Annotated[tuple[Token, ...], msgspec.Meta(max_length=1024)] = ()
+    allowed_token_ids: tuple[Token, ...] = ()
+    bad_words: Annotated[tuple[Stop, ...], msgspec.Meta(max_length=1024)] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    truncate_prompt_tokens: Annotated[int, msgspec.Meta(ge=-1)] | None = None
 
     @property
     def conversation_key(self) -> str:
@@ -73,12 +96,19 @@ class TextGenerationParams(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
         return (
             bool(self.min_p or self.presence_penalty or self.frequency_penalty or self.logit_bias)
             or self.logprobs is not None
+            or bool(self.min_tokens or self.allowed_token_ids or self.bad_words)
         )
 
     @property
     def adapter_key(self) -> str:
         """The adapter and its files: prompts are shared by what is computed alike."""
         return self.adapter if self.adapter_source is None else f"{self.adapter}@{self.adapter_source.sha256}"
+
+    @property
+    def prompt_key(self) -> str:
+        """What a prompt is made of beside its messages and options."""
+        cut = self.truncate_prompt_tokens
+        return self.adapter_key if cut is None else f"{self.adapter_key} {cut} {self.max_tokens}"
 
     @property
     def prompt_options(self) -> PromptOptions:
@@ -112,8 +142,41 @@ def unknown_adapter_error(name: str) -> NotFound:
     return NotFound(f"this executor has no adapter {name!r}: declare it with its model, or load it", param="model")
 
 
-def max_answer_tokens(context: int, length: int, wanted: int | None) -> int:
-    """Most tokens of an answer to a prompt of ``length`` tokens. Raises ``ContextTooLong``, ``BadRequest``."""
+def complete_params(params: Any, sampling: Mapping[str, float]) -> Any:
+    """``params`` of a request for text with the ``sampling`` of the checkpoint for what they do not name."""
+    if not isinstance(params, dict):
+        return params
+    usual: dict[str, Any] = {name: value for name, value in sampling.items() if name in _RECOMMENDED}
+    if "max_tokens" in sampling:
+        usual["usual_tokens"] = sampling["max_tokens"]
+    if (fallback := params.get("fallback_temperature")) is not None:
+        usual.setdefault("temperature", fallback)
+    return {**usual, **params}
+
+
+def truncate_prompt(prompt: TokenizedPrompt, params: TextGenerationParams, context: int) -> TokenizedPrompt:
+    """The last ``truncate_prompt_tokens`` of ``prompt``. Raises ``BadRequest`` for media in it, or if none is left."""
+    kept = params.truncate_prompt_tokens
+    if kept is None:
+        return prompt
+    most = context - (params.max_tokens or 1) if kept == -1 else kept
+    if most <= 0:
+        raise BadRequest("truncate_prompt_tokens leaves nothing of the prompt", param="truncate_prompt_tokens")
+    if len(prompt.ids) <= most:
+        return prompt
+    if prompt.modalities:
+        raise BadRequest(
+            "a prompt with media cannot be truncated: leave truncate_prompt_tokens out and send fewer messages",
+            param="truncate_prompt_tokens",
+        )
+    return replace(prompt, ids=tuple(prompt.ids[-most:]))
+
+
+def max_answer_tokens(context: int, length: int, wanted: int | None, usual: int | None = None) -> int:
+    """Most tokens of an answer to a prompt of ``length`` tokens; ``usual`` where none are ``wanted`` and so many fit.
+
+    Raises ``ContextTooLong``, ``BadRequest``.
+    """
     left = context - length
     if left <= 0:
         raise ContextTooLong(
@@ -126,11 +189,20 @@ def max_answer_tokens(context: int, length: int, wanted: int | None) -> int:
             f"{context} leaves {left}; send max_tokens of at most {left}",
             param="max_tokens",
         )
-    return left if wanted is None else wanted
+    return min(left, usual or left) if wanted is None else wanted
 
 
-def build_sampling(params: TextGenerationParams | CodecGenerationParams, limit: int, seed: int) -> TokenSamplingParams:
-    """The settings of one request; ``seed`` is the invocation's, for requests without their own."""
+def build_sampling(
+    params: TextGenerationParams | CodecGenerationParams,
+    limit: int,
+    seed: int,
+    ends: frozenset[int] = frozenset(),
+    banned: tuple[tuple[int, ...], ...] = (),
+) -> TokenSamplingParams:
+    """The settings of one request; ``seed`` is the invocation's, for requests without their own.
+
+    ``ends`` are the tokens that end an answer, ``banned`` the tokens of ``bad_words``.
+    """
     made = TokenSamplingParams(
         max_tokens=limit,
         temperature=params.temperature,
@@ -148,4 +220,9 @@ def build_sampling(params: TextGenerationParams | CodecGenerationParams, limit: 
         frequency_penalty=params.frequency_penalty,
         logit_bias={int(token): bias for token, bias in params.logit_bias.items()},
         logprobs=params.logprobs,
+        min_tokens=params.min_tokens,
+        ends=ends,
+        allowed=params.allowed_token_ids,
+        bad_words=params.bad_words,
+        banned=banned,
     )

@@ -87,7 +87,8 @@ class Picker:
         """Bias, then penalties: [V] to [V]."""
         if self._changes is None:
             return self.apply_penalty(logits)
-        return self._changes.apply_penalties(self.apply_penalty(self._changes.apply_bias(logits)))
+        biased = self._changes.apply_bias(self._changes.mask_tokens(logits))
+        return self._changes.apply_penalties(self.apply_penalty(biased))
 
     def report_logprobs(self, logits: Tensor, token: int) -> None:
         """Note the probabilities in ``logits`` [V] for ``token``, if they are asked for."""
@@ -143,7 +144,14 @@ def _mask_rows(logits: Tensor, shaped: Sequence[tuple[int, GrammarState]]) -> Te
 
 
 def _changes_logits(settings: TokenSamplingParams) -> bool:
-    return bool(settings.logit_bias or settings.presence_penalty or settings.frequency_penalty)
+    return bool(
+        settings.logit_bias
+        or settings.presence_penalty
+        or settings.frequency_penalty
+        or settings.min_tokens
+        or settings.allowed
+        or settings.banned
+    )
 
 
 def _rows_by_limits(pickers: Sequence[Picker]) -> dict[tuple[int, bool], list[int]]:

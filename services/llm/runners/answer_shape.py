@@ -3,8 +3,9 @@
 from functools import lru_cache
 
 from omnibus.errors import BadRequest
-from omnibus.structured.grammar import find_error, first_line, schema_rule, shape_schema
+from omnibus.structured.grammar import find_error, first_line
 from omnibus.structured.rewrites import SchemaError
+from omnibus.structured.shapes import GRAMMAR, shape_rule, whole_grammar
 from omnibus_models.contract import Reader
 from services.llm.engine.params import TextGenerationParams
 
@@ -20,7 +21,9 @@ def answer_grammar(reader: Reader, params: TextGenerationParams) -> str | None:
 def _write_grammar(reader: Reader, params: TextGenerationParams) -> str | None:
     rules = []
     if params.structured_outputs is not None:
-        rules.append(("json", f"json: {schema_rule(shape_schema(params.structured_outputs))}\n"))
+        if GRAMMAR in params.structured_outputs:
+            return _read_grammar(params)
+        rules.append(("json", f"json: {shape_rule(params.structured_outputs)}\n"))
     if params.tools and (params.tool_choice == "required" or rules):
         if params.tool_choice == "required":
             rules.clear()
@@ -29,6 +32,15 @@ def _write_grammar(reader: Reader, params: TextGenerationParams) -> str | None:
     if not rules:
         return None
     return f"start: {' | '.join(name for name, _ in rules)}\n{''.join(rule for _, rule in rules)}"
+
+
+def _read_grammar(params: TextGenerationParams) -> str:
+    if params.tools and params.tool_choice == "required":
+        raise BadRequest("an answer of calls has the tools' own grammar; leave tools out", param="structured_outputs")
+    try:
+        return whole_grammar(params.structured_outputs or {})
+    except ValueError as error:
+        raise BadRequest(f"the grammar cannot be read: {error}", param="structured_outputs") from None
 
 
 @lru_cache(maxsize=256)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from services.llm.runners.answer_parser import AnswerParser
 from services.llm.runners.spoken_tokens import SpokenTokens
@@ -98,8 +98,9 @@ class Detokeniser:
 class StopGuard:
     """Holds back text that may turn out to be the beginning of a stop string."""
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, includes: bool = False) -> None:
         self._stops = tuple(stops)
+        self._includes = includes  # whether the stop string is sent as well
         self.held = ""
         self.hit = False
 
@@ -108,10 +109,11 @@ class StopGuard:
         if self.hit:
             return ""
         text = self.held + text
-        found = [at for at in map(text.find, self._stops) if at >= 0]
-        if found:
+        hits = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if hits:
             self.hit, self.held = True, ""
-            return text[: min(found)]
+            at, stop = min(hits)
+            return text[: at + len(stop)] if self._includes else text[:at]
         keep = max((_overlap_length(text, stop) for stop in self._stops), default=0)
         self.held = text[len(text) - keep :]
         return text[: len(text) - keep]
@@ -120,6 +122,15 @@ class StopGuard:
         """Return the text that was held back and did not become a stop string."""
         text, self.held = self.held, ""
         return text
+
+
+class StopRule(NamedTuple):
+    """What ends the text of an answer: ``strings``, but for those within the first ``min_tokens``. ``includes``: it and
+    the token that ends an answer are part of the text."""
+
+    strings: Sequence[str] = ()
+    min_tokens: int = 0
+    includes: bool = False
 
 
 class TokenDecoder(Protocol):
@@ -138,7 +149,7 @@ class Reply:
     def __init__(
         self,
         decode: Callable[[Sequence[int]], str],
-        stops: Sequence[str],
+        stops: StopRule | Sequence[str],
         parser: AnswerParser | None = None,
         special: Mapping[int, str] = MappingProxyType({}),
         detokeniser: TokenDecoder | None = None,
@@ -148,7 +159,8 @@ class Reply:
     ) -> None:
         self._decode = decode
         self._detokeniser = detokeniser or Detokeniser(decode)
-        self._guard = StopGuard(stops)
+        self._rule = stops if isinstance(stops, StopRule) else StopRule(stops)
+        self._guard = StopGuard(self._rule.strings, includes=self._rule.includes)
         self._logprobs: list[list[object]] = []  # of each token: its text, its own, and those of the likeliest
         self._logprobs_at = 0  # number of the first of them
         self._parser = parser
@@ -168,12 +180,13 @@ class Reply:
         self.tokens += 1
         if finish is None and self.tokens == self._limit:  # the engine may go on, for the talker
             finish = "length"
-        made = self._detokeniser.push(token)
+        # The token that ends an answer is no part of it.
+        made = "" if finish == "stop" and not self._rule.includes else self._detokeniser.push(token)
         if token in self._special:
             made += self._special[token]
         if finish is not None:
             made += self._detokeniser.flush()
-        text = self._guard.push(made)
+        text = self._guard.push(made) if self.tokens > self._rule.min_tokens else made
         if self._guard.hit:
             self.finish = "stop"
         elif finish is not None:

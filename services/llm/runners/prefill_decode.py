@@ -107,7 +107,7 @@ class DecodeRunner(LanguagePart, component="decode"):
         return BatchCounts(steps=counts.steps, rows=counts.rows)
 
     async def run(self, job: Job) -> None:
-        params = await read_text_params(job)
+        params = await read_text_params(job, self._core.sampling)
         async with self._core.use_adapter(params) as adapter:
             await self._run(job, params, adapter)
 
@@ -121,10 +121,11 @@ class DecodeRunner(LanguagePart, component="decode"):
         tokens = started_tokens(start, resumed_tokens(job, "text"))
         grammar = None if start.here is not None else await core.open_grammar(answer_grammar(core.thinker, params))
         speaks = job.has_consumer("rows")
-        limit = len(script) or core.answer_limit(start.length - start.resumed, params.max_tokens)
+        limit = len(script) or core.answer_limit(start.length - start.resumed, params.max_tokens, params.usual_tokens)
         made = limit if script else engine_limit(limit, speaks)
         ids = [] if seen is None else seen.tolist()
-        picker = Picker(build_sampling(params, made, start.seed), core.thinker.vocabulary, ids, script, grammar)
+        sampling = build_sampling(params, made, start.seed, end_tokens(core, params), await core.ban_words(params))
+        picker = Picker(sampling, core.thinker.vocabulary, ids, script, grammar)
         restored, finish = self._restore_sequence(start, tokens, picker, params, speaks)
         restored.adapter = adapter
         with self._adopt_paused(job, start, restored) as sequence:

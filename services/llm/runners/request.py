@@ -14,12 +14,12 @@ from omnibus.executor.runner import Item, Job
 from omnibus.graph import HANDLE
 from omnibus_models.contract import Reader
 from services.llm.engine.model import ThinkerCore
-from services.llm.engine.params import TextGenerationParams, build_sampling, read_params
+from services.llm.engine.params import TextGenerationParams, build_sampling, complete_params, read_params
 from services.llm.engine.sampler import Picker
 from services.llm.engine.thinker_feed import Thinking
 from services.llm.runners.answer_parser import open_parser, special_tokens
 from services.llm.runners.answer_shape import answer_grammar
-from services.llm.runners.detokenize import Reply
+from services.llm.runners.detokenize import Reply, StopRule
 from services.llm.runners.spoken_tokens import SpokenTokens
 from services.llm.runners.token_stream import open_detokeniser
 
@@ -46,9 +46,9 @@ async def open_request(core: ThinkerCore, job: Job) -> AsyncIterator[ThinkReques
 
     It begins behind what an earlier attempt has generated. Inside of the block calls with the same prompt share it.
     """
-    params = await read_text_params(job)
+    params = await read_text_params(job, core.sampling)
     async with core.use_adapter(params) as adapter:
-        with core.prompts.join(job, params.prompt_options, params.adapter_key) as member:
+        with core.prompts.join(job, params.prompt_options, params.prompt_key) as member:
             asked = await _read_request(core, job, params)
             sequence = asked.sequence
             sequence.adapter = adapter
@@ -64,16 +64,19 @@ async def open_request(core: ThinkerCore, job: Job) -> AsyncIterator[ThinkReques
 
 async def _read_request(core: ThinkerCore, job: Job, params: TextGenerationParams) -> ThinkRequest:
     voice = _read_voice(core, job, params)
-    prompt = await core.tokenize_prompt(await read_messages(job), params.prompt_options)
+    prompt = await core.tokenize_prompt(await read_messages(job), params)
     items = await read_items(job)
     prefill, layout = await core.assemble_prefill(prompt, items)
     length = prefill.inputs.shape[0]
     script = await core.tokenize_script(params, length)
-    limit = len(script) or core.answer_limit(length, 1 if params.prefill_only else params.max_tokens)
+    wanted = 1 if params.prefill_only else params.max_tokens
+    limit = len(script) or core.answer_limit(length, wanted, params.usual_tokens)
     grammar = await core.open_grammar(answer_grammar(core.thinker, params))
     made = limit if script else engine_limit(limit, voice is not None and not params.prefill_only)
-    picker = Picker(build_sampling(params, made, job.seed), core.thinker.vocabulary, prompt.ids, script, grammar)
-    sequence = Thinking(prefill, picker, end_tokens(core, params), voice)
+    ends = end_tokens(core, params)
+    sampling = build_sampling(params, made, job.seed, ends, await core.ban_words(params))
+    picker = Picker(sampling, core.thinker.vocabulary, prompt.ids, script, grammar)
+    sequence = Thinking(prefill, picker, ends, voice)
     sequence.keeps_slot = voice is not None and may_cut(core.thinker, params)
     await core.resume_after(sequence, resumed_tokens(job, "text"))
     if params.prefill_only:
@@ -96,9 +99,10 @@ def open_reply(
     ``limit``, ``spoken``: see ``Reply``.
     """
     parser = open_parser(reader, params, thinking)
-    special = special_tokens(reader, params) if parser is not None else _NO_TOKENS
-    stream = open_detokeniser(reader)
-    return Reply(reader.decode_ids, params.stop, parser, special, stream, limit=limit, speech=spoken)
+    special = special_tokens(reader, params) if parser is not None and params.skip_special_tokens else _NO_TOKENS
+    detokeniser = open_detokeniser(reader, skip_special=params.skip_special_tokens)
+    stops = StopRule(params.stop, params.min_tokens, params.include_stop_str_in_output)
+    return Reply(reader.decode_ids, stops, parser, special, detokeniser, limit=limit, speech=spoken)
 
 
 def engine_limit(limit: int, speaks: bool) -> int:
@@ -133,7 +137,7 @@ async def prefill_prompt(sequence: Thinking, job: Job, counts: Mapping[str, int]
 
 def end_tokens(core: ThinkerCore, params: TextGenerationParams) -> frozenset[int]:
     """The tokens that end an answer."""
-    return frozenset() if params.ignore_eos else core.thinker.eos
+    return (frozenset() if params.ignore_eos else core.thinker.eos) | frozenset(params.stop_token_ids)
 
 
 def _read_voice(core: ThinkerCore, job: Job, params: TextGenerationParams) -> str | None:
@@ -145,12 +149,15 @@ def _read_voice(core: ThinkerCore, job: Job, params: TextGenerationParams) -> st
     return str(job.inputs.get("voice") or "")
 
 
-async def read_text_params(job: Job) -> TextGenerationParams:
-    """``params``: a JSON object, or an ``Item`` of its UTF-8 bytes. Raises ``BadRequest``."""
+async def read_text_params(job: Job, sampling: Mapping[str, float]) -> TextGenerationParams:
+    """``params``: a JSON object, or an ``Item`` of its UTF-8 bytes; completed by the checkpoint's ``sampling``.
+
+    Raises ``BadRequest``.
+    """
     value = job.inputs.get("params")
     if isinstance(value, dict) and HANDLE in value:
         value = _decode_document(await job.value("params"), "params")
-    return read_params(value, TextGenerationParams)
+    return read_params(complete_params({} if value is None else value, sampling), TextGenerationParams)
 
 
 def _decode_document(value: Any, name: str) -> Any:

@@ -10,13 +10,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from omnibus.checkpoints.generation_config import read_sampling
 from omnibus.errors import BadRequest, StageUnavailable
 from omnibus.executor.runner import Job
 from omnibus.executor.scheduler import due_time
 from omnibus_models.contract import Reader, TokenizedPrompt, TokenSamplingParams
 from omnibus_models.families import load_family as find
 from services.component import Compute
-from services.llm.engine.params import TextGenerationParams, build_sampling, max_answer_tokens, unknown_adapter_error
+from services.llm.engine.params import (
+    MAX_TRUNCATED_CONTEXTS,
+    TextGenerationParams,
+    build_sampling,
+    max_answer_tokens,
+    truncate_prompt,
+    unknown_adapter_error,
+)
 from services.llm.engine.sequence import TokenStep
 from services.llm.runners.answer_shape import answer_grammar, check_grammar
 from services.llm.runners.request import (
@@ -90,6 +98,8 @@ class VllmCore:
         self._ids = count(1)
         self._numbers = count()
         self._going: dict[int, PausedDecode] = {}
+        #: What the checkpoint's authors recommend, see ``omnibus.checkpoints.generation_config``.
+        self.sampling = read_sampling(launch.checkpoint)
         self.reader: Reader
 
     @property
@@ -156,7 +166,7 @@ class VllmCore:
 
     async def read_request(self, job: Job) -> PreparedVllmRequest:
         """Read the inputs of a think or prefill ``job``: ``messages``, ``items``, ``params``, ``voice``."""
-        params = await read_text_params(job)
+        params = await read_text_params(job, self.sampling)
         if params.say is not None:
             raise BadRequest("vLLM chooses every token itself: a given text is said by transformers", param="say")
         self._check_adapter(params)
@@ -192,11 +202,14 @@ class VllmCore:
 
     def answer_limit(self, length: int, params: TextGenerationParams) -> int:
         """Most tokens of an answer to a prompt of ``length`` tokens. Raises ``ContextTooLong``, ``BadRequest``."""
-        return max_answer_tokens(self._launch.context, length, params.max_tokens)
+        return max_answer_tokens(self._launch.context, length, params.max_tokens, params.usual_tokens)
 
     async def _tokenize_prompt(self, job: Job, params: TextGenerationParams) -> TokenizedPrompt:
         messages = await read_messages(job)
-        return await self._words.tokenize(self.reader, messages, self._launch.context, params.prompt_options)
+        context = self._launch.context
+        longest = context if params.truncate_prompt_tokens is None else context * MAX_TRUNCATED_CONTEXTS
+        whole = await self._words.tokenize(self.reader, messages, longest, params.prompt_options)
+        return truncate_prompt(whole, params, context)
 
     def _read_voice(self, job: Job) -> str | None:
         if not job.has_consumer("prompt"):
@@ -244,11 +257,12 @@ class VllmCore:
     def build_sampling(
         self, params: TextGenerationParams, limit: int, seed: int, grammar: str = ""
     ) -> TokenSamplingParams:
-        return replace(build_sampling(params, limit, seed), ignore_eos=params.ignore_eos, grammar=grammar)
+        made = build_sampling(params, limit, seed, self.end_tokens(params))
+        return replace(made, ignore_eos=params.ignore_eos, grammar=grammar)
 
     def end_tokens(self, params: TextGenerationParams) -> frozenset[int]:
         """The tokens that end an answer."""
-        return frozenset() if params.ignore_eos else self.reader.eos
+        return (frozenset() if params.ignore_eos else self.reader.eos) | frozenset(params.stop_token_ids)
 
     def token_reader(
         self, stream: Any, voice: TalkerRows | None, known: Sequence[int] = (), counts: dict[str, int] | None = None

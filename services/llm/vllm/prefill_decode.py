@@ -194,7 +194,7 @@ class VllmDecodeRunner(VllmPart, half="decode"):
 
     async def run(self, job: Job) -> None:
         core = self._core
-        params = await read_text_params(job)
+        params = await read_text_params(job, self._core.sampling)
         start, seen, rows = read_start(await job.value("start"), core.engine.layout.name)
         if params.count_only or params.prefill_only:
             close_counted(job, start.counts)

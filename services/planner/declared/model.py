@@ -9,7 +9,7 @@ import msgspec
 from omnibus.bus.subjects import subject_token, task_name
 from omnibus.errors import BadRequest
 from omnibus.families import catalog
-from omnibus.plan import LANGUAGE_COMPONENTS, DeploymentOption, ImageDefaults, ModelPlan, Path
+from omnibus.plan import LANGUAGE_COMPONENTS, DeploymentOption, ImageDefaults, ModelPlan, Path, SamplingDefaults
 from services.planner.declared import planned_spec
 
 #: What runs executors.
@@ -41,6 +41,7 @@ class DeclaredModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Executors of an encoder serve all models whose encoder is the same, unless ``share_equal`` is false. ``cells`` above
     0: so many equal cells, each of which has all options and serves whole requests by itself. ``speech_detector``, of
     ``SPEECH_DETECTORS``, is for a model whose users speak no words; empty: the gateway's usual one.
+    ``sampling_defaults`` complete requests for text.
     """
 
     family: str
@@ -59,6 +60,7 @@ class DeclaredModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     share_equal: bool = True
     cells: int = 0
     speech_detector: str = ""
+    sampling_defaults: SamplingDefaults = SamplingDefaults()
 
 
 class Model:
@@ -126,7 +128,13 @@ class Model:
             goals=goals.active_goals(),
             adapters=self.declared.adapters,
             speech_detector=self.declared.speech_detector or msgspec.UNSET,
+            sampling_defaults=self._declared_sampling() or msgspec.UNSET,
         )
+
+    def _declared_sampling(self) -> SamplingDefaults | None:
+        """What the declaration says of sampling, if it says anything: an earlier build refuses the field."""
+        said = self.declared.sampling_defaults
+        return None if said == SamplingDefaults() else said
 
     def unit_task_name(self, component: str) -> str:
         """Name of the unit task that runs ``component``, which may be another model's."""

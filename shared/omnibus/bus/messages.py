@@ -180,6 +180,9 @@ class ExecutorStatus(msgspec.Struct, frozen=True):
     cell: str = ""
     #: Parameters of calls that it takes, of those that executors of some earlier build refuse.
     takes: tuple[str, ...] = ()
+    #: Sampling that the checkpoints of its language model and talker recommend, see
+    #: ``omnibus.checkpoints.generation_config``; None: it does not say.
+    sampling: dict[str, float] | None = None
 
 
 class GatewayStatus(msgspec.Struct, frozen=True):

@@ -32,7 +32,8 @@ class Report(msgspec.Struct, frozen=True):
 
     ``lost`` are files that are not there although an index names them, ``broken`` says what is wrong with others.
     ``vllm`` is why vLLM does not run its language model; empty when nothing speaks against it. ``adapters`` are the
-    LoRA adapters that were looked at with it, and why each does not fit; empty when it does.
+    LoRA adapters that were looked at with it, and why each does not fit; empty when it does. ``sampling`` is what its
+    authors recommend, see ``generation_config``.
     """
 
     path: str
@@ -45,6 +46,7 @@ class Report(msgspec.Struct, frozen=True):
     broken: list[str] = []
     vllm: str = ""
     adapters: dict[str, str] = {}
+    sampling: dict[str, float] = {}
 
     @property
     def complete(self) -> bool:

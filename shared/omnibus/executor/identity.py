@@ -8,7 +8,7 @@ from omnibus.bus.messages import BatchCounts, ExecutorStatus
 from omnibus.process.memory import resident_bytes
 
 #: See ``ExecutorStatus.takes``.
-TAKES = ("cache_key", "cache_salt")
+TAKES = ("cache_key", "cache_salt", "fallback_temperature")
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class ExecutorIdentity:
     slots: int = 0  # invocations of a batch
     device: str = ""  # where its engines compute: cpu, or a GPU
     cell: str = ""  # of a model in cells
+    sampling: Mapping[str, float] | None = None  # see ``ExecutorStatus``
     inline: int = 0  # bytes of a tensor that is sent within its message to a reader on another node
 
     def make_status(
@@ -62,4 +63,5 @@ class ExecutorIdentity:
             gpu_bytes=gpu_bytes,
             batches=batches,
             takes=TAKES,
+            sampling=None if self.sampling is None else dict(self.sampling),
         )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from omnibus import checkpoints, tracing
 from omnibus.bus.nats import NatsBus
 from omnibus.bus.subjects import subject_token, task_name
+from omnibus.checkpoints import generation_config
 from omnibus.errors import BadRequest
 from omnibus.executor.energy_meters import open_meter
 from omnibus.executor.identity import ExecutorIdentity
@@ -72,12 +73,14 @@ class ExecutorService:
             slots=min(wanted.batch, wanted.credits),
             device=wanted.device,
             inline=wanted.inline,
+            sampling=_read_sampling(wanted.checkpoint, components),
         )
 
     async def startup(self) -> None:
         bus, sidecar = read_settings(BusSettings), read_settings(SidecarSettings)
-        identity = self.make_identity(sidecar.node_name)
+        self.make_identity(sidecar.node_name)  # what is wrong with it is reported before a long download
         await self.fetch_checkpoint()
+        identity = self.make_identity(sidecar.node_name)
         tracing.start_tracing("executor")
         make = load_engine(self.settings.engine)
         runners = {component: make(component, self.settings) for component in identity.tasks.values()}
@@ -135,3 +138,16 @@ def _unit_task_names(wanted: ExecutorSettings, components: Sequence[str]) -> lis
     if unknown:
         raise BadRequest(f"unknown components {unknown}; {wanted.family} has {sorted(kinds)}")
     return [task_name(kinds[component], wanted.model, component) for component in components]
+
+
+def _read_sampling(checkpoint: str, components: Sequence[str]) -> dict[str, float] | None:
+    """The sampling that ``checkpoint`` recommends for these ``components``; None where they choose no tokens."""
+    language, talker = not {"thinker", *catalog.SPLIT}.isdisjoint(components), "talker" in components
+    if not language and not talker:
+        return None
+    found = generation_config.read_checkpoint_sampling(checkpoint)
+    return {
+        name: value
+        for name, value in found.items()
+        if (talker if name.startswith(generation_config.TALKER) else language)
+    }

@@ -1,20 +1,20 @@
-"""A process that checks JSON schemas, one after another: one a line in, the reason that it cannot be used out.
+"""A process that checks shapes of answers, one after another: one a line in, the reason that it cannot be used out.
 
-A library cannot be stopped in the middle of a schema, and a process can: whoever started this one ends it.
+A library cannot be stopped in the middle of a grammar, and a process can: whoever started this one ends it.
 """
 
 import json
 import sys
 
-from omnibus.structured.grammar import find_schema_error
+from omnibus.structured.shapes import find_shape_error
 
 
 def main() -> None:
     """Answer until the input ends. The first line out, "", says that it is ready."""
-    find_schema_error({"const": "a"})
+    find_shape_error({"json": {"const": "a"}})
     _answer("")
     for line in sys.stdin:
-        _answer(find_schema_error(json.loads(line)))
+        _answer(find_shape_error(json.loads(line)))
 
 
 def _answer(error: str) -> None:

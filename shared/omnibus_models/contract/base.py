@@ -69,7 +69,9 @@ class TokenSamplingParams:
     """Sampling parameters for tokens. ``temperature`` 0 is greedy.
 
     ``logit_bias`` is added to logits. ``logprobs`` is how many alternatives of a token are reported, None: nothing.
-    ``grammar`` is a Lark grammar of ``llguidance`` for what may be said, "" for anything.
+    ``grammar`` is a Lark grammar of ``llguidance`` for what may be said, "" for anything. None of the ``ends`` comes
+    before ``min_tokens``; no other token than those ``allowed``, if there are any; none that completes a ``banned``
+    sequence, as which an engine reads ``bad_words``.
     """
 
     max_tokens: int
@@ -86,6 +88,11 @@ class TokenSamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     logprobs: int | None = None
     grammar: str = ""
+    min_tokens: int = 0
+    ends: frozenset[int] = frozenset()
+    allowed: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    banned: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass

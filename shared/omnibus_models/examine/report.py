@@ -8,6 +8,7 @@ from typing import Any
 
 from omnibus.checkpoints import safetensors
 from omnibus.checkpoints.adapters import read_adapter
+from omnibus.checkpoints.generation_config import read_sampling
 from omnibus.checkpoints.report import ComponentReport, Report
 from omnibus.errors import BadRequest, OmnibusError
 from omnibus.families.specs import KNOWN
@@ -57,6 +58,7 @@ def examine_checkpoint(checkpoint: Path, dtype: str = "", adapters: Sequence[str
         ],
         vllm=reason,
         adapters=fits,
+        sampling=read_sampling(checkpoint),
     )
 
 

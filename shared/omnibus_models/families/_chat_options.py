@@ -14,6 +14,8 @@ THINK, THINK_END = "<think>", "</think>"
 #: How a request says how long to think, and variables of templates that can obey it.
 EFFORT = "reasoning_effort"
 _THINKING = "enable_thinking"
+#: Where an answer begins: behind the words that open one, and behind the last message as far as that goes.
+PLACES = frozenset({"add_generation_prompt", "continue_final_message"})
 
 
 def adapt_options(options: PromptOptions, template: str, mark: Callable[[Any], str]) -> PromptOptions:
@@ -24,7 +26,7 @@ def adapt_options(options: PromptOptions, template: str, mark: Callable[[Any], s
     """
     given = dict(options.template)
     for name in given:
-        if name in _reserved_names():
+        if name in _reserved_names() - PLACES:
             raise BadRequest(f"{name} is no variable of a chat template; leave it out", param="chat_template_kwargs")
     effort = given.get(EFFORT)
     if effort is not None and EFFORT not in template:

@@ -202,8 +202,7 @@ class LanguageThinker(LanguageDecoder, ABC):
                 tools=list(options.tools) or None,
                 chat_template=self._template,
                 tokenize=False,
-                add_generation_prompt=True,
-                **options.template,
+                **{"add_generation_prompt": True, **options.template},
             )
         except (TemplateError, TypeError, ValueError):
             # What a template says is meant for programmers, and may hold the user's text.

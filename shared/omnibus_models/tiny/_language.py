@@ -20,6 +20,6 @@ def write(model: Any, config: Any, directory: Path, seed: int, wide: bool, **mor
     _weights.redraw_weights(made, seed)
     _weights.sharpen_attention(made)
     _weights.speak_words(made.lm_head.weight, tokenizer, stop_gain=3.0)
-    _qwen.set_greedy(made.generation_config, tokenizer)
+    _qwen.set_ends(made.generation_config, tokenizer)
     made.save_pretrained(directory)
     tokenizer.save_pretrained(directory)

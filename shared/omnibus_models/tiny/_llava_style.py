@@ -62,6 +62,6 @@ def save_checkpoint(directory: Path, model: Any, processor: Any, seed: int, llm_
     if llm_seed is not None:
         _weights.redraw_weights(nn.ModuleList([model.model.language_model, model.lm_head]), llm_seed)
     _weights.speak_words(model.lm_head.weight, processor.tokenizer, stop_gain=3.0)
-    _qwen.set_greedy(model.generation_config, processor.tokenizer)
+    _qwen.set_ends(model.generation_config, processor.tokenizer)
     model.save_pretrained(directory)
     processor.save_pretrained(directory)

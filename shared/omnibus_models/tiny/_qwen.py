@@ -70,9 +70,14 @@ def video_processor(patch: int = PATCH) -> Any:
 
 
 def set_greedy(generation_config: Any, tokenizer: Any) -> None:
-    """End of turn and greedy choice as the checkpoint's own defaults."""
+    """End of turn and greedy choice as the checkpoint's own defaults, for weights that mean something."""
+    set_ends(generation_config, tokenizer)
+    generation_config.do_sample = False
+
+
+def set_ends(generation_config: Any, tokenizer: Any) -> None:
+    """End of turn as the checkpoint's own default; random weights recommend no sampling."""
     # Derived settings lose every field that the model's configuration does not know when they are read back.
     generation_config._from_model_config = False
     generation_config.eos_token_id = [tokenizer.eos_token_id]
     generation_config.pad_token_id = tokenizer.pad_token_id
-    generation_config.do_sample = False

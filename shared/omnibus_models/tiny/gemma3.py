@@ -70,7 +70,7 @@ def write(directory: Path, seed: int, llm_seed: int | None = None, wide: bool = 
         _weights.redraw_weights(nn.ModuleList([model.model.language_model, model.lm_head]), llm_seed)
     _sharpen_attention(model.model.language_model)
     _weights.speak_words(model.lm_head.weight, tokenizer, stop_gain=3.0)
-    _qwen.set_greedy(model.generation_config, tokenizer)
+    _qwen.set_ends(model.generation_config, tokenizer)
     model.save_pretrained(directory)
     images = Gemma3ImageProcessor(size={"height": _SIDE, "width": _SIDE})
     Gemma3Processor(images, tokenizer, chat_template=_TEMPLATE, image_seq_length=TOKENS).save_pretrained(directory)

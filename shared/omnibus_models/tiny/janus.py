@@ -41,7 +41,7 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
         _weights.redraw_weights(nn.ModuleList([model.model.language_model, model.lm_head]), llm_seed)
     _damp_decoder(model.model.vqmodel)
     _weights.speak_words(model.lm_head.weight, tokenizer, stop_gain=3.0)
-    _qwen.set_greedy(model.generation_config, tokenizer)
+    _qwen.set_ends(model.generation_config, tokenizer)
     model.generation_config.bos_token_id = tokenizer.bos_token_id
     model.generation_config.guidance_scale = 5.0
     model.generation_config.generation_kwargs = {"boi_token_id": tokenizer.boi_token_id}

@@ -64,7 +64,7 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
         _weights.redraw_weights(nn.ModuleList([model.model.language_model, model.lm_head]), llm_seed)
     _open_gates(model)
     _weights.speak_words(model.lm_head.weight, tokenizer, stop_gain=3.0)
-    _qwen.set_greedy(model.generation_config, tokenizer)
+    _qwen.set_ends(model.generation_config, tokenizer)
     model.save_pretrained(directory)
     images = MllamaImageProcessor(size={"height": _SIDE, "width": _SIDE}, max_image_tiles=TILES)
     MllamaProcessor(images, tokenizer, chat_template=_TEMPLATE).save_pretrained(directory)

@@ -63,7 +63,7 @@ def write(directory: Path, seed: int, llm_seed: int | None = None, wide: bool = 
     _weights.speak_words(model.thinker.lm_head.weight, tokenizer, stop_gain=2.0)
     # Ends of speech rarely win, so that an answer is usually heard to the end of its two seconds.
     _weights.soften_logits(model.talker.codec_head.weight, range(_CODES, _CODES + 8))
-    _qwen.set_greedy(model.generation_config, tokenizer)
+    _qwen.set_ends(model.generation_config, tokenizer)
     model.save_pretrained(directory)
     processor = Qwen2_5OmniProcessor(
         _qwen.image_processor(), _qwen.video_processor(), _feature_extractor(), tokenizer, chat_template=_TEMPLATE

@@ -43,7 +43,7 @@ def save_checkpoint(
     if llm_seed is not None:
         _weights.redraw_weights(nn.ModuleList([model.model.language_model, model.lm_head]), llm_seed)
     _weights.speak_words(model.lm_head.weight, tokenizer, stop_gain=3.0)
-    _qwen.set_greedy(model.generation_config, tokenizer)
+    _qwen.set_ends(model.generation_config, tokenizer)
     model.save_pretrained(directory)
     made = processor(_qwen.image_processor(), tokenizer, _qwen.video_processor(), chat_template=TEMPLATE)
     made.save_pretrained(directory)

@@ -67,7 +67,7 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
     # The end of speech rarely wins, so that an answer is usually heard for a while.
     _weights.soften_logits(model.talker.codec_head.weight, [_CODES])
     for each in (model, model.thinker):
-        _qwen.set_greedy(each.generation_config, tokenizer)
+        _qwen.set_ends(each.generation_config, tokenizer)
     model.save_pretrained(directory)
     processor = Qwen3OmniMoeProcessor(
         _qwen.image_processor(_PATCH),

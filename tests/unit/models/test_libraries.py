@@ -142,7 +142,7 @@ def test_the_talker_of_qwen3_omni_alone_is_still_loaded_without_its_experts(tmp_
 
 
 def test_settings_of_generation_that_are_said_to_be_the_models_still_lose_what_is_more(tmp_path: Path) -> None:
-    """``tiny._qwen.set_greedy`` says that they are not."""
+    """``tiny._qwen.set_ends`` says that they are not."""
     kept = []
     for of_model in (True, False):
         told = GenerationConfig(generation_kwargs={"boi_token_id": 3})

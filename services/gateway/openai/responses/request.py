@@ -32,6 +32,7 @@ from services.gateway.openai.responses.tools import (
     NamedImageChoice,
 )
 from services.gateway.openai.tools import MAX_TOOLS, Description, Name
+from services.gateway.openai.vllm_params import VllmParams
 
 PATH = "/v1/responses"
 RESPONSE = f"{PATH}/{{response_id}}"
@@ -78,7 +79,7 @@ class ReasoningConfig(Struct, frozen=True, forbid_unknown_fields=True):
     summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-class ResponseRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ResponseRequest(VllmParams, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One request for a response. None means that the client did not say."""
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]

@@ -1,5 +1,7 @@
 """The response object, with all the keys that OpenAI's client and Open Responses expect, and lists of items."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
@@ -123,8 +125,10 @@ def encode_response(response: ResponseObject) -> bytes:
     return _encode(response)
 
 
-def new_response(id: str, created: float, wanted: ResponseRequest) -> ResponseObject:
-    """The response to ``wanted``, of which nothing is made yet."""
+def new_response(
+    id: str, created: float, wanted: ResponseRequest, usual: Mapping[str, float] = MappingProxyType({})
+) -> ResponseObject:
+    """The response to ``wanted``, of which nothing is made yet; ``usual`` is the sampling that it does not name."""
     reasoning = wanted.reasoning or ReasoningConfig()
     return ResponseObject(
         id=id,
@@ -138,10 +142,10 @@ def new_response(id: str, created: float, wanted: ResponseRequest) -> ResponseOb
         tool_choice=wanted.tool_choice or "auto",
         parallel_tool_calls=wanted.parallel_tool_calls is not False,
         text={"format": (wanted.text and wanted.text.format) or {"type": "text"}, "verbosity": "medium"},
-        presence_penalty=wanted.presence_penalty or 0.0,
-        frequency_penalty=wanted.frequency_penalty or 0.0,
-        top_p=1.0 if wanted.top_p is None else wanted.top_p,
-        temperature=1.0 if wanted.temperature is None else wanted.temperature,
+        presence_penalty=_value_or(wanted.presence_penalty, usual.get("presence_penalty", 0.0)),
+        frequency_penalty=_value_or(wanted.frequency_penalty, usual.get("frequency_penalty", 0.0)),
+        top_p=_value_or(wanted.top_p, usual.get("top_p", 1.0)),
+        temperature=_value_or(wanted.temperature, usual.get("temperature", 1.0)),
         reasoning={"effort": reasoning.effort, "summary": reasoning.summary},
         user=wanted.user,
         max_output_tokens=wanted.max_output_tokens,
@@ -152,6 +156,10 @@ def new_response(id: str, created: float, wanted: ResponseRequest) -> ResponseOb
         safety_identifier=wanted.safety_identifier,
         prompt_cache_key=wanted.prompt_cache_key,
     )
+
+
+def _value_or(named: float | None, usual: float) -> float:
+    return usual if named is None else named
 
 
 def _whole_tool(tool: FlatFunctionTool | ImageGenerationTool) -> dict[str, Any]:

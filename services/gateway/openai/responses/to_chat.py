@@ -54,6 +54,7 @@ from services.gateway.openai.tools import (
     ToolChoice,
     check_tools,
 )
+from services.gateway.openai.vllm_params import check_vllm_params
 
 
 class ChatOfResponse(Struct, frozen=True):
@@ -115,6 +116,7 @@ def to_chat(
         messages.append(message)
         sources.append(param)
     request = _to_request(wanted, messages)
+    check_vllm_params(request)
     try:
         check_tools(request.tools, request.tool_choice)
     except BadRequest as error:
@@ -146,6 +148,7 @@ def _to_request(wanted: ResponseRequest, messages: list[Message]) -> ChatRequest
         response_format=_to_response_format(wanted),
         reasoning_effort=wanted.reasoning.effort if wanted.reasoning is not None else None,
         prompt_cache_key=wanted.prompt_cache_key,
+        **wanted.vllm_params(),
     )
 
 

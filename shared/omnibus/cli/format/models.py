@@ -101,6 +101,7 @@ def checkpoint_lines(report: Report) -> Iterator[str]:
             "gives": ", ".join(known["gives"]),
             "weights": _stored_text(report),
             "dtype": _dtype_text(report),
+            "sampling": ", ".join(f"{name} {value:g}" for name, value in report.sampling.items()),
         }
     )
     yield ""

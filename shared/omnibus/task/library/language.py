@@ -36,7 +36,10 @@ class TextChunk(Part):
 
 
 class TextParams(TypedDict, total=False):
-    """Sampling parameters of a language model; what is missing has the engine's default.
+    """Sampling parameters of a language model.
+
+    What is missing is as the checkpoint's ``generation_config.json`` says; a ``temperature`` of which that says nothing
+    is ``fallback_temperature``, or 0. ``usual_tokens`` bound an answer without ``max_tokens``, as far as they fit.
 
     ``max_tokens`` bounds the answer, in tokens. ``temperature`` is 0 (greedy) to 2, ``top_p`` a share above 0 up to 1,
     ``top_k`` a number of tokens (0: all), ``repetition_penalty`` a factor from 0.01 to 10. ``stop`` are up to 16 texts
@@ -80,6 +83,8 @@ class TextParams(TypedDict, total=False):
     cache_key: str
     cache_salt: str
     prefill_only: bool
+    fallback_temperature: float
+    usual_tokens: int
 
 
 #: Chat messages as OpenAI's API has them, or the handle of their JSON when they are long. The engine checks them.

@@ -1,0 +1,216 @@
+"""Parameters that vLLM's server takes beside OpenAI's: obeyed by both engines, or rejected with what to use instead.
+
+Source: ``vllm/entrypoints/openai/{chat_completion,completion}/protocol.py`` of vLLM 0.32, and the ``guided_*``
+parameters of earlier versions. docs/routes.md has the table.
+"""
+
+from collections.abc import Callable, Mapping
+from operator import attrgetter
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from omnibus.errors import BadRequest
+
+TokenNumber = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+StopTokens = Annotated[list[TokenNumber], Meta(max_length=1024)]
+AllowedTokens = Annotated[list[TokenNumber], Meta(min_length=1, max_length=1 << 17)]
+BadWords = Annotated[list[Annotated[str, Meta(min_length=1, max_length=256)]], Meta(max_length=1024)]
+MinTokens = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+TruncateTokens = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+Pattern = Annotated[str, Meta(min_length=1, max_length=1 << 17)]
+Choices = Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1, max_length=4096)]
+
+
+class StructuredOutputs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One shape of an answer. ``json`` is a schema, also as text; ``grammar`` is one of Lark or GBNF."""
+
+    json: dict[str, Any] | str | None = None
+    regex: Pattern | None = None
+    choice: Choices | None = None
+    grammar: Pattern | None = None
+    json_object: bool | None = None
+    structural_tag: Any = None
+    disable_any_whitespace: bool | None = None  # accepted: answers have one layout anyway
+    disable_additional_properties: bool | None = None
+    whitespace_pattern: str | None = None
+
+
+class VllmParams(Struct, frozen=True, kw_only=True):
+    """Parameters of vLLM that requests for text have. None means that the client did not say."""
+
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: Pattern | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: Pattern | None = None
+    stop_token_ids: StopTokens | None = None
+    min_tokens: MinTokens | None = None
+    allowed_token_ids: AllowedTokens | None = None
+    bad_words: BadWords | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None  # no tokenizer here puts any
+    truncate_prompt_tokens: TruncateTokens | None = None
+    prompt_logprobs: Any = None
+    priority: Any = None
+    mm_processor_kwargs: Any = None
+    sampling_params_list: Any = None
+
+    @property
+    def has_vllm_shape(self) -> bool:
+        """True if one of these says what the answer may be."""
+        return _read_shapes(self) != _NO_SHAPES
+
+    def vllm_params(self) -> dict[str, Any]:
+        """These parameters alone."""
+        return {name: getattr(self, name) for name in VllmParams.__struct_fields__}
+
+
+#: Parameters that are sent to engines as they are, and what changes nothing.
+_SENT: Mapping[str, Any] = {
+    "stop_token_ids": [],
+    "min_tokens": 0,
+    "allowed_token_ids": None,
+    "bad_words": [],
+    "include_stop_str_in_output": False,
+    "skip_special_tokens": True,
+    "truncate_prompt_tokens": None,
+}
+#: Where an answer begins, as options of the chat template.
+_PLACES = ("add_generation_prompt", "continue_final_message")
+#: Names of shapes before ``structured_outputs``.
+GUIDED: Mapping[str, str] = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+}
+_SHAPES = ("structured_outputs", *GUIDED)
+_KINDS = ("json", "regex", "choice", "grammar", "json_object")
+_read_shapes = attrgetter(*_SHAPES)
+_NO_SHAPES = (None,) * len(_SHAPES)
+
+
+def _is_nothing(value: Any) -> bool:
+    return not value
+
+
+#: What is not obeyed: values that change nothing all the same, and what to use instead.
+_REJECTED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "echo": (_is_nothing, "A chat does not repeat its messages: use /v1/completions with echo."),
+    "best_of": (lambda value: value == 1, "All answers that are made are sent: use n."),
+    "prompt_logprobs": (lambda value: False, "Prompts have no logprobs: use logprobs, which are those of the answer."),
+    "priority": (
+        _is_nothing,
+        "Requests take fair turns by tenant: use a key of another --weight, or a batch for what can wait.",
+    ),
+    "mm_processor_kwargs": (
+        lambda value: isinstance(value, Mapping) and not any(value.values()),
+        "Media are prepared as preprocessor_config.json and video_preprocessor_config.json of the checkpoint say: set "
+        "min_pixels, max_pixels and fps there, or scale media before you send them; send the audio of a video as a "
+        "part of its own.",
+    ),
+    "sampling_params_list": (
+        _is_nothing,
+        "Stages have parameters of their own in one dialect alone: send the header X-Omnibus-Dialect: vllm-omni, or "
+        "use the request's parameters for text and those of audio for speech.",
+    ),
+}
+
+
+def check_vllm_params(request: Any) -> None:
+    """Raises ``BadRequest`` for parameters that cannot be obeyed, or not together. ``request`` is a chat's or another
+    one's, which may lack some of them."""
+    for name, (is_harmless, instead) in _REJECTED.items():
+        value = getattr(request, name, None)
+        if value is not None and not is_harmless(value):
+            raise BadRequest(f"The value of '{name}' is not supported here. {instead}", param=name)
+    _check_shape(request)
+    limit = request.token_limit if hasattr(request, "token_limit") else request.max_tokens
+    if request.min_tokens and limit is not None and request.min_tokens > limit:
+        raise BadRequest(f"min_tokens is {request.min_tokens}, more than max_tokens, {limit}.", param="min_tokens")
+    if request.truncate_prompt_tokens == 0:
+        raise BadRequest("truncate_prompt_tokens must be -1 or at least 1.", param="truncate_prompt_tokens")
+    if getattr(request, "continue_final_message", None) and request.add_generation_prompt:
+        raise BadRequest(
+            "add_generation_prompt opens a new answer: leave it out, or continue_final_message.",
+            param="continue_final_message",
+        )
+
+
+def _check_shape(request: Any) -> None:
+    given = [name for name in _SHAPES if getattr(request, name) is not None]
+    if not given:
+        return
+    if getattr(request, "response_format", None) is not None:
+        given.append("response_format")
+    if len(given) > 1:
+        raise BadRequest(f"An answer has one shape: send one of {', '.join(given)}.", param=given[1])
+    wanted = request.structured_outputs
+    if wanted is not None:
+        _check_structured_outputs(wanted)
+    shape = vllm_shape(request) or {}
+    if "grammar" in shape and getattr(request, "tools", None):
+        raise BadRequest("A grammar of the whole answer leaves no room for calls: leave tools out.", param=given[0])
+    for name in ("ignore_eos", "min_tokens"):
+        if getattr(request, name):
+            raise BadRequest(f"An answer of a given shape ends with it: leave {name} out.", param=name)
+
+
+def _check_structured_outputs(wanted: StructuredOutputs) -> None:
+    for name, instead in (
+        ("structural_tag", "use tools with tool_choice, or grammar"),
+        ("whitespace_pattern", "answers have a space behind commas and colons, and none elsewhere: leave it out"),
+        ("disable_additional_properties", "say additionalProperties false in the schema"),
+    ):
+        if getattr(wanted, name):
+            raise BadRequest(
+                f"The value of '{name}' is not supported here: {instead}.", param=f"structured_outputs.{name}"
+            )
+    given = [kind for kind in _KINDS if getattr(wanted, kind)]
+    if len(given) != 1:
+        raise BadRequest(f"Send one of {', '.join(_KINDS)}.", param="structured_outputs")
+
+
+def vllm_shape(request: Any) -> dict[str, Any] | None:
+    """The shape of the answer by vLLM's parameters, as ``omnibus.structured.shapes`` has it. Raises ``BadRequest``."""
+    wanted = request.structured_outputs
+    if wanted is not None:
+        for kind in _KINDS:
+            if value := getattr(wanted, kind):
+                return {kind: _read_schema(value, "structured_outputs.json") if kind == "json" else value}
+    for name, kind in GUIDED.items():
+        if (value := getattr(request, name)) is not None:
+            return {kind: _read_schema(value, name) if kind == "json" else value}
+    return None
+
+
+def _read_schema(value: Any, param: str) -> dict[str, Any]:
+    if isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value)
+        except (msgspec.DecodeError, RecursionError):
+            raise BadRequest("The schema is not valid JSON.", param=param) from None
+    if not isinstance(value, dict):
+        raise BadRequest("A schema is a JSON object.", param=param)
+    return value
+
+
+def vllm_params(request: Any) -> dict[str, Any]:
+    """Fields of ``TextParams`` that vLLM's parameters stand for."""
+    sent = {
+        name: value
+        for name, harmless in _SENT.items()
+        if (value := getattr(request, name)) is not None and value != harmless
+    }
+    if shape := vllm_shape(request):
+        sent["structured_outputs"] = shape
+    return sent
+
+
+def template_places(request: Any) -> dict[str, bool]:
+    """Where the answer begins, as options of the chat template."""
+    said = {name: value for name in _PLACES if (value := getattr(request, name)) is not None}
+    return {"add_generation_prompt": False, **said} if said.get("continue_final_message") else said

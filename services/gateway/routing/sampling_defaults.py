@@ -1,0 +1,72 @@
+"""Sampling of requests that name none: what models' declarations say, then what their checkpoints do.
+
+Executors report what is in the ``generation_config.json`` of their checkpoint, wherever it is, in their status events.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from omnibus.bus.messages import ExecutorStatus
+from omnibus.plan import ModelPlan, Plan
+from services.gateway.routing.executors import ExecutorTable
+
+#: What requests have in vLLM and in OpenAI's API where nothing else is said.
+NEUTRAL_TEMPERATURE = 1.0
+#: The parameter by which executors are told what holds where their checkpoint says nothing.
+FALLBACK = "fallback_temperature"
+
+
+class ModelSampling(msgspec.Struct, frozen=True):
+    """Sampling of one model. ``complete``: no executor may know more of it than is in ``values``."""
+
+    values: Mapping[str, float] = {}
+    complete: bool = True
+
+
+NEUTRAL = ModelSampling()
+
+
+class SamplingDefaults:
+    """Sampling of the models of the plan, as ``members`` report it; looked up once for each of their changes."""
+
+    def __init__(self, members: ExecutorTable) -> None:
+        self._members = members
+        self._plan: Plan | None = None
+        self._version = -1
+        self._known: dict[str, ModelSampling] = {}
+
+    def use_plan(self, plan: Plan | None) -> None:
+        self._plan = plan
+        self._known = {}
+
+    def of_model(self, name: str) -> ModelSampling:
+        """The sampling of the plan's model ``name``; neutral for an unknown one."""
+        if self._members.version != self._version:
+            self._version = self._members.version
+            self._known = {}
+        found = self._known.get(name)
+        if found is None:
+            model = None if self._plan is None else self._plan.models.get(name)
+            found = self._known[name] = NEUTRAL if model is None else self._read_model(name, model)
+        return found
+
+    def _read_model(self, name: str, model: ModelPlan) -> ModelSampling:
+        declared = model.sampling_defaults or None
+        said = {} if declared is None else declared.values()
+        if declared is not None and not declared.checkpoint:
+            return ModelSampling(said)
+        parts = {(name, option) for option, spec in model.options.items() if not spec.of}
+        lent = {(owner, option) for owner, _, option in (spec.of.partition("/") for spec in model.options.values())}
+        reports = [
+            each
+            for each in self._members.statuses()
+            if each.sampling is not None and (each.model, each.option) in parts | lent
+        ]
+        values = {key: value for report in reports for key, value in (report.sampling or {}).items()}
+        complete = any(map(_chooses_text, reports)) or not self._members.all_take(FALLBACK)
+        return ModelSampling({**values, **said}, complete)
+
+
+def _chooses_text(status: ExecutorStatus) -> bool:
+    return any(component != "talker" for component in status.components)

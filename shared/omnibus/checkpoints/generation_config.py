@@ -1,0 +1,73 @@
+"""Sampling that a checkpoint's authors recommend: its ``generation_config.json``. No torch.
+
+The rules are those of vLLM's ``--generation-config auto`` (``ModelConfig.get_diff_sampling_param``): a value that the
+file names holds for requests that name none. Unlike vLLM, ``"do_sample": false`` is greedy, as in transformers.
+Defaults of transformers that the file does not name (``top_k`` 50, ``max_length`` 20) are not used.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from omnibus.checkpoints.hub import find_checkpoint
+from omnibus.errors import OmnibusError
+
+FILE = "generation_config.json"
+#: How the settings of a model's parts begin that have some of their own.
+THINKER, TALKER = "thinker_", "talker_"
+#: Values that a request may have as well, and their bounds; others in a file are not used.
+BOUNDS: Mapping[str, tuple[float, float]] = {
+    "temperature": (0.0, 2.0),
+    "top_p": (1e-9, 1.0),
+    "top_k": (-1, 2**31 - 1),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.01, 10.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "max_new_tokens": (1, 2**31 - 1),
+}
+#: How requests call a value of the file.
+_CALLED = {"max_new_tokens": "max_tokens"}
+#: Those of ``BOUNDS`` that are whole numbers, as requests call them.
+_WHOLE = ("top_k", "max_tokens")
+#: Values that talkers take.
+_OF_TALKERS = ("temperature", "top_p", "top_k", "repetition_penalty")
+
+
+def read_checkpoint_sampling(checkpoint: str) -> dict[str, float]:
+    """The sampling of ``checkpoint``, a directory or an id of the hub, as ``read_sampling``; empty without a file."""
+    try:
+        return read_sampling(find_checkpoint(checkpoint))
+    except OmnibusError:
+        return {}
+
+
+def read_sampling(directory: Path) -> dict[str, float]:
+    """The sampling of the checkpoint in ``directory``, by the names that requests use.
+
+    Names of the talker's begin with ``talker_``. A file that cannot be read says nothing.
+    """
+    try:
+        found = json.loads((directory / FILE).read_text())
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    talker = dict(_read_part(found, TALKER))
+    return {
+        **dict(_read_part(found, "")),
+        **dict(_read_part(found, THINKER)),
+        **{f"{TALKER}{name}": talker[name] for name in _OF_TALKERS if name in talker},
+    }
+
+
+def _read_part(found: Mapping[str, Any], part: str) -> Iterator[tuple[str, float]]:
+    """Yield the values of a ``part`` whose settings begin with its name."""
+    for name, (least, most) in BOUNDS.items():
+        value, called = found.get(f"{part}{name}"), _CALLED.get(name, name)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
+            continue
+        yield called, max(0, int(value)) if called in _WHOLE else float(value)
+    if found.get(f"{part}do_sample") is False:
+        yield "temperature", 0.0

@@ -1,0 +1,40 @@
+"""A system of two models of one checkpoint, whose authors recommend sampling: one of them declares something else."""
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from omnibus.families import catalog
+from omnibus_models import tiny
+from tests.e2e.system import System, running
+
+RECOMMENDED, DECLARED = "qwen3-recommended", "qwen3-declared"
+
+
+@pytest.fixture(scope="package")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tiny.build("qwen3", tmp_path_factory.mktemp("checkpoints") / "qwen3")
+    path = made / "generation_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "do_sample": False, "max_new_tokens": 24}))
+    return made
+
+
+@pytest.fixture(scope="package")
+def system(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterator[System]:
+    declared = catalog.model_declaration("qwen3", str(checkpoint))
+    models = {
+        RECOMMENDED: declared,
+        DECLARED: {**declared, "sampling_defaults": {"checkpoint": False, "max_tokens": 7}},
+    }
+    with running(tmp_path_factory.mktemp("sampling"), models) as made:
+        yield made
+
+
+@pytest.fixture
+async def client(system: System) -> AsyncIterator[httpx.AsyncClient]:
+    await system.becomes_ready()
+    async with httpx.AsyncClient(base_url=system.url, timeout=60) as made:
+        yield made
