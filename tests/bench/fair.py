@@ -190,7 +190,7 @@ KINDS: dict[str, Work] = {
 
 
 def start_system(directory: Path, name: str, keys: tuple[str, ...]) -> Run:
-    environment = {**os.environ, "XDG_RUNTIME_DIR": str(directory), "HOME": str(directory)}
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(directory)}
     if keys:
         environment |= {"OMNIBUS_GATEWAY_KEYS": "true", "OMNIBUS_GATEWAY_ADMIN_TOKEN": ADMIN}
     only = ["--only", MODEL, "--only", IMAGE_MODEL]
