@@ -67,7 +67,7 @@ class Dispatcher:
         self._tensors = tensors
         self._members = members
         self._running: dict[str, InflightInvocation] = {}
-        self.late_reports = LateReports()
+        self.late_reports = LateReports(members)
         self._watcher = FailureDetector(gateway, bus, members, self._running, self._reroute, self._on_gone)
         self._quarantine = Quarantine(members, quarantine)
         self._emptied = asyncio.Event()

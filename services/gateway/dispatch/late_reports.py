@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from omnibus.bus.messages import Hop
 from services.gateway.dispatch.inflight import InflightInvocation
+from services.gateway.routing.executors import ExecutorTable
 
 #: Seconds that executors have to report what they had computed for an invocation that was ended early.
 REPORT_SECONDS = 1.0
@@ -23,7 +24,8 @@ class _Ended:
 class LateReports:
     """Invocations that are over, and whose executors may still report."""
 
-    def __init__(self) -> None:
+    def __init__(self, members: ExecutorTable) -> None:
+        self._members = members
         self._ended: dict[str, _Ended] = {}
 
     def wait(self, running: InflightInvocation, then: Callable[[], None]) -> None:
@@ -32,7 +34,7 @@ class LateReports:
         nodes = {
             (node, attempts[node])
             for node, executor in enumerate(running.executors)
-            if node not in running.hops and executor in running.accepted and executor not in running.lost
+            if node not in running.hops and executor not in running.lost and self._members.get(executor) is not None
         } - running.unfinished.keys()
         if not nodes or running.id in self._ended:
             then()

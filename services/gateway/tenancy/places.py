@@ -42,20 +42,23 @@ class PathTurns:
     """Whose turn it is among the paths of one kind of request."""
 
     def __init__(self) -> None:
-        self._finish: dict[str, float] = {}  # by path: requests for each unit of its rate
-        self._now = 0.0
+        self._tags: dict[str, float] = {}  # requests for each unit of a path's rate
+        self._full: set[str] = set()
+        self._now = 0.0  # tag of the path that was taken last
 
-    def start_tag(self, path: Path) -> float:
-        return max(self._now, self._finish.get(path.name, 0.0))
+    def choose(self, choices: Sequence[PathChoice], free: Sequence[PathChoice]) -> PathChoice:
+        """Of those of ``choices`` that are ``free`` the one that is taken: its turn, or the one that goes first."""
+        for choice in free:
+            name = choice.path.name
+            least = self._now if name in self._full else 0.0
+            self._tags[name] = max(least, self._tags.get(name, self._now))
+        taken = next((choice for choice in free if choice.first), None) or min(free, key=self._next_tag)
+        self._full = {choice.path.name for choice in choices if choice not in free}
+        self._now, self._tags[taken.path.name] = self._tags[taken.path.name], self._next_tag(taken)
+        return taken
 
-    def next_tag(self, path: Path) -> float:
-        """The tag that ``path`` has after one request more; the path with the least is next."""
-        return self.start_tag(path) + 1.0 / path.rate if path.rate > 0 else float("inf")
-
-    def take_turn(self, path: Path) -> None:
-        if path.rate > 0:
-            self._now = self.start_tag(path)
-            self._finish[path.name] = self._now + 1.0 / path.rate
+    def _next_tag(self, choice: PathChoice) -> float:
+        return self._tags[choice.path.name] + 1.0 / max(choice.path.rate, 1e-9)
 
 
 class ExecutorPlaces:
@@ -148,18 +151,13 @@ class RequestClaim:
 
     def take(self, claimed: Collection[Hashable]) -> bool:
         """Take a place at each executor of a path with room, the one next in turn; see ``PlaceClaim``."""
-        taken = []
-        for paths in self._choices:
-            free = [choice for choice in paths if self._has_room(choice, claimed)]
-            if not free:
-                return False
-            turns = self._places.path_turns(free[0])
-            first = next((choice for choice in free if choice.first), None)
-            taken.append((turns, first or min(free, key=lambda each: turns.next_tag(each.path))))
-        for turns, choice in taken:
-            turns.take_turn(choice.path)
+        free = [[choice for choice in paths if self._has_room(choice, claimed)] for paths in self._choices]
+        if not all(free):
+            return False
+        parts = zip(self._choices, free, strict=True)
+        self._taken = tuple([self._places.path_turns(found[0]).choose(paths, found) for paths, found in parts])
+        for choice in self._taken:
             self._places.occupy(choice.pools, self._tenant)
-        self._taken = tuple([choice for _, choice in taken])
         return True
 
     def _has_room(self, choice: PathChoice, claimed: Collection[Hashable]) -> bool:

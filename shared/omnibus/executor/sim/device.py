@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from omnibus.bus.messages import BatchCounts
 from omnibus.executor.job_clock import JobClock
 from omnibus.executor.sim.distributions import Curve
+from omnibus.spare_places import count_spare_places
 
 #: Hears the time of what happened to a work.
 Told = Callable[[float], None]
@@ -47,6 +48,11 @@ class SimWork:
         self.left = tokens
         self.ready = 0.0
         self.gone = False
+
+    @property
+    def tenant(self) -> str:
+        """The tenant that its job is for, empty where there are none."""
+        return self.clock.tenant.name if self.clock is not None else ""
 
     def notify(self, at: float) -> None:
         if self.told is not None:
@@ -203,12 +209,26 @@ class Lane:
     def _admit_waiting(self, at: float) -> None:
         """Give free slots away in order of arrival."""
         while self.step is not None and self.waiting and self.used < self.slots:
-            work = self.waiting.popleft()
-            work.ready = max(work.ready, at)
-            if self.batch is not None or not isinstance(work, SimSequence):
-                self.joining.append(work)
-            else:
-                self.active.append(work)
+            self._start_work(self.waiting.popleft(), at)
+        if self.step is not None and self.waiting and self.waiting[0].tenant:
+            self._admit_spare(at)
+
+    def _admit_spare(self, at: float) -> None:
+        """Give spare slots to tenants that have none, as engines do."""
+        working = {work.tenant for work in (*self.joining, *self.active)}
+        most = self.slots + count_spare_places(self.slots)
+        for work in [each for each in self.waiting if each.tenant not in working]:
+            if self.used < most and work.tenant not in working:
+                working.add(work.tenant)
+                self.waiting.remove(work)
+                self._start_work(work, at)
+
+    def _start_work(self, work: SimWork, at: float) -> None:
+        work.ready = max(work.ready, at)
+        if self.batch is not None or not isinstance(work, SimSequence):
+            self.joining.append(work)
+        else:
+            self.active.append(work)
 
     # Turns
 

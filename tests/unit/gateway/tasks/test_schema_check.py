@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from omnibus.errors import BadRequest
+from omnibus.errors import BadRequest, Overloaded
 from services.gateway.tasks import schema_check
 from services.gateway.tasks.schema_check import SchemaCheck
+from services.gateway.tenancy.tenant import Tenant, acting_as
 
 GOOD: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 #: Less than ``CHECK_SECONDS``, within which a fast machine checks even the slow one.
@@ -82,3 +83,56 @@ async def test_others_are_served_while_a_slow_one_is_checked(
     with pytest.raises(BadRequest, match="too long|too big|cannot be used"):
         await slow
     assert ticks > 3
+
+
+def make_schema(tenant: str, number: int) -> dict[str, Any]:
+    return GOOD | {"title": f"{tenant} {number}"}
+
+
+async def test_a_tenant_waits_for_one_check_of_another_one_however_many_that_has_waiting(check: SchemaCheck) -> None:
+    order: list[str] = []
+
+    async def check_for(tenant: str, number: int) -> None:
+        with acting_as(Tenant(tenant)):
+            await check.check_schema(make_schema(tenant, number), "p")
+        order.append(tenant)
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(schema_check.MAX_WAITING):
+            group.create_task(check_for("heavy", number))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        for number in range(2):
+            group.create_task(check_for("light", number))
+
+    assert order[:4] == ["heavy", "light", "heavy", "light"]
+
+
+async def test_what_a_tenant_has_waiting_is_bounded_and_others_come_in(check: SchemaCheck) -> None:
+    async def check_for(tenant: str, number: int) -> None:
+        with acting_as(Tenant(tenant)):
+            await check.check_schema(make_schema(tenant, number), "p")
+
+    count = schema_check.MAX_WAITING + 5
+    heavy = [asyncio.create_task(check_for("heavy", number)) for number in range(count)]
+    light = asyncio.create_task(check_for("light", 0))
+    found = await asyncio.gather(*heavy, return_exceptions=True)
+    await light
+
+    refused = [each for each in found if each is not None]
+    assert len(refused) == 4  # one is checked while the others wait
+    assert all(isinstance(each, Overloaded) and each.retry_after > 0 for each in refused)
+
+
+async def test_the_same_schema_is_checked_once(check: SchemaCheck, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    ask = check._ask
+
+    async def count_questions(process: asyncio.subprocess.Process, grammar: str) -> str:
+        asked.append(grammar)
+        return await ask(process, grammar)
+
+    monkeypatch.setattr(check, "_ask", count_questions)
+    await asyncio.gather(*(check.check_schema(GOOD, "p") for _ in range(5)))
+
+    assert len(asked) == 1

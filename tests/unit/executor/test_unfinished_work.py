@@ -1,0 +1,46 @@
+"""What was computed for work that does not finish is reported, whatever stopped it."""
+
+import asyncio
+
+import pytest
+
+from omnibus.bus.messages import Hop, NodeFailed
+from omnibus.errors import StageFailed
+from omnibus.executor.job_clock import current_clock
+from omnibus.executor.runner import Job
+from tests.unit.executor.arithmetic import Place, call, invocation
+
+SECONDS = 1.25
+
+
+@pytest.mark.parametrize(("status", "attempt"), [("cancelled", 0), ("expired", 0), ("moved", 0)])
+async def test_stopped_work_reports_what_it_had_computed(here: Place, status: str, attempt: int):
+    begun = asyncio.Event()
+
+    async def compute(job: Job) -> None:
+        current_clock().seconds += SECONDS
+        begun.set()
+        await asyncio.Event().wait()
+
+    await here.executor("a", {"compute": compute})
+    given = here.office.send(invocation([call("compute")], ["a"], [(0, "y")]))
+    await begun.wait()
+
+    here.office.end(given, status, attempt)
+
+    [hop] = await here.office.until(Hop, given)
+    assert (hop.attempt, hop.node, hop.computed) == (~attempt, 0, SECONDS)
+    assert not here.office.of(NodeFailed, given)
+
+
+async def test_failed_work_reports_what_it_had_computed_behind_the_failure(here: Place):
+    async def fail(job: Job) -> None:
+        current_clock().seconds += SECONDS
+        raise StageFailed("defect")
+
+    await here.executor("a", {"fail": fail})
+    given = here.office.send(invocation([call("fail")], ["a"], [(0, "y")]))
+
+    [hop] = await here.office.until(Hop, given)
+    assert (hop.attempt, hop.computed) == (~0, SECONDS)
+    assert [type(reply) for reply in here.office.replies if isinstance(reply, NodeFailed | Hop)] == [NodeFailed, Hop]

@@ -1,0 +1,114 @@
+"""Charges are what executors reported for that very request: of whole answers, failed ones and cancelled ones."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omnibus.errors import NotFound, StageFailed
+from omnibus.executor.job_clock import current_clock
+from tests.unit.gateway.auth.test_middleware import PATIENCE, Gated, count_of, gated
+from tests.unit.gateway.house import TEXT, think
+from tests.unit.gateway.tenancy.test_metrics import Growth
+
+#: By the first word of a prompt.
+SECONDS = {"short": 0.125, "long": 16.0}
+
+
+def begin_computing(content: str) -> None:
+    current_clock().seconds += SECONDS[content.split()[0]]
+
+
+async def answer(job: Any) -> None:
+    begin_computing((await job.value("messages"))[-1]["content"])
+    await think(job)
+
+
+async def fail(job: Any) -> None:
+    begin_computing((await job.value("messages"))[-1]["content"])
+    raise StageFailed("defect")
+
+
+async def serve(gate: Gated, thinker: Callable[[Any], Awaitable[None]]) -> None:
+    gate.home.serve(TEXT)
+    await gate.home.executor(TEXT, "L", "thinker", thinker=thinker)
+
+
+async def recorded_seconds(gate: Gated, id: str) -> float:
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            try:
+                _, ended = await gate.home.records.find(id)
+            except NotFound:
+                ended = None
+            if ended is not None and ended.usage is not None:
+                return float(ended.usage.gpu_seconds)
+            await asyncio.sleep(0.01)
+
+
+async def test_what_others_send_does_not_change_what_a_request_is_charged(tmp_path: Path):
+    async with gated(tmp_path) as gate:
+        await serve(gate, answer)
+        growth = Growth()
+        for _ in range(20):
+            await gate.ask("a", "long", max_tokens=4000)
+
+        response = await gate.ask("b", "short")
+
+        await count_of(lambda: len(growth("tenant_gpu_seconds_total")), 2)
+        assert growth("tenant_gpu_seconds_total")["b",] == pytest.approx(SECONDS["short"])
+        assert await recorded_seconds(gate, response.headers["x-request-id"]) == SECONDS["short"]
+
+
+async def test_what_others_send_does_not_change_what_a_request_is_expected_to_cost(tmp_path: Path):
+    async with gated(tmp_path) as gate:
+        await serve(gate, answer)
+        for _ in range(10):
+            await gate.ask("b", "short")
+        assert gate.tenancy.admission is not None
+        ratios = gate.tenancy.admission.costs._ratios
+        await count_of(lambda: len(ratios), 1)
+        [(key, before)] = ratios.items()
+
+        for _ in range(20):
+            await gate.ask("a", "long", max_tokens=4000)
+
+        assert (key[0], ratios[key]) == ("b", before)
+
+
+async def test_a_failed_answer_is_charged_what_was_computed_for_it(tmp_path: Path):
+    async with gated(tmp_path) as gate:
+        await serve(gate, fail)
+        growth = Growth()
+
+        response = await gate.ask("a", "short")
+
+        assert response.status_code == 502
+        await count_of(lambda: len(growth("tenant_gpu_seconds_total")), 1)
+        assert growth("tenant_gpu_seconds_total") == {("a",): SECONDS["short"]}
+        assert await recorded_seconds(gate, response.headers["x-request-id"]) == SECONDS["short"]
+
+
+async def test_a_cancelled_answer_is_charged_what_was_computed_for_it_and_gives_its_place_back_at_once(tmp_path: Path):
+    begun: list[str] = []
+
+    async def hold(job: Any) -> None:
+        begin_computing((await job.value("messages"))[-1]["content"])
+        begun.append(job.invocation)
+        await asyncio.Event().wait()
+
+    async with gated(tmp_path) as gate:
+        await serve(gate, hold)
+        growth = Growth()
+        asking = asyncio.create_task(gate.ask("a", "long"))
+        await count_of(lambda: len(begun), 1)
+
+        asking.cancel()
+
+        await count_of(lambda: gate.fair().working, 0)
+        await count_of(lambda: len(growth("tenant_gpu_seconds_total")), 1)
+        assert growth("tenant_gpu_seconds_total") == {("a",): SECONDS["long"]}
+        assert await recorded_seconds(gate, begun[0]) == SECONDS["long"]
+        assert gate.fair().tenant_mark("a") == SECONDS["long"]
