@@ -1,8 +1,9 @@
 """``omnibus.replay``: a recorded invocation runs again, with the same graph, seed and path.
 
 Headers may ask for another path, for certain executors, or to begin in the middle: ``services.gateway.replay.options``.
-Replies are one-line JSON: first where it runs, then the answer and how it compares, then an empty message. Replaying
-can do no more than sending the request again.
+A request whose graph grew runs again segment by segment: see ``services.gateway.replay.segments``.
+Replies are one-line JSON: first where it runs, for each segment, then the answer and how it compares, then an empty
+message. Replaying can do no more than sending the request again.
 """
 
 import asyncio

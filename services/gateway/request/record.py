@@ -149,6 +149,8 @@ class Records:
         full = self.rules.keeps_content(tenant)
         if got is not None and full and answer.audio_sha256:
             self.media.put_nowait(answer.audio_sha256, got.pcm)
+        if not full or answer.characters > MAX_RECORDED_CHARS or answer.calls or answer.reasoning:
+            answer = cut_answer(answer, MAX_RECORDED_CHARS if full else 0)
         recorded = full and status == "done"
         ended = EndRecord(
             inv=invocation.id,
@@ -160,7 +162,7 @@ class Records:
             path=invocation.path,
             route=invocation.route,
             hops=tuple(running.hops[node] for node in sorted(running.hops)),
-            answer=cut_answer(answer, MAX_RECORDED_CHARS if full else 0),
+            answer=answer,
             problem=running.failure.to_problem() if running.failure is not None else None,
             outputs=output_digests(running),
             segments=links.segments,

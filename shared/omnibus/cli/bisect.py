@@ -91,13 +91,17 @@ async def _ready_executors(bus: NatsBus) -> list[ExecutorStatus]:
 
 
 async def _find_earlier(bus: NatsBus, id: str, recorded: Invocation) -> Invocation | None:
-    """The invocation ``id``, which has to run on the executors of ``recorded``; None where none is named."""
+    """The graph of request ``id`` with the stages of ``recorded``, which has to run before it; None where no id is
+    named, and for a later segment without such a graph."""
     if not id:
         return None
-    earlier, _ = await records.find_record(bus, id)
-    if [node.task for node in earlier.nodes] != [node.task for node in recorded.nodes]:
-        raise BadRequest(f"{id} has other stages than {recorded.id}: name a request of the same type", param="after")
-    return earlier
+    tasks = [node.task for node in recorded.nodes]
+    for record in await records.find_segments(bus, id):
+        if [node.task for node in record.invocation.nodes] == tasks:
+            return record.invocation
+    if recorded.parent:
+        return None
+    raise BadRequest(f"{id} has other stages than {recorded.id}: name a request of the same type", param="after")
 
 
 async def _run_route(bus: NatsBus, recorded: Invocation, route: Sequence[str]) -> Mapping[str, str]:
