@@ -62,7 +62,7 @@ _DATES, _TIMES = r"\d+Y(?:\d+M)?(?:\d+D)?|\d+M(?:\d+D)?|\d+D", r"\d+(?:[.,]\d+)?
 _CLOCK = rf"T(?:\d+H(?:\d+M)?(?:{_TIMES})?|\d+M(?:{_TIMES})?|{_TIMES})"
 _LABEL = "[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
 #: Expressions with look-around that libraries put into schemas, the same without it, and the most characters.
-#: Sources: zod 4, ``core/regexes.ts``: email, duration, hostname, domain; pydantic 2.11 to 2.13: ``Decimal``.
+#: Sources: zod 4, ``core/regexes.ts``: email, duration, hostname, domain; earlier releases of pydantic 2: ``Decimal``.
 _KNOWN: dict[str, tuple[str, int]] = {
     r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$": (
         r"^(?:[A-Za-z0-9_'+\-]+\.)*[A-Za-z0-9_'+\-]*[A-Za-z0-9_+\-]@(?:[A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$",

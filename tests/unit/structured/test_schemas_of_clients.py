@@ -1,6 +1,7 @@
 """Schemas that clients send, each with answers that fit it and answers that do not, as texts."""
 
 import json
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -85,7 +86,7 @@ CASES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
     ("pydantic tuple", {"maxItems": 2, "minItems": 2, "prefixItems": [INTEGER, STRING], "type": "array"}, ['[1, "a"]'], ['[1]', '["a", 1]', '[1, "a", 2]']),
     ("pydantic dict of literals", {"additionalProperties": INTEGER, "propertyNames": {"enum": ["a", "b"]}, "type": "object"}, ['{"a": 1}', '{"a": 1, "b": 2}', "{}"], ['{"c": 1}', '{"a": "x"}']),
     ("pydantic dict with a pattern", {"patternProperties": {"^x": INTEGER}, "type": "object"}, ['{"x1": 1}', "{}"], ['{"x1": "a"}', '{"\\u0078": "a"}']),
-    ("pydantic decimal of 2.11", {"anyOf": [NUMBER, {"type": "string", "pattern": OLD_DECIMAL}]}, ['"1.50"', '"-.5"', "1.5"], ['"abc"', '"."', '"1.2.3"']),
+    ("pydantic decimal with a pattern", {"anyOf": [NUMBER, {"type": "string", "pattern": OLD_DECIMAL}]}, ['"1.50"', '"-.5"', "1.5"], ['"abc"', '"."', '"1.2.3"']),
     ("pydantic url", {"format": "uri", "maxLength": 30, "minLength": 1, "type": "string"}, ['"https://example.org/a"'], ['"example"', f'"https://example.org/{"a" * 30}"']),
     ("pydantic bytes and path", strict(b={"format": "binary", "type": "string"}, p={"format": "path", "type": "string"}), ['{"b": "x", "p": "/x"}'], ['{"b": 1, "p": "/x"}']),
     ("pydantic date-time", {"format": "date-time", "type": "string"}, ['"2024-02-29T12:00:00Z"', '"2026-01-31t00:00:00.5+01:00"'], ['"2026-02-29T12:00:00Z"', '"2026-02-28T24:00:00Z"', '"2026-02-28T12:00:00"', '"2026-02-28T23:59:60Z"']),
@@ -215,3 +216,60 @@ def test_order_of_properties_is_that_of_the_schema_however_it_is_put_together() 
 
     assert grammar.accepts_text('{"z": 1, "a": 2}')
     assert not grammar.accepts_text('{"a": 2, "z": 1}')
+
+
+@pytest.mark.behaviour(
+    "llguidance 1.7.6",
+    'lets a quote or a backslash through where a class of a pattern leaves it out (`^[^"]*$`)',
+    "has every such class leave out a control character as well, which avoids the fault",
+    source="JSON Schema 2020-12, validation, 6.3.3",
+)
+def test_a_class_that_leaves_out_quotes_lets_none_through() -> None:
+    for pattern, quoted in (('^[^"]*$', '\\"'), (r"^[^\\\\]*$", "\\\\"), ('^[^"\\n]+$', '\\"')):
+        grammar = Grammar({"type": "string", "pattern": pattern})
+        assert grammar.accepts_text('"ab"')
+        assert not grammar.accepts_text(f'"a{quoted}b"')
+
+
+@pytest.mark.behaviour(
+    "llguidance 1.7.6",
+    "lets a whole number through that `exclusiveMinimum` excludes, if `maximum` is less than 1 above it",
+    "bounds such numbers a billionth within",
+    source="JSON Schema 2020-12, validation, 6.2.5",
+)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_bound_that_is_excluded_is_not_written(sign: int) -> None:
+    bounds = ("exclusiveMinimum", "maximum") if sign > 0 else ("exclusiveMaximum", "minimum")
+    for bound in (0, 1, 2):
+        grammar = Grammar({"type": "number", bounds[0]: sign * bound, bounds[1]: sign * (bound + 0.5)})
+        assert not grammar.accepts_text(str(sign * bound))
+        assert not grammar.accepts_text(f"{sign * bound}.0")
+        assert grammar.accepts_text(str(sign * (bound + 0.25)))
+
+
+@pytest.mark.behaviour(
+    "llguidance 1.7.6",
+    'takes `"\\\\u0061"` for another name than `"a"`, so that a listed property comes twice, the second time as anything',
+    "lets names that are not listed be written without such escapes alone",
+    source="RFC 8259, 8.3",
+)
+def test_a_listed_property_does_not_come_again_in_escapes() -> None:
+    grammar = Grammar({"properties": {"a": INTEGER, "bc": INTEGER}, "required": ["a"]})
+
+    assert grammar.accepts_text('{"a": 1, "b": "x", "bcd": null, "": 0, "d\\n": 1}')
+    assert not grammar.accepts_text('{"a": 1, "\\u0061": "x"}')
+    assert not grammar.accepts_text('{"a": 1, "b\\u0063": "x"}')
+
+
+@pytest.mark.behaviour(
+    "pydantic 2.14",
+    "gives the text form of a `Decimal` no pattern: any text fits its JSON schema",
+    "lets such texts through, as the schema says, and says so in its documentation",
+    source="JSON Schema 2020-12, validation, 6.1.1",
+)
+def test_any_text_fits_the_schema_of_a_decimal() -> None:
+    class Price(BaseModel):
+        amount: Decimal
+
+    assert "pattern" not in json.dumps(Price.model_json_schema())
+    assert Grammar(Price.model_json_schema()).accepts_text('{"amount": "hello"}')

@@ -8,7 +8,7 @@ import pytest
 
 from omnibus.executor.runner import Job
 from omnibus.store import Store
-from tests.unit.gateway.house import TEXT, VL, House, error, house, image, text, think
+from tests.unit.gateway.house import TEXT, VL, error, house, image, text, think
 
 NODE: dict[str, Any] = {
     "type": "object",
