@@ -66,7 +66,7 @@ def _chat(content: str, **more: Any) -> dict[str, Any]:
 
 
 async def _take_background(attacker: Attacker) -> None:
-    body = {"model": OMNI, "input": "talk", "background": True, "max_output_tokens": 2000, "ignore_eos": True}
+    body = {"model": OMNI, "input": "talk", "background": True, "max_output_tokens": 200, "ignore_eos": True}
     answer = await attacker.call("background slots", "POST", "/v1/responses", json=body)
     if answer is not None and answer.status_code == 200:
         attacker.open.add(answer.json()["id"])
