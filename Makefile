@@ -147,6 +147,7 @@ fuzz: $(VENV)/.dev ## Fuzz every parser that strangers reach (MINUTES=60 SEED=)
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 chaos: $(VENV)/.dev ## Inject faults into a running system and judge it (MINUTES=60 SEED= ARGS="--hostile 500")
+	$(BIN)/python -m tests.chaos --tenants
 	$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 chart-lint: $(VENV)/.dev ## Check the chart and what it makes, for every version of Kubernetes

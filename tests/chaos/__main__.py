@@ -1,5 +1,7 @@
 """Faults against a running Omnibus: ``python -m tests.chaos --minutes 3 --seed 7 --faults kill,stop``.
 
+``python -m tests.chaos --tenants`` lets one tenant attack another one instead.
+
 Ends with 0 when every promise of docs/reliability.md held, with 1 when one was broken. The same seed draws the same
 requests and the same faults.
 """
@@ -10,15 +12,19 @@ import sys
 from pathlib import Path
 
 from tests.chaos.faults import WEIGHTS
+from tests.chaos.judge_tenants import judge_tenants
 from tests.chaos.report import report
 from tests.chaos.run import Options, run
 from tests.chaos.stack import with_own_disks
+from tests.chaos.tenants import ATTACKS, run_tenants
 
 VERBS = sorted({verb for _, verb in WEIGHTS})
 ROLES = sorted({role for role, _ in WEIGHTS})
 
 
 def main(arguments: list[str]) -> int:
+    if arguments[:1] == ["--tenants"]:
+        return main_tenants(arguments[1:])
     options, place = parsed(arguments)
     if f"--seed={options.seed}" not in arguments:
         arguments = [*arguments, f"--seed={options.seed}"]
@@ -35,6 +41,26 @@ def main(arguments: list[str]) -> int:
         (place / "violations.txt").write_text("\n".join(f"{each.promise}: {each.detail}" for each in result.violations))
         (place / "faults.txt").write_text("\n".join(map(str, result.record.events)))
     return 1 if result.violations else 0
+
+
+def main_tenants(arguments: list[str]) -> int:
+    """Let one tenant attack another one; 1 when a promise was broken."""
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos --tenants", description=run_tenants.__doc__)
+    parser.add_argument("--minutes", type=float, default=0.5)
+    parser.add_argument("--attacks", default=",".join(ATTACKS), help="some of %(default)s")
+    parser.add_argument("--late", type=float, default=0.0, help="seconds that a busy machine may be late")
+    given = parser.parse_args(arguments)
+    record = run_tenants(sorted(_words(parser, given.attacks, list(ATTACKS))), 60 * given.minutes)
+    violations = judge_tenants(record, given.late)
+    for name, codes in record.codes.items():
+        print(f"{name}: {dict(codes)}")
+    slowest = max((each.seconds for each in record.others), default=0.0)
+    print(f"the other tenant: {len(record.others)} requests, the slowest {slowest:.1f} s")
+    grown = (record.store_peak - record.store_before) >> 20, (record.gateway_peak - record.gateway_before) >> 20
+    print(f"store +{grown[0]} MiB, gateway +{grown[1]} MiB; stopped {record.stop_seconds:.1f} s after revocation")
+    for each in violations:
+        print(f"BROKEN {each.promise}: {each.detail}")
+    return 1 if violations else 0
 
 
 def parsed(arguments: list[str]) -> tuple[Options, Path | None]:

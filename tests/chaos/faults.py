@@ -14,6 +14,7 @@ import psutil
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from omnibus.settings import UpSettings
 from tests.chaos.outcome import Event
 from tests.chaos.requests import cases_of
 from tests.chaos.stack import OWN_DISKS, Stack
@@ -192,7 +193,7 @@ async def _full_store(stack: Stack) -> AsyncIterator[str]:
         yield skipped
     finally:
         if not skipped:
-            await _limit(url, "0")
+            await _limit(url, str(UpSettings().store_bytes))
 
 
 async def _limit(url: str, bytes: str) -> str:

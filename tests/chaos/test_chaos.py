@@ -28,7 +28,23 @@ _WITHIN_SECONDS = 540.0
     ids=["faults", "faults for longer", "hostile inputs"],
 )
 def test_every_promise_holds(arguments: list[str], tmp_path: Path):
-    command = [sys.executable, "-m", "tests.chaos", f"--seed={SEED}", f"--into={tmp_path}", "--late=8", *arguments]
+    _run_chaos(f"--seed={SEED}", f"--into={tmp_path}", "--late=8", *arguments)
+
+
+@pytest.mark.e2e
+@pytest.mark.chaos
+@pytest.mark.timeout(_WITHIN_SECONDS + 30)
+@pytest.mark.parametrize(
+    "arguments",
+    [["--attacks=background slots,store flood,quota evasion,delete by url"], *nightly([])],
+    ids=["what is kept and made", "all attacks"],
+)
+def test_one_tenant_takes_nothing_from_another(arguments: list[str]):
+    _run_chaos("--tenants", "--late=8", *arguments)
+
+
+def _run_chaos(*arguments: str) -> None:
+    command = [sys.executable, "-m", "tests.chaos", *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=_WITHIN_SECONDS, check=False)
 
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-12_000:]}\n{done.stderr[-4_000:]}"

@@ -48,7 +48,7 @@ class BatchTurn:
                 _raise_errors(done - {revoked})
                 if status := await self._find_end():
                     return status
-                await self._look_for_others(sending)
+                await self._check_turn(sending)
             if self._results.missing(lines):
                 raise TurnOver
             return "completed"
@@ -66,7 +66,7 @@ class BatchTurn:
             return "expired"
         return "cancelled" if await self._results.is_cancelled() else None
 
-    async def _look_for_others(self, sending: set["asyncio.Task[None]"]) -> None:
+    async def _check_turn(self, sending: set["asyncio.Task[None]"]) -> None:
         """Begin no more lines once the turn has lasted and others wait; those that are being answered are finished."""
         if time.monotonic() < self._end or not await self._store.job_waits(KIND, self._job.tenant):
             return

@@ -113,7 +113,8 @@ class BatchWorker:
                 else:
                     log.info("%s is not held here any more", job.id)
             finally:
-                for task in (working, holding, watching):
+                # The work last: it may raise, and what still held the batch would take it back from the next worker.
+                for task in (holding, watching, working):
                     await until_cancelled(task)
 
     def _find_tenant(self, job: JobRecord, spec: BatchSpec) -> tuple[Tenant, asyncio.Event]:
