@@ -15,6 +15,8 @@ from omnibus_models.contract import LoadedComponent
 
 #: Shortest side of an image in pixels: H.264 halves the resolution of colours.
 _MIN_SIDE = 2
+#: Longest side in pixels that x264 compresses.
+_MAX_SIDE = 16384
 
 
 @dataclass
@@ -32,6 +34,8 @@ class Ltx2FrameEncoder(LoadedComponent):
         picture = media.decode_image(data, self.limits)
         if min(picture.size) < _MIN_SIDE:
             raise errors.BadMedia(f"an image must have sides of at least {_MIN_SIDE} pixels", param="media")
+        if max(picture.size) > _MAX_SIDE:
+            raise errors.BadMedia(f"an image must have sides of at most {_MAX_SIDE} pixels", param="media")
         compressed = apply_image_conditioning_crf(np.asarray(picture.convert("RGB")), DEFAULT_IMAGE_CRF)
         processor = VideoProcessor(vae_scale_factor=self.unit, resample="bilinear")
         pixels: Tensor = processor.preprocess(Image.fromarray(compressed), height=height, width=width)[0]

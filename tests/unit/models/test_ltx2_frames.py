@@ -92,5 +92,7 @@ def test_first_frames_that_cannot_be_used_are_refused(parts: dict[str, Any]) -> 
         encoder.prepare(memoryview(b"no image"), 64, 32)
     with pytest.raises(BadMedia, match="at least 2"):
         encoder.prepare(memoryview(files.picture(1, 1, 1)), 64, 32)
+    with pytest.raises(BadMedia, match="at most 16384"):
+        encoder.prepare(memoryview(files.picture(1, 17_000, 2)), 64, 32)
     with pytest.raises(BadRequest, match=r"must be \[8, 1, 4, 8\]"):
         dit.open(FILMS[0][0], guides(parts, CAT), image=torch.zeros(8, 1, 4, 4))
