@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.pages import clients, errors, first_steps, mistakes, settings, sizing, tasks, testing, values
+from tests.pages import clients, errors, first_steps, formats, mistakes, settings, sizing, tasks, testing, values
 
 DOCS = Path(__file__).parents[2] / "docs"
 #: File in ``docs/`` to what makes its text.
@@ -12,6 +12,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "errors.md": errors.page,
     "first-steps.md": first_steps.page,
     "mistakes.md": mistakes.page,
+    "routes.md": formats.page,
     "settings.md": settings.page,
     "sizing.md": sizing.page,
     "tasks.md": tasks.page,
