@@ -13,24 +13,24 @@ _AUDIO = frozenset(
     | {"eac3", "flac", "mp2", "mp3", "opus", "vorbis"}
 )
 #: Samples as they are, in every order of bytes, and the two codings of telephones.
-_PCM = frozenset(
+PCM = frozenset(
     {"pcm_alaw", "pcm_mulaw", "pcm_s64be", "pcm_s64le", "pcm_s8", "pcm_u8"}
     | {f"pcm_{kind}{bits}{order}" for kind in "su" for bits in (16, 24, 32) for order in ("le", "be")}
     | {f"pcm_f{bits}{order}" for bits in (32, 64) for order in ("le", "be")}
 )
-_READABLE = {"video": _VIDEO, "audio": _AUDIO | _PCM}
+READABLE = {"video": _VIDEO, "audio": _AUDIO | PCM}
 
 # Some formats have several decoders, by names of their own.
 _OTHER_NAMES = {"libdav1d", "mp3float", "mp2float", "amrnb", "amrwb", "libopus", "libvpx", "libvpx-vp9"}
 _ALSO = _OTHER_NAMES | {"libopencore_amrnb", "libopencore_amrwb", "libvorbis"}
 
 #: Names of decoders, as FFmpeg's ``codec_whitelist`` takes them.
-DECODERS = ",".join(sorted(_VIDEO | _AUDIO | _PCM | _ALSO))
+DECODERS = ",".join(sorted(_VIDEO | _AUDIO | PCM | _ALSO))
 
 
 def require_codec(stream: Any, kind: str) -> None:
     """Raise ``BadMedia`` unless the codec of ``stream`` is one of ``kind`` that is read here. Opens nothing."""
     context = stream.codec_context
-    if context is None or context.codec.canonical_name not in _READABLE[kind]:
-        known = ", ".join(sorted(_READABLE[kind] - _PCM))
+    if context is None or context.codec.canonical_name not in READABLE[kind]:
+        known = ", ".join(sorted(READABLE[kind] - PCM))
         raise errors.BadMedia(f"the {kind} is in a codec that is not read here; send one of: {known}")

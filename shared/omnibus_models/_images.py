@@ -11,7 +11,7 @@ from omnibus_models import _avif, image_modes
 from omnibus_models.limits import MediaDecodeLimits, check_pixels
 
 # Formats with a decoder inside Pillow; none of them starts another program.
-IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
+IMAGE_FORMATS: tuple[str, ...] = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 #: What Pillow raises for metadata that are damaged.
 _METADATA_ERRORS = (SyntaxError, OSError, ValueError, TypeError, LookupError, struct.error)
 #: Chunks of a PNG that change its pixels, or say which animation they are part of.
@@ -41,7 +41,8 @@ def load_image(data: memoryview, limits: MediaDecodeLimits) -> Image.Image:
 
 def _load(file: io.BytesIO, formats: tuple[str, ...], limits: MediaDecodeLimits) -> Image.Image:
     image = Image.open(file, formats=formats)
-    check_pixels(*image.size, limits)
+    width, height = image.size
+    check_pixels(width, height, limits)
     image_modes.load_pixels(image)
     return image
 

@@ -97,6 +97,8 @@ SYSTEM = "You are a speech recognition model."
 USER = "Transcribe the audio into text. Write what is said, and nothing else."
 LANGUAGE = " Its language is {language}."
 PROMPT = " It continues, or is about: {prompt}"
+#: Containers round times to milliseconds: that does not make another second.
+_ROUNDING_SECONDS = 0.005
 _encode = msgspec.json.Encoder().encode
 
 
@@ -135,7 +137,8 @@ def encode_transcription(text: str, used: Usage) -> bytes:
 
 def encode_verbose(text: str, language: str | None, seconds: float | None) -> bytes:
     """The body of a verbose JSON answer."""
-    return _encode(VerboseTranscription(text, language or "unknown", seconds, DurationUsage(ceil(seconds or 0.0))))
+    whole = ceil(max(0.0, (seconds or 0.0) - _ROUNDING_SECONDS))
+    return _encode(VerboseTranscription(text, language or "unknown", seconds, DurationUsage(whole)))
 
 
 def encode_delta(text: str) -> bytes:

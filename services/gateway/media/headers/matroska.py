@@ -14,6 +14,8 @@ _SEGMENT, _INFO, _SCALE, _DURATION = 0x18538067, 0x1549A966, 0x2AD7B1, 0x4489
 _TRACKS, _TRACK, _VIDEO, _WIDTH, _HEIGHT = 0x1654AE6B, 0xAE, 0xE0, 0xB0, 0xBA
 _CLUSTER, _EACH, _NUMBER, _CODEC = 0x1F43B675, 0x23E383, 0xD7, 0x86
 _AUDIO, _SAMPLING, _CHANNELS, _BITS = 0xE1, 0xB5, 0x9F, 0x6264
+#: Nanoseconds that a decoder leaves out: at the beginning of a track, and at the end of a block.
+_DELAY, _DISCARDED = 0x56AA, 0x75A2
 _TIMESTAMP, _SIMPLE_BLOCK, _GROUP, _BLOCK, _BLOCK_TICKS = 0xE7, 0xA3, 0xA0, 0xA1, 0x9B
 #: Checksum, padding, and the place and size of clusters may come before the time.
 _BEFORE_TIMESTAMP = frozenset({0xBF, 0xEC, 0xA7, 0xAB})
@@ -21,6 +23,7 @@ _CLUSTER_BYTES = _CLUSTER.to_bytes(4, "big")
 #: Clusters at the end that are read, and places that may be one.
 _LAST_CLUSTERS, _MAX_CANDIDATES = 2, 64
 _MAX_BLOCKS = 65_536
+_SLACK_SECONDS = 0.25
 #: Elements that describe a track, and the attributes of ``_Track`` that hold them.
 _TRACK_ELEMENTS = {
     _NUMBER: "number",
@@ -29,6 +32,7 @@ _TRACK_ELEMENTS = {
     _SAMPLING: "rate",
     _CHANNELS: "channels",
     _BITS: "bits",
+    _DELAY: "delay",
 }
 #: Nanoseconds of a frame of Opus by the upper five bits of a packet.
 _OPUS_NANOSECONDS = tuple(round(each * 1e6) for each in (*(10, 20, 40, 60) * 3, *(10, 20) * 2, *(2.5, 5, 10, 20) * 4))
@@ -38,7 +42,7 @@ class _Track:
     """``each`` is the time of a frame in nanoseconds, 0 if the header does not say."""
 
     def __init__(self) -> None:
-        self.number = self.each = self.bits = 0
+        self.number = self.each = self.bits = self.delay = 0
         self.channels, self.rate = 1, 8000.0  # what stands for an element that is left out
         self.codec = b""
 
@@ -54,8 +58,10 @@ def read_matroska(data: bytes) -> Extent:
     ticks = _decode_float(raw) if raw else 0.0
     width, height = (int.from_bytes(found.get(key, b""), "big") for key in (_WIDTH, _HEIGHT))
     seconds = ticks * scale / 1e9 if 0 < ticks < 1e15 else None
-    if seconds is None:
-        seconds = _last_seconds(data, scale, {each.number: each for each in tracks}) or None
+    if seconds is None or not width:
+        last = _last_seconds(data, scale, {each.number: each for each in tracks})
+        # The length in a header counts what decoders leave out of audio.
+        seconds = last if last and (seconds is None or abs(seconds - last) < _SLACK_SECONDS) else seconds
     each = int.from_bytes(found.get(_EACH, b""), "big")  # nanoseconds of a frame
     frames = round(seconds * 1e9 / each) if seconds and each and width else 0
     return Extent(seconds, width, height, frames)
@@ -131,7 +137,7 @@ def _cluster_end(data: bytes, at: int, end: int, scale: int, tracks: dict[int, _
         elif began < 0 and key not in _BEFORE_TIMESTAMP:
             return 0  # a cluster begins with its time: the four bytes were part of a frame
         elif key in (_SIMPLE_BLOCK, _GROUP):
-            block, length = _read_group(data, at, min(stop, end), scale) if key == _GROUP else (at, 0)
+            block, length, left_out = _read_group(data, at, min(stop, end), scale) if key == _GROUP else (at, 0, 0)
             number, block = _decode_vint(data, block, keep_marker=False)
             time = (began + int(struct.unpack_from(">h", data, block)[0])) * scale
             length = (
@@ -140,14 +146,15 @@ def _cluster_end(data: bytes, at: int, end: int, scale: int, tracks: dict[int, _
                 or time - before.get(number, time)
             )
             before[number] = time
-            reached = max(reached, time + length)
+            track = tracks.get(number)
+            reached = max(reached, time + length - left_out - (track.delay if track else 0))
         at = stop
     return reached
 
 
-def _read_group(data: bytes, at: int, end: int, scale: int) -> tuple[int, int]:
-    """Offset of the content of a group's block, and its length in nanoseconds, 0 if the group does not say."""
-    block = length = 0
+def _read_group(data: bytes, at: int, end: int, scale: int) -> tuple[int, int, int]:
+    """Offset of a group's block; its length, 0 if not known, and what is left out of it, in nanoseconds."""
+    block = length = discarded = 0
     while at < end:
         key, at = _decode_vint(data, at, keep_marker=True)
         size, at = _decode_vint(data, at, keep_marker=False)
@@ -155,10 +162,12 @@ def _read_group(data: bytes, at: int, end: int, scale: int) -> tuple[int, int]:
             block = at
         elif key == _BLOCK_TICKS:
             length = int.from_bytes(data[at : at + min(size, 8)], "big") * scale
+        elif key == _DISCARDED:
+            discarded = max(0, int.from_bytes(data[at : at + min(size, 8)], "big", signed=True))
         at += size
     if not block:
         raise ValueError("no block")
-    return block, length
+    return block, length, discarded
 
 
 def _block_nanoseconds(block: bytes, track: _Track | None) -> int:

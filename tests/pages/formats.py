@@ -1,0 +1,67 @@
+"""The table of accepted formats in ``docs/routes.md``, from the lists that the gateway and the decoders go by."""
+
+from pathlib import Path
+
+from omnibus_models import _codecs
+from services.gateway.media.headers.sniff import AUDIO_OR_VIDEO, FORMATS
+
+PAGE = Path(__file__).parents[2] / "docs" / "routes.md"
+BEGIN, END = "<!-- formats: made by python -m tests.pages -->", "<!-- /formats -->"
+
+#: Rows about what is done with each kind of media.
+_IMAGE_ROWS = (
+    ("frames", "the first one of an animation or of several pages"),
+    ("rotation", "turned as EXIF, or the boxes of AVIF and HEIC, say; damaged metadata are left out"),
+    ("background", "white under transparent pixels"),
+    ("bit depth", "8 bits of each channel; 16 bits are divided by 257"),
+)
+_VIDEO_ROWS = (
+    ("rotation", "turned as the display matrix says"),
+    ("frame rate and times", "frames have the times of the file, also at a variable rate"),
+    (
+        "length",
+        "from the header; from the last fragments of MP4, the last clusters of Matroska, the pages of Ogg without one",
+    ),
+)
+_AUDIO_ROWS = (
+    ("track", "the first one; of a video the audio of it"),
+    ("samples", "integers of 8 to 64 bits, floats of 32 and 64 bits, A-law, mu-law"),
+    ("channels", "1 to 64, their mean"),
+    ("rate", "1,000 to 768,000 hertz, resampled to the rate of the model"),
+    ("length", "of the samples, frames, pages or clusters that are there; of MP4 and AVI from the header, if it has one"),
+    ("tags", "ID3 tags, and zeros after them, are passed over; MP3, MP2 and AAC may begin inside a frame"),
+)
+_ROWS = {"image": _IMAGE_ROWS, "audio": _AUDIO_ROWS, "video": _VIDEO_ROWS}
+
+
+def page() -> str:
+    """``docs/routes.md`` with the table as it has to be."""
+    text = PAGE.read_text()
+    head, _, rest = text.partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    return f"{head}{BEGIN}\n\n{table()}\n\n{END}{tail}"
+
+
+def table() -> str:
+    """Formats, codecs, and what is done with them."""
+    rows = ["| | | |", "|---|---|---|"]
+    for modality in ("image", "audio", "video"):
+        rows.append(f"| **{modality}** | formats | {_formats(modality)} |")
+        if codecs := _codec_names(modality):
+            rows.append(f"| | codecs | {codecs} |")
+        rows += [f"| | {name} | {meaning} |" for name, meaning in _ROWS[modality]]
+    names = ", ".join(f"`{name}`" for name in dict.fromkeys(name for each in FORMATS.values() for name in each.short))
+    return "\n".join([*rows, f"| **`input_audio.format`** | | {names} |"])
+
+
+def _formats(modality: str) -> str:
+    own = [mime for mime in FORMATS if mime.startswith(f"{modality}/")]
+    own += sorted(AUDIO_OR_VIDEO) if modality == "audio" else []
+    return ", ".join(f"{FORMATS[mime].name} (`{mime}`)" for mime in own)
+
+
+def _codec_names(modality: str) -> str:
+    readable = _codecs.READABLE.get(modality, frozenset())
+    return ", ".join(f"`{name}`" for name in sorted(readable - _codecs.PCM)) + (
+        ", PCM of every kind" if modality == "audio" else ""
+    )
