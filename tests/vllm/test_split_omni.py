@@ -14,7 +14,7 @@ from tests.e2e.questions import OMNI_QUESTIONS
 from tests.unit.jobs import run
 from tests.vllm.conftest import IN_PROCESS, descriptors, transformers
 from tests.vllm.halves import Three, three
-from tests.vllm.test_omni import CUTS, SPEECH, cut_params, job
+from tests.vllm.test_omni import CUTS, SPEECH, cut_params, end_of, job
 
 pytestmark = [*IN_PROCESS, pytest.mark.asyncio(loop_scope="module")]
 
@@ -76,7 +76,7 @@ async def test_halves_speak_all_of_an_answer_that_is_cut(
     answer = await halves.answer(asked, *SPEECH)
     await run(reference, whole)
 
-    assert (answer.text, answer.end("text")) == (whole.text, whole.end("text"))
+    assert (answer.text, end_of(answer)) == (whole.text, end_of(whole))
     np.testing.assert_allclose(answer.whole("rows"), whole.whole("rows"), rtol=0, atol=1e-4)
     await omni_three.until_idle()
     assert descriptors() == []

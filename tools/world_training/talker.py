@@ -1,4 +1,7 @@
-"""To speak: a talker learns the codes of each word from what a trained thinker gives it."""
+"""To speak: a talker learns the codes of each word from what a trained thinker gives it.
+
+Then it learns from answers half of which are cut after any of their words, as ``max_tokens`` and stop strings cut them.
+"""
 
 from typing import Any
 
@@ -10,14 +13,18 @@ from omnibus_models.world import scenes, tone_synth
 from tools.world_training import loop, omni, thinker
 from tools.world_training.thinker import Batch
 
-STEPS, BATCH, RATE = 1300, 24, 2e-3
+_WHOLE_STEPS, _CUT_STEPS = 1300, 350
+STEPS, BATCH, RATE = _WHOLE_STEPS + _CUT_STEPS, 24, 2e-3
+_CUT_RATE = 1e-3
+_CUT_SHARE = 0.5  # of the answers of the second stage
 _SIZES = (4_000, 400)  # pictures and sounds
 
 
 class Lesson:
     """Inputs and targets of a talker for a batch of answers, see ``families.qwen2_5_omni.Talker``."""
 
-    def __init__(self, model: Any, seed: int) -> None:
+    def __init__(self, model: Any, seed: int, cut_share: float = 0.0) -> None:
+        self._cut_share = cut_share
         self._thinker, self._talker = model.thinker, model.talker
         self._random = np.random.default_rng(seed)
         made = omni.tokenizer()
@@ -45,7 +52,10 @@ class Lesson:
         talker = self._talker
         asked = int((batch.labels[row] >= 0).nonzero()[0]) + 1  # ids of the question
         words = int((batch.labels[row] >= 0).sum()) - 1  # the end of the answer is never read
-        said = torch.tensor([*tone_synth.speech_codes(batch.talks[row].answer), talker.codec_eos_token])
+        if self._cut_share and self._random.random() < self._cut_share:
+            words = int(self._random.integers(1, words + 1))
+        text = " ".join(batch.talks[row].answer.split()[:words])  # each word is one token
+        said = torch.tensor([*tone_synth.speech_codes(text), talker.codec_eos_token])
         before = torch.cat([torch.tensor([talker.codec_pad_token, talker.codec_bos_token]), said[:-1]])
         voice = marks[int(self._random.integers(len(tone_synth.VOICES)))]
         given = torch.cat([voice[None], rows[asked : asked + words], marks[-2:-1]])
@@ -65,10 +75,21 @@ def spoken(talker: Any, inputs: Tensor, positions: Tensor) -> Tensor:
     return hidden
 
 
-def learn(model: Any, seed: int, steps: int = STEPS) -> None:
+def learn(model: Any, seed: int) -> None:
     """Train the talker of ``model``, whose thinker is trained already."""
     loop.spread(model.talker, seed)
-    teacher, lesson = thinker.Teacher(model, scenes.training_scenes(), seed + 1, _SIZES), Lesson(model, seed)
+    _learn_stage(model, seed, _WHOLE_STEPS, RATE, 0.0)
+    learn_cut_answers(model, seed)
+
+
+def learn_cut_answers(model: Any, seed: int) -> None:
+    """The second stage, from where the first one has ended."""
+    _learn_stage(model, seed + 1, _CUT_STEPS, _CUT_RATE, _CUT_SHARE)
+
+
+def _learn_stage(model: Any, seed: int, steps: int, rate: float, cut_share: float) -> None:
+    teacher = thinker.Teacher(model, scenes.training_scenes(), seed + 1, _SIZES)
+    lesson = Lesson(model, seed, cut_share)
 
     def loss(step: int) -> Tensor:
         inputs, positions, labels = lesson.of(teacher.batch(BATCH))
@@ -76,13 +97,13 @@ def learn(model: Any, seed: int, steps: int = STEPS) -> None:
         hidden = spoken(model.talker, inputs, positions)
         return nn.functional.cross_entropy(model.talker.codec_head(hidden[said]), labels[said])
 
-    loop.train("talker", model.talker.parameters(), loss, steps, RATE)
+    loop.train("talker", model.talker.parameters(), loss, steps, rate)
 
 
 @torch.no_grad()
-def examined(model: Any, seed: int, count: int = 192) -> float:
+def examined(model: Any, seed: int, count: int = 192, cut_share: float = 0.0) -> float:
     """The share of answers about scenes of no training that are spoken right, code by code."""
-    teacher, lesson = thinker.Teacher(model, scenes.held_out_scenes(), seed, (400, 100)), Lesson(model, seed)
+    teacher, lesson = thinker.Teacher(model, scenes.held_out_scenes(), seed, (400, 100)), Lesson(model, seed, cut_share)
     inputs, positions, labels = lesson.of(teacher.batch(count))
     likeliest = model.talker.codec_head(spoken(model.talker, inputs, positions)).argmax(-1)
     return 1 - float(((likeliest != labels) & (labels >= 0)).any(1).float().mean())
