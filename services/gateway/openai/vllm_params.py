@@ -123,8 +123,9 @@ _REJECTED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 def check_vllm_params(request: Any) -> None:
     """Raises ``BadRequest`` for parameters that cannot be obeyed, or not together. ``request`` is a chat's or another
     one's, which may lack some of them."""
+    own = ("echo", "best_of") if hasattr(request, "prompt") else ()  # completions have them
     for name, (is_harmless, instead) in _REJECTED.items():
-        value = getattr(request, name, None)
+        value = None if name in own else getattr(request, name, None)
         if value is not None and not is_harmless(value):
             raise BadRequest(f"The value of '{name}' is not supported here. {instead}", param=name)
     _check_shape(request)

@@ -33,6 +33,7 @@ from services.gateway.request.arena_inputs import MAX_READERS, TensorPlacer, pla
 from services.gateway.request.ends import fail_open_streams, request_over_error
 from services.gateway.request.load_counters import CountedInvocation
 from services.gateway.request.names import app_letters
+from services.gateway.request.node_sampling import complete_nodes
 from services.gateway.request.prompt_salt import salt_prompt
 from services.gateway.request.request_admission import RequestAdmission
 from services.gateway.request.resources import RequestResources
@@ -279,7 +280,9 @@ class ClientRequest:
         except BaseException:
             runs.tensors.end_invocation(self._invocation_id(step))
             raise
-        salt = self.prompt_salt
+        salt, nodes = self.prompt_salt, assignment.nodes
+        if not self.model:  # chats of a model are complete
+            nodes = complete_nodes(nodes, assignment.model, runs.router.sampling.of_model)
         invocation = Invocation(
             v=WIRE_VERSION,
             id=ticket.id,
@@ -292,7 +295,7 @@ class ClientRequest:
             created=time.time(),
             deadline=self.deadline,
             reply=runs.dispatcher.reply,
-            nodes=tuple([salt_prompt(node, salt) for node in assignment.nodes]) if salt else assignment.nodes,
+            nodes=tuple([salt_prompt(node, salt) for node in nodes]) if salt else nodes,
             outputs=segment.outputs,
             options=route.options,
             route=route.executors,

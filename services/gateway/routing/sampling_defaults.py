@@ -6,6 +6,7 @@ Executors report what is in the ``generation_config.json`` of their checkpoint, 
 from collections.abc import Mapping
 
 import msgspec
+from msgspec import UNSET
 
 from omnibus.bus.messages import ExecutorStatus
 from omnibus.plan import ModelPlan, Plan
@@ -25,6 +26,7 @@ class ModelSampling(msgspec.Struct, frozen=True):
 
 
 NEUTRAL = ModelSampling()
+_UNKNOWN = ModelSampling(complete=False)
 
 
 class SamplingDefaults:
@@ -51,20 +53,21 @@ class SamplingDefaults:
             found = self._known[name] = NEUTRAL if model is None else self._read_model(name, model)
         return found
 
+    @property
+    def unknown(self) -> ModelSampling:
+        """The sampling of an app's chat, of which nothing is known: whatever models it calls complete it."""
+        return _UNKNOWN if self._members.all_take(FALLBACK) else NEUTRAL
+
     def _read_model(self, name: str, model: ModelPlan) -> ModelSampling:
-        declared = model.sampling_defaults or None
+        declared = None if model.sampling_defaults is UNSET else model.sampling_defaults
         said = {} if declared is None else declared.values()
         if declared is not None and not declared.checkpoint:
             return ModelSampling(said)
         parts = {(name, option) for option, spec in model.options.items() if not spec.of}
         lent = {(owner, option) for owner, _, option in (spec.of.partition("/") for spec in model.options.values())}
-        reports = [
-            each
-            for each in self._members.statuses()
-            if each.sampling is not None and (each.model, each.option) in parts | lent
-        ]
-        values = {key: value for report in reports for key, value in (report.sampling or {}).items()}
-        complete = any(map(_chooses_text, reports)) or not self._members.all_take(FALLBACK)
+        executors = [each for each in self._members.statuses() if (each.model, each.option) in parts | lent]
+        values = {key: value for each in executors for key, value in (each.sampling or {}).items()}
+        complete = any(map(_chooses_text, executors)) or not self._members.all_take(FALLBACK)
         return ModelSampling({**values, **said}, complete)
 
 

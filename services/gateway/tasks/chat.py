@@ -37,7 +37,7 @@ from services.gateway.request.continuing import Continuations
 from services.gateway.request.factory import RequestFactory
 from services.gateway.request.prompt_salt import salt_params
 from services.gateway.request.request import ClientRequest
-from services.gateway.routing.sampling_defaults import NEUTRAL, ModelSampling
+from services.gateway.routing.sampling_defaults import ModelSampling
 from services.gateway.tasks.kinds import ChatKind, ChatKinds, RequestGraph
 from services.gateway.tasks.prepared_chat import MAX_INLINE_BYTES, PreparedChat
 from services.gateway.tasks.resolve import TaskCache, create_chat_task
@@ -196,7 +196,7 @@ class Chat:
             for ref in refs:
                 task.encoder_for(ref.modality)  # what no encoder takes is not fetched
         family = model.family if model is not None else ""
-        usual = NEUTRAL if model is None else self.usual_sampling(request.model)
+        usual = self._router.sampling.unknown if model is None else self.usual_sampling(request.model)
         return PreparedChat(request, messages, await self.load_media(refs), voice, family=family, usual=usual)
 
     def prepare_plain(self, request: ChatRequest) -> PlainChat | None:

@@ -50,7 +50,7 @@ ANSWERS: dict[str, tuple[Body, Any, Callable[[str, str], bool]]] = {
     "allowed_token_ids": (GREEDY, [40], lambda text, plain: len(set(text)) == 1),
     "structured_outputs": (SHAPED, {"json": CITY}, lambda text, plain: json.loads(text)["city"] in ("Rome", "Oslo")),
     "guided_json": (SHAPED, CITY, lambda text, plain: json.loads(text)["city"] in ("Rome", "Oslo")),
-    "guided_regex": (SHAPED, "[0-9]{3}/[a-c]+x", lambda text, plain: bool(re.fullmatch("[0-9]{3}/[a-c]+x", text))),
+    "guided_regex": (SHAPED, "[0-9]{3}/[a-c]{1,3}x", lambda text, plain: bool(re.fullmatch("[0-9]{3}/[a-c]{1,3}x", text))),
     "guided_choice": (SHAPED, ["ye\ns", 'n"o'], lambda text, plain: text in ("ye\ns", 'n"o')),
     "guided_grammar": (SHAPED, 'start: "a" /[0-9]{2}/', lambda text, plain: bool(re.fullmatch("a[0-9]{2}", text))),
     "min_tokens": (GREEDY, 12, lambda text, plain: text == plain),

@@ -1,0 +1,44 @@
+"""Calls of language models that apps make are completed as their models recommend."""
+
+from typing import Any
+
+import msgspec
+
+from omnibus.graph import HANDLE, GraphNode
+from services.gateway.request.node_sampling import complete_nodes
+from services.gateway.routing.sampling_defaults import ModelSampling
+
+USUAL = {
+    "m": ModelSampling({"temperature": 0.6, "top_k": 20, "max_tokens": 50, "talker_top_k": 5}),
+    "other": ModelSampling({"temperature": 0.1}),
+    "silent": ModelSampling(),
+}
+
+
+def node(params: Any, task: str = "think-m-thinker", model: str = "") -> GraphNode:
+    return GraphNode(task, "thinker", {"messages": [], "params": params}, "", model=model)
+
+
+def completed(*nodes: GraphNode) -> list[Any]:
+    return [each.inputs["params"] for each in complete_nodes(nodes, "m", USUAL.__getitem__)]
+
+
+def test_what_a_call_names_stays():
+    assert completed(node({}), node({"temperature": 0, "max_tokens": 9}), node({}, model="other")) == [
+        {"temperature": 0.6, "top_k": 20, "usual_tokens": 50},
+        {"temperature": 0, "top_k": 20, "max_tokens": 9},
+        {"temperature": 0.1},
+    ]
+
+
+def test_encoded_parameters_stay_encoded():
+    [made] = completed(node(msgspec.Raw(b'{"top_k": 1}')))
+
+    assert isinstance(made, msgspec.Raw)
+    assert msgspec.json.decode(made) == {"temperature": 0.6, "top_k": 1, "usual_tokens": 50}
+
+
+def test_other_calls_are_left_alone():
+    nodes = [node({}, "talk-m-talker"), node({HANDLE: "x"}, model="silent"), node(None)]
+
+    assert complete_nodes(nodes, "m", USUAL.__getitem__) == tuple(nodes)
