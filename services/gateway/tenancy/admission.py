@@ -29,8 +29,8 @@ CAPACITY_REASONS = frozenset({"queue", "turn"})
 _MAX_QUEUES = 1024
 
 
-class AdmissionWish(NamedTuple):
-    """What a request waits for. ``left`` are the seconds that it has: a ``patient`` one waits as long as that, others
+class PlaceRequest(NamedTuple):
+    """Request for places. ``left`` are the seconds that it has: a ``patient`` one waits as long as that, others
     for ``admit_wait`` at most. ``pinned`` and ``pins`` are as for ``Router.route``."""
 
     assignment: Assignment
@@ -97,24 +97,24 @@ class Admission:
         """Return the queues that requests have used."""
         return self._queues.values()
 
-    async def acquire_grant(self, tenant: Tenant, wish: AdmissionWish) -> AdmissionGrant:
+    async def acquire_grant(self, tenant: Tenant, request: PlaceRequest) -> AdmissionGrant:
         """Wait for the turn of a request of ``tenant``.
 
         Raises ``Overloaded`` when its tenant's queue is full, its key's GPU-seconds are used up, or its turn does not
         come in time, and as ``Router.admissible_paths``.
         """
-        queue = self._model_queue(wish.assignment)
+        queue = self._model_queue(request.assignment)
         line = tenant.queue or tenant.name
-        choices = find_choices(self._places, wish.assignment, wish.pinned, wish.pins, wish.conversation)
+        choices = find_choices(self._places, request.assignment, request.pinned, request.pins, request.conversation)
         claim = RequestClaim(self._places, line, choices)
         try:
             if tenant.key is not None:
                 self._limits.key_allowance(tenant.key).check_gpu_seconds(self._clock())
-            turn = await self._enqueue_and_wait(queue, tenant, claim, wish)
+            turn = await self._enqueue_and_wait(queue, tenant, claim, request)
         except Overloaded as error:
             metrics.count_refused(tenant.name, error.reason, *queue.models)
             raise
-        self.charge(tenant, wish.cost.seconds)
+        self.charge(tenant, request.cost.seconds)
         return AdmissionGrant(self, queue.fair, turn, tenant, claim.paths)
 
     def _model_queue(self, assignment: Assignment) -> ModelQueue:
@@ -129,25 +129,25 @@ class Admission:
         return found
 
     async def _enqueue_and_wait(
-        self, queue: ModelQueue, tenant: Tenant, claim: RequestClaim, wish: AdmissionWish
+        self, queue: ModelQueue, tenant: Tenant, claim: RequestClaim, request: PlaceRequest
     ) -> QueueEntry:
         came, fair = self._clock(), queue.fair
         woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         turn = fair.enqueue(
             tenant.queue or tenant.name,
             tenant.weight,
-            wish.cost.seconds,
+            request.cost.seconds,
             claim,
             lambda: _wake_waiter(woken),
-            wish.patient,
+            request.patient,
         )
         self._start_ready()
         try:
             if turn.state == WAITING:
-                most = wish.left if wish.patient else min(wish.left, self._settings.admit_wait)
+                most = request.left if request.patient else min(request.left, self._settings.admit_wait)
                 await self._wait_in_queue(fair, turn, woken, most)
         finally:
-            if not wish.patient:
+            if not request.patient:
                 metrics.observe_wait(self._clock() - came, queue.models)
         return turn
 

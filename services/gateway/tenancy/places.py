@@ -39,7 +39,7 @@ class PathChoice(NamedTuple):
 
 
 class PathTurns:
-    """Whose turn it is among the paths of one kind of request."""
+    """Order of the paths of one kind of request."""
 
     def __init__(self) -> None:
         self._tags: dict[str, float] = {}  # requests for each unit of a path's rate

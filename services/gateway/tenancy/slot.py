@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from services.gateway.dispatch.inflight import InflightInvocation
 from services.gateway.routing.assignment import Assignment
 from services.gateway.routing.router import NO_PATHS
-from services.gateway.tenancy.admission import Admission, AdmissionGrant, AdmissionWish
+from services.gateway.tenancy.admission import Admission, AdmissionGrant, PlaceRequest
 from services.gateway.tenancy.cost_model import RequestCost
 from services.gateway.tenancy.tenant import Tenant
 
@@ -38,8 +38,8 @@ class AdmissionSlot:
         cost = self._admission.costs.expected_cost(assignment, work, self._tenant.name)
         async with self._one_by_one:  # an app may send several at once, and has one turn for all of them
             if self._grant is None:
-                wish = AdmissionWish(assignment, cost, left, self.patient, self.pinned, pins, self.conversation)
-                self._grant = await self._admission.acquire_grant(self._tenant, wish)
+                request = PlaceRequest(assignment, cost, left, self.patient, self.pinned, pins, self.conversation)
+                self._grant = await self._admission.acquire_grant(self._tenant, request)
             else:
                 self._grant.add_cost(cost.seconds)
         self._costs[step] = cost

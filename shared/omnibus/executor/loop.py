@@ -294,7 +294,8 @@ class Executor:
 
     def _report_unfinished(self, live: LiveAttempt, job: LiveJob) -> None:
         """Say what was computed for a job that does not finish: that has its price, too."""
-        if not job.clock.closed:
+        by_hand = not live.invocation.reply.startswith(subjects.reply_subject(""))
+        if not (job.clock.closed or by_hand):
             job.clock.closed = True
             hop = job.make_hop()
             self._send_reply(live.invocation, msgspec.structs.replace(hop, attempt=~hop.attempt))

@@ -27,14 +27,14 @@ NO_TENANT = TenantShare()
 
 
 class TenantOrder:
-    """What tenants have had of one engine, in any unit, by their weights."""
+    """Shares of one engine that tenants have had, in any unit, by their weights."""
 
     def __init__(self) -> None:
         self._served: dict[str, float] = {}
         self._now = 0.0  # what the tenant that was served last had before
 
     def rank(self, share: TenantShare) -> float:
-        """What ``share`` has had; the least is next."""
+        """Return what ``share`` has had; the least is next."""
         return max(self._now, self._served.get(share.name, 0.0))
 
     def charge(self, share: TenantShare, size: float) -> None:

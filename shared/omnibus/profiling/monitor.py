@@ -217,7 +217,7 @@ class EdgeRecorder:
             return
         with suppress(ProtocolError):
             for message in messages.decode_replies(delivery.data):
-                if isinstance(message, Hop):
+                if isinstance(message, Hop) and message.attempt >= 0:
                     self._hops[message.inv, message.node] = message
 
     def _count_bytes(self, chunk: Chunk, executor: str) -> None:

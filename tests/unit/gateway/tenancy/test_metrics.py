@@ -15,7 +15,7 @@ from omnibus.settings import GatewaySettings
 from services.gateway.dispatch.streams import ResultStream
 from services.gateway.routing.assignment import Assignment
 from services.gateway.tenancy import metrics
-from services.gateway.tenancy.admission import Admission, AdmissionGrant, AdmissionWish
+from services.gateway.tenancy.admission import Admission, AdmissionGrant, PlaceRequest
 from services.gateway.tenancy.cost_model import RequestCost, RequestCostModel, actual_tokens
 from services.gateway.tenancy.rate_limits import RateLimits
 from services.gateway.tenancy.tenant import Tenant
@@ -183,8 +183,8 @@ class Hall:
 
     def enter_queue(self, tenant: str, assignment: Assignment, patient: bool = False) -> Any:
         ones = (1.0,) * len(assignment.nodes)
-        wish = AdmissionWish(assignment, RequestCost(1.0, ones, ones), 60.0, patient)
-        return self.admission.acquire_grant(Tenant(tenant), wish)
+        request = PlaceRequest(assignment, RequestCost(1.0, ones, ones), 60.0, patient)
+        return self.admission.acquire_grant(Tenant(tenant), request)
 
     def waiting(self) -> int:
         return sum(queue.fair.waiting for queue in self.admission.queues())
