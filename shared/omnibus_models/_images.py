@@ -11,7 +11,7 @@ from omnibus_models import _avif
 from omnibus_models.limits import MediaDecodeLimits, check_pixels
 
 # Formats with a decoder inside Pillow; none of them starts another program.
-IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
+IMAGE_FORMATS: tuple[str, ...] = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 #: What Pillow raises for metadata that are damaged.
 _METADATA_ERRORS = (SyntaxError, OSError, ValueError, TypeError, LookupError, struct.error)
 _TURNS = {
@@ -50,7 +50,7 @@ def load_image(data: memoryview, limits: MediaDecodeLimits) -> Image.Image:
 
 def _load(file: io.BytesIO, formats: tuple[str, ...], limits: MediaDecodeLimits) -> Image.Image:
     image = Image.open(file, formats=formats)
-    check_pixels(*image.size, limits)
+    check_pixels(image.width, image.height, limits)
     image.load()
     return image
 

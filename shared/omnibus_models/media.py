@@ -34,7 +34,7 @@ def decode_image(data: memoryview, limits: MediaDecodeLimits = DEFAULT) -> Image
     """Decode one image (the first frame of an animation) to RGB, upright."""
     with decoder_errors("image", data):
         picture = load_image(data, limits)
-        check_aspect(*picture.size)
+        check_aspect(picture.width, picture.height)
         return turn_upright(picture).convert("RGB")
 
 
