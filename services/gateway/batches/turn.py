@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from omnibus.service import until_cancelled
 from omnibus.store import JobRecord, Store
@@ -82,7 +83,7 @@ class BatchTurn:
                 return
 
 
-def _raise_errors(done: "set[asyncio.Task[None]] | set[asyncio.Task[bool]]") -> None:
+def _raise_errors(done: Iterable["asyncio.Task[Any]"]) -> None:
     for task in done:
         if not task.cancelled():
             task.result()
