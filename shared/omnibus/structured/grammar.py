@@ -85,4 +85,5 @@ def limits() -> Any:
 
 def first_line(error: str) -> str:
     """The first line of an error of ``llguidance``, for people."""
-    return _PREFIX.sub("", error.strip()).splitlines()[0][:300] if error.strip() else "it cannot be read"
+    said = _PREFIX.sub("", error.strip()).splitlines()[0][:300] if error.strip() else "it cannot be read"
+    return said.replace("NoExtensionBias", "names of properties and of patternProperties cannot be told apart")
