@@ -28,7 +28,10 @@ _AUDIO_ROWS = (
     ("samples", "integers of 8 to 64 bits, floats of 32 and 64 bits, A-law, mu-law"),
     ("channels", "1 to 64, their mean"),
     ("rate", "1,000 to 768,000 hertz, resampled to the rate of the model"),
-    ("length", "of the samples, frames, pages or clusters that are there; of MP4 and AVI from the header, if it has one"),
+    (
+        "length",
+        "of the samples, frames, pages or clusters that are there; of MP4 and AVI from the header, if it has one",
+    ),
     ("tags", "ID3 tags, and zeros after them, are passed over; MP3, MP2 and AAC may begin inside a frame"),
 )
 _ROWS = {"image": _IMAGE_ROWS, "audio": _AUDIO_ROWS, "video": _VIDEO_ROWS}

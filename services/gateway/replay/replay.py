@@ -146,10 +146,15 @@ class Replayer:
         finally:
             player.stop()
         if failure is None:
-            links = RequestLinks(place.later_ids)
-            self._dispatcher.complete(running, lambda: self._records.write_end(running, "done", got, links))
+            self._record_done(running, got, place)
         result.verdicts.append(await self._compare_run(segment, running, got, failure))
         result.answer = cut_answer(got.to_answer(), MAX_RECORDED_CHARS)
+
+    def _record_done(self, running: InflightInvocation, got: AnswerAccumulator, place: SegmentPlace) -> None:
+        def record_end() -> None:
+            self._records.write_end(running, "done", got, RequestLinks(place.later_ids))
+
+        self._dispatcher.complete(running, record_end)
 
     async def _compare_run(
         self, segment: ReplaySegment, running: InflightInvocation, got: AnswerAccumulator, failure: OmnibusError | None

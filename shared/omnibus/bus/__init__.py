@@ -77,7 +77,7 @@ class Bus(Protocol):
         data: bytes,
         *,
         reply: str = "",
-        headers: dict[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
         lazy: bool = False,
     ) -> None:
         """Hand ``data`` to the connection; never waits. What is ``lazy`` may leave with what is published next.
@@ -100,7 +100,7 @@ class Bus(Protocol):
         """One reply. Raises ``NotFound`` without a subscriber and ``DeadlineExceeded``."""
 
     def request_stream(
-        self, subject: str, data: bytes, timeout: float, headers: dict[str, str] | None = None
+        self, subject: str, data: bytes, timeout: float, headers: Mapping[str, str] | None = None
     ) -> AsyncIterator[bytes]:
         """Replies until the empty message; ``timeout`` bounds each wait."""
 

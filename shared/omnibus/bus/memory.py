@@ -55,7 +55,7 @@ class MemoryBus:
         data: bytes,
         *,
         reply: str = "",
-        headers: dict[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
         lazy: bool = False,
     ) -> None:
         if not self.connected:
@@ -100,7 +100,7 @@ class MemoryBus:
         return b""
 
     async def request_stream(
-        self, subject: str, data: bytes, timeout: float, headers: dict[str, str] | None = None
+        self, subject: str, data: bytes, timeout: float, headers: Mapping[str, str] | None = None
     ) -> AsyncIterator[bytes]:
         async for part in request_reply.request_replies(
             self, f"_INBOX.{next(self._inbox)}", subject, data, timeout, headers

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 from omnibus.bus import Bus, Delivery, Responder
 from omnibus.errors import DeadlineExceeded, NotFound
@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 
 async def request_replies(
-    bus: Bus, inbox: str, subject: str, data: bytes, timeout: float, headers: dict[str, str] | None
+    bus: Bus, inbox: str, subject: str, data: bytes, timeout: float, headers: Mapping[str, str] | None
 ) -> AsyncIterator[bytes]:
     """Replies that come to ``inbox``, until the empty one. ``timeout`` bounds each wait, in seconds.
 

@@ -90,7 +90,7 @@ class NatsBus:
         data: bytes,
         *,
         reply: str = "",
-        headers: dict[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
         lazy: bool = False,
     ) -> None:
         nc = self._nc
@@ -151,7 +151,7 @@ class NatsBus:
             raise DeadlineExceeded(f"no answer on {subject} within {timeout:g} s") from error
 
     async def request_stream(
-        self, subject: str, data: bytes, timeout: float, headers: dict[str, str] | None = None
+        self, subject: str, data: bytes, timeout: float, headers: Mapping[str, str] | None = None
     ) -> AsyncIterator[bytes]:
         async for part in request_reply.request_replies(self, self._nc.new_inbox(), subject, data, timeout, headers):
             yield part

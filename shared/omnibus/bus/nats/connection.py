@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import Any
 from urllib.parse import urlsplit
@@ -170,7 +170,7 @@ def _takes_more(transport: asyncio.WriteTransport) -> bool:
     return not transport.is_closing() and transport.get_write_buffer_size() <= _MAX_UNWRITTEN_BYTES
 
 
-def encode_headers(headers: dict[str, str] | None) -> bytes:
+def encode_headers(headers: Mapping[str, str] | None) -> bytes:
     """Headers as the server counts them. Raises ``ValueError`` for a value with a line break."""
     if headers is None:
         return b""
