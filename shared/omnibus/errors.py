@@ -226,7 +226,7 @@ class StoreUnavailable(Retryable):
 
 
 class StoreFull(StoreUnavailable):
-    code = "store_full"
+    code, retry_helps = "store_full", False
 
 
 class StorageFull(Retryable):
