@@ -4,6 +4,7 @@
 ``v<n>/recorded/<name>.json``   an invocation of a tiny model, the very bytes that lay in the record stream
 ``v<n>/recorded/<name>.end.json``  its end, from the same stream
 ``media/<sha256>``              what these name by content hash: images, sounds, long messages, spoken answers
+``v<n>/recorded/<name>_to_the_end.json``  the same request where an earlier build answered wrongly, see ``CORRECTED``
 
 They stand for what lies in somebody's record stream, so they are never edited. A change that only adds a
 field with a default keeps the version, and all of them pass as they are. A change that they do not survive
@@ -27,6 +28,17 @@ REFUSED: set[str] = set()
 RECIPE = 4
 #: Answers whose tokens were drawn by their rank and not by their id, as executors of earlier builds did.
 DRAWN_BY_RANK = frozenset({"v1/omni_speech_sampled", "v1/vl_replayed", "v1/vl_sampled", "v1/vl_sampled_and_stopped"})
+#: Invocations that earlier builds answered wrongly: the speech of an answer that ``max_tokens`` cuts lacked its last token,
+#: and no frame was taken from the end of a video. ``<name>_to_the_end`` is the same request with the right answer.
+CORRECTED = frozenset(
+    {
+        "v1/omni_image_and_audio_to_speech",
+        "v1/omni_speech",
+        "v1/omni_speech_drawn",
+        "v1/omni_speech_together",
+        "v1/vl_video",
+    }
+)
 
 
 class Golden(NamedTuple):
@@ -63,6 +75,18 @@ class Golden(NamedTuple):
     def drawn_by_rank(self) -> bool:
         """Whether this build runs it again with another answer, for a seed meant other tokens."""
         return self.name in DRAWN_BY_RANK
+
+    @property
+    def corrected(self) -> bool:
+        """Whether this build runs it again with another answer, for the recorded one was wrong."""
+        return self.name in CORRECTED
+
+    @property
+    def right_answer(self) -> dict[str, Any]:
+        """What this build answers."""
+        name = f"{self.name}_to_the_end" if self.corrected else self.name
+        [found] = [golden.end["answer"] for golden in recorded() if golden.name == name]
+        return dict(found)
 
     @property
     def media(self) -> set[str]:

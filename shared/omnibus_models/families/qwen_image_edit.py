@@ -267,9 +267,10 @@ def _resize_image(picture: Image.Image, area: int) -> Image.Image:
     """``picture`` of about ``area`` pixels, in its proportions. Raises ``BadMedia`` for one that is a line."""
     from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit import calculate_dimensions
 
+    check_aspect(*picture.size)
     width, height, _ = calculate_dimensions(area, picture.width / picture.height)
     size = max(width, _SIDE_MULTIPLE_PIXELS), max(height, _SIDE_MULTIPLE_PIXELS)
-    check_aspect(*size)
+    check_aspect(*size)  # rounded sides may have more than the processor takes
     return picture.resize(size, Image.Resampling.LANCZOS)
 
 

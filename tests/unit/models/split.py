@@ -53,10 +53,12 @@ def think(
     prompt_rows = thinker.talker_prompt(prefill, hidden[0], voice) if voice else torch.empty(0)
     ids = [int(choose_clearly(thinker.logits(hidden[:, -1])))]
     rows = []
-    while len(ids) < max_tokens and ids[-1] not in thinker.eos:
+    while ids[-1] not in thinker.eos and (voice or len(ids) < max_tokens):
         inputs = thinker.embed(torch.tensor([[ids[-1]]]))
         hidden = thinker.forward(inputs, _place(cache, prefill, thinker.axes), cache, later(prefill))
         rows += [thinker.talker_row(inputs[:, 0], hidden[:, 0])[0]] if voice else []
+        if len(ids) == max_tokens:
+            break  # the token that the limit makes the last one is spoken too
         ids.append(int(choose_clearly(thinker.logits(hidden[:, -1]))))
     return Thought(ids, prefill, prompt_rows, rows)
 

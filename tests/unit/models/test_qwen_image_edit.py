@@ -212,6 +212,7 @@ def test_files_that_are_no_pictures_or_too_large_are_refused(parts: dict[str, An
     for data, modality, error in [
         (b"no picture", "image", BadMedia),
         (b"", "image", BadMedia),
+        (files.picture(1, 600, 2), "image", BadMedia),
         (files.picture(1, 3000, 1), "image", BadMedia),
         (files.tone(0.1), "audio", BadRequest),
     ]:
