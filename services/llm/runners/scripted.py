@@ -139,14 +139,15 @@ def render_answer(
         last, finish = limit - 1, "length"
     calls = format.open_parser() if params.tools else None
     parser = AnswerParser(bool(answer.reasoning), False, calls) if answer.reasoning or calls is not None else None
-    reply = Reply(lambda ids: "".join([pieces[id] for id in ids]), params.stop, parser)
+    # The last piece is text, unlike a token that ends an answer, so the number of pieces ends the reply.
+    reply = Reply(lambda ids: "".join([pieces[id] for id in ids]), params.stop, parser, limit=last + 1)
     chunks = []
     for token in range(last + 1):
-        reply.add(token, finish if token == last else None)
+        reply.add(token, None)
         chunks.append(reply.next_chunk())
         if reply.finish is not None:
             break
-    return AnswerChunks(chunks, reply.finish or finish)
+    return AnswerChunks(chunks, "stop" if reply.finish == "stop" else finish)
 
 
 def write_text(answer: ScriptedAnswer, format: ToolFormat) -> str:

@@ -182,7 +182,7 @@ class ExecutorStatus(msgspec.Struct, frozen=True):
     takes: tuple[str, ...] = ()
     #: Sampling that the checkpoints of its language model and talker recommend, see
     #: ``omnibus.checkpoints.generation_config``; None: it does not say.
-    sampling: dict[str, float] | None = None
+    sampling: dict[str, int | float] | None = None
 
 
 class GatewayStatus(msgspec.Struct, frozen=True):

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from omnibus.bus.messages import ExecutorStatus
+from omnibus.bus.messages import ExecutorStatus, decode_status, encode
 from omnibus.plan import DeploymentOption, ModelPlan, Plan, SamplingDefaults
 from services.gateway.openai.parse import parse_chat
 from services.gateway.routing.executors import ExecutorTable
@@ -43,6 +43,17 @@ def test_executors_report_what_their_checkpoint_recommends():
     found = catalog(status({"temperature": 0.6}), status({"talker_top_k": 7}, "Ta"), m=model())
 
     assert found.of_model("m") == ModelSampling({"temperature": 0.6, "talker_top_k": 7})
+
+
+def test_whole_numbers_stay_whole_on_their_way_from_executors():
+    sent = status({"temperature": 1.0, "top_k": 20, "max_tokens": 99, "talker_top_k": 7})
+    arrived = decode_status(encode(sent))
+
+    values = catalog(arrived, m=model()).of_model("m").values
+
+    assert {name: type(value) for name, value in values.items()} == {
+        "temperature": float, "top_k": int, "max_tokens": int, "talker_top_k": int,
+    }  # fmt: skip
 
 
 def test_what_is_declared_comes_first():
