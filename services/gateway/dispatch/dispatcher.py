@@ -162,7 +162,7 @@ class Dispatcher:
                 f"The request has {len(body)} bytes beside its media, and {self._limit} are accepted: "
                 "shorten its fields"
             )
-        headers = running.headers
+        headers = running.headers if running.tenant or running.span is not None else None
         sent = set()
         for index, (node, executor) in enumerate(zip(invocation.nodes, invocation.route, strict=True)):
             if executor not in sent and executor not in running.absent and invocation.starts_node(index):

@@ -21,7 +21,8 @@ class AnswerAccumulator:
 
     def __init__(self, model: str, created: float) -> None:
         self.first = 0.0
-        self._text_finish = "stop"
+        #: Why the answer ends. ``length`` where its speech is cut: its tokens are among those of the answer.
+        self.finish = "stop"
         self.speech_cut = False  # whether a limit of codes or seconds has ended the speech
         self.rate = 24000
         self.model = model
@@ -56,10 +57,12 @@ class AnswerAccumulator:
             if data.get("logprobs"):
                 self._add_logprobs(**data["logprobs"])
             if "usage" in data:  # the closing chunk
-                self._text_finish = data.get("finish_reason", self._text_finish)
+                reason = data.get("finish_reason", self.finish)
+                self.finish = "length" if self.speech_cut and reason == "stop" else reason
                 self._usage = data["usage"]
         elif array is None and data.get("finish_reason") == "length":  # the closing chunk of speech that is cut
             self.speech_cut = True
+            self.finish = "length" if self.finish == "stop" else self.finish
             GATEWAY.speech_cut.labels(self.model).inc()
         elif array is not None:
             self.rate = data.get("rate", self.rate)
@@ -86,11 +89,6 @@ class AnswerAccumulator:
     @property
     def text(self) -> str:
         return "".join(self._text)
-
-    @property
-    def finish(self) -> str:
-        """Why the answer ends. ``length`` where its speech is cut: its tokens are among those of the answer."""
-        return "length" if self.speech_cut and self._text_finish == "stop" else self._text_finish
 
     @property
     def calls(self) -> tuple[tuple[str, str], ...]:

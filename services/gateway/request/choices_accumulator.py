@@ -24,7 +24,7 @@ class ChoicesAccumulator(AnswerAccumulator):
         choice.add_item("text", data, None)
         self.first = self.first or choice.first
         if "usage" in data:
-            self._text_finish = self.choices[0].finish
+            self.finish = self.choices[0].finish
             self._add_usage(data["usage"])
 
     def _add_usage(self, counted: dict[str, int]) -> None:

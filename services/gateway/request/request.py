@@ -40,7 +40,7 @@ from services.gateway.request.resources import RequestResources
 from services.gateway.request.segment_inputs import fill_references, find_earlier, has_references
 from services.gateway.request.validate import validate_segment
 from services.gateway.routing.assignment import Assignment
-from services.gateway.routing.router import InvocationTicket
+from services.gateway.routing.router import NO_PATHS, InvocationTicket
 from services.gateway.tenancy import body_budget
 from services.gateway.tenancy import tenant as tenants
 
@@ -275,7 +275,8 @@ class ClientRequest:
             )
             again = partial(runs.router.route, assignment, ticket, pins=segment.pins, work=segment.work)
             # A header asks for where to begin, not for failing there.
-            route = again(pinned=self.pinned, preferred=self._admission.paths)
+            preferred = NO_PATHS if runs.admission is None else self._admission.paths
+            route = again(pinned=self.pinned, preferred=preferred)
             self._admission.check_queue_time(self, route)
         except BaseException:
             runs.tensors.end_invocation(self._invocation_id(step))
@@ -374,6 +375,7 @@ class ClientRequest:
         usage = self._runs.records.write_end(
             running, status, answer, links, self.tenant.name, billed=not self.early, call=call
         )
-        self._admission.settle_segment(running, usage.gpu_seconds)
+        if self._runs.admission is not None:
+            self._admission.settle_segment(running, usage.gpu_seconds)
         self._runs.records.meter.learn(running, self.estimates if first else (), by_work=first and self.model != "")
         fail_open_streams(running, self.failure)

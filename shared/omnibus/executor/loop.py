@@ -33,7 +33,7 @@ from omnibus.executor.job_clock import set_current_clock
 from omnibus.executor.runner import Item, Runner
 from omnibus.executor.status import Vitals
 from omnibus.executor.task_subscriptions import TaskSubscriptions
-from omnibus.executor.tenant_order import read_tenant
+from omnibus.executor.tenant_order import NO_TENANT, read_tenant
 from omnibus.graph import Invocation
 from omnibus.metrics import EXECUTOR
 from omnibus.tensors.client import TensorClient
@@ -220,7 +220,7 @@ class Executor:
         self._live.add(live)
         if tracing.tracer is not None:
             live.trace = tracing.extract_context(headers)
-        me, tenant = self.identity.id, read_tenant(headers)
+        me, tenant = self.identity.id, read_tenant(headers) if headers else NO_TENANT
         for index, executor in enumerate(invocation.route):
             if executor == me and invocation.starts_node(index):
                 record = self._confirmations.add_retained_chunk
