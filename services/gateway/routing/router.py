@@ -379,7 +379,8 @@ class Router:
         if served is None:
             # The plan that lent it may be gone, the lender need not be.
             known = "/" not in option or option in self.get_model(model).options
-            served = (model, option) if known else _split_option(option)
+            lender, _, own = option.rpartition("/")  # models may have slashes in their names
+            served = (model, option) if known else (lender, own)
         fit = self.members.serving_executors(*served, exclude, self._origins.get(served, ""))
         return fit if self._nearness is None else self._nearness.without_draining(fit)
 
@@ -394,9 +395,3 @@ class Router:
                     if found.get(component) != "ok":
                         found[component] = state
         return found
-
-
-def _split_option(option: str) -> tuple[str, str]:
-    """``model/option`` in two; models may have slashes in their names."""
-    model, _, own = option.rpartition("/")
-    return model, own
