@@ -33,8 +33,7 @@ from services.gateway.routing.ticket import InvocationTicket as InvocationTicket
 
 #: Executors that must get nothing.
 NOBODY: frozenset[str] = frozenset()
-#: No path is preferred to the planned one.
-NO_PATHS: Mapping[str, str] = {}
+NO_PATHS: Mapping[str, str] = {}  # none is preferred to the planned one
 
 
 class Router:
@@ -379,8 +378,7 @@ class Router:
         if served is None:
             # The plan that lent it may be gone, the lender need not be.
             known = "/" not in option or option in self.get_model(model).options
-            lender, _, own = option.rpartition("/")  # models may have slashes in their names
-            served = (model, option) if known else (lender, own)
+            served = (model, option) if known else _split_option(option)
         fit = self.members.serving_executors(*served, exclude, self._origins.get(served, ""))
         return fit if self._nearness is None else self._nearness.without_draining(fit)
 
@@ -389,9 +387,14 @@ class Router:
         found = self.members.stage_states(model)
         for option, spec in self.get_model(model).options.items():
             lender = self._lent.get((model, option))
-            if lender is not None:
-                state = self.members.option_state(*lender)
-                for component in spec.components if state else ():
+            if lender is not None and (state := self.members.option_state(*lender)):
+                for component in spec.components:
                     if found.get(component) != "ok":
                         found[component] = state
         return found
+
+
+def _split_option(option: str) -> tuple[str, str]:
+    """``model/option`` in two; models may have slashes in their names."""
+    model, _, own = option.rpartition("/")
+    return model, own
