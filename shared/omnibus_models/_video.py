@@ -71,7 +71,7 @@ def _check_header(stream: Any, limits: bounds.MediaDecodeLimits) -> None:
 
 def _decode_frames(
     data: memoryview, limits: bounds.MediaDecodeLimits, budget: bounds.DecodeBudget, chosen: Sequence[int]
-) -> "_Reel":
+) -> "_DecodedTimes":
     with _av.open_track(data, "video") as (container, stream):
         _check_header(stream, limits)
         context = stream.codec_context
@@ -79,7 +79,7 @@ def _decode_frames(
         context.thread_count = 1
         # Later frames may be larger than the header says; the decoder itself refuses those.
         context.options = {"max_pixels": str(limits.pixels)}
-        reel = _Reel(limits, stream.average_rate or _UNKNOWN_RATE, frozenset(chosen))
+        reel = _DecodedTimes(limits, stream.average_rate or _UNKNOWN_RATE, frozenset(chosen))
         for frame in container.decode(stream):
             budget.raise_if_spent()
             reel.add_frame(frame)
@@ -96,8 +96,8 @@ def _too_many_frames(limits: bounds.MediaDecodeLimits) -> errors.TooLarge:
     return errors.TooLarge(f"the video has more than {limits.frames} frames; send a shorter one")
 
 
-class _Reel:
-    """What one pass of the decoder gave: the times of all frames, and those ``chosen`` by number.
+class _DecodedTimes:
+    """Result of one pass of the decoder: the times of all frames, and those ``chosen`` by number.
 
     Memory is bounded by ``room``, whatever the header said.
     """
@@ -132,7 +132,7 @@ class _Reel:
             self.kept[number] = turn.apply(pixels)
 
     def make_timing(self) -> FrameTiming:
-        """When all frames are shown. Raises ``BadMedia`` without any."""
+        """Times at which all frames are shown. Raises ``BadMedia`` without any."""
         if not self._ticks:
             raise errors.BadMedia("the video holds no frames")
         # Frames come in the order in which they are shown. In AVI their own times do not: those of their packets do.
@@ -160,7 +160,7 @@ class _Reel:
 
 
 def _count_faults(ticks: Sequence[int | None]) -> int:
-    """How many of ``ticks`` are unknown or not after the one before: FFmpeg's ``guess_correct_pts`` counts alike."""
+    """Number of ``ticks`` that are unknown or not after the one before: FFmpeg's ``guess_correct_pts`` counts alike."""
     return ticks.count(None) + sum(
         before is not None and after is not None and after <= before for before, after in pairwise(ticks)
     )
@@ -177,7 +177,7 @@ def _fill_unknown(ticks: Sequence[int | None], step: Fraction) -> Iterator[Fract
 
 
 class _Turn:
-    """What a display matrix does to a frame: an exchange of its axes, then mirrors.
+    """Effect of a display matrix on a frame: an exchange of its axes, then mirrors.
 
     Cameras of phones write such matrices, and PyAV decodes past them. Matrices that are not made of right angles
     leave a frame as it is. Source: ISO/IEC 14496-12, 6.2.2, and ``ffmpeg_filter.c`` of FFmpeg (autorotate).

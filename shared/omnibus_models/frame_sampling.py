@@ -1,4 +1,4 @@
-"""Which frames of a video a model is given, as its family's own processor takes them.
+"""Choice of the frames of a video that a model is given, as its family's own processor takes them.
 
 Frames are taken by their numbers where the rate is constant, as all processors do, and at even times elsewhere: a
 processor that counts frames would give a screen recording's pauses no time. Sources are in docs/models.md.
@@ -64,7 +64,7 @@ class FrameSampling:
 
 @dataclass(frozen=True)
 class FrameTiming:
-    """When the frames of a video are shown: ``times`` in seconds, ascending from 0, and its ``length``.
+    """Times of the frames of a video: ``times`` in seconds, ascending from 0, and its ``length``.
 
     ``steady`` says that no frame is more than half a frame away from where a constant rate would have it. Containers
     that count milliseconds round the times of a constant rate.
@@ -103,5 +103,5 @@ class FrameTiming:
         return max(0, bisect_right(self.times, self.length * spot / len(self.times)) - 1)
 
     def seconds(self, number: int) -> float:
-        """When frame ``number`` is shown: by the rate where that is constant, since stamps may be rounded."""
+        """Time of frame ``number``: by the rate where that is constant, since stamps may be rounded."""
         return float(number * self.length / len(self.times) if self.steady else self.times[number])

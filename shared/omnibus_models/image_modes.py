@@ -41,7 +41,7 @@ def load_pixels(image: Image.Image) -> None:
 def convert_to_rgb(image: Image.Image) -> Image.Image:
     """Return a decoded ``image`` upright in RGB."""
     turn = _TURNS.get(_read_orientation(image))
-    flat = _flatten(image)
+    flat = _flatten_to_rgb(image)
     return flat if turn is None else flat.transpose(turn)
 
 
@@ -62,7 +62,7 @@ def _read_orientation(image: Image.Image) -> int:
         return 1
 
 
-def _flatten(image: Image.Image) -> Image.Image:
+def _flatten_to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I") or image.mode == "F":
         return _flatten_deep_grey(image)
     if image.mode == "LAB":

@@ -39,13 +39,13 @@ class ResponseRoute(PostRoute):
             sending.run = production.run
         with production.followed():
             if wanted.stream:
-                await sending.send_stream(_frames(production))
+                await sending.send_stream(_event_frames(production))
                 return
             response = await production.wait_finished()
         await sending.send_body(JSON, encode_response(response))
 
 
-async def _frames(production: Production) -> AsyncIterator[bytes]:
+async def _event_frames(production: Production) -> AsyncIterator[bytes]:
     async for events in production.follow():
         last = DONE if events[-1].is_terminal else b""
         yield b"".join([*(event.frame for event in events), last])

@@ -134,7 +134,7 @@ def is_as_recorded(recorded: RecordedCall, tried: ReplayedCall) -> bool:
     if any(not _is_recorded_output(tried.outputs.get(key), digest) for key, digest in digests.items()):
         return False
     if recorded.call.kind == protocol.CHAT:
-        return _is_recorded_chat(recorded.answer, tried.streams) and (_speaks(tried) or bool(digests))
+        return _is_recorded_chat(recorded.answer, tried.streams) and (_has_speech(tried) or bool(digests))
     return tried.digest == recorded.call.answer_sha256 and (bool(tried.parts) or bool(digests))
 
 
@@ -152,13 +152,13 @@ def _is_recorded_chat(answer: RecordedAnswer, streams: Mapping[str, Sequence[Rec
     return found == expected and audio == answer.audio_sha256
 
 
-def _speaks(tried: ReplayedCall) -> bool:
+def _has_speech(tried: ReplayedCall) -> bool:
     return any(map(has_content, tried.streams.values()))
 
 
 def has_comparison(control: ReplayedCall, tried: ReplayedCall) -> bool:
     """Return whether there is anything to compare: an answer of either that is not empty, or an output of both."""
-    answered = any(call.parts or _speaks(call) for call in (control, tried))
+    answered = any(call.parts or _has_speech(call) for call in (control, tried))
     return answered or count_comparable(control.outputs, tried.outputs) > 0
 
 

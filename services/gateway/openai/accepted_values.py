@@ -20,7 +20,7 @@ def accepted_values(body: Any, path: str, sent: Any = None) -> tuple[str, ...]:
     """
     types, value = [inspect.type_info(body)], _decode(sent)
     for step in _STEP.finditer(path):
-        parents = [each for kind in types for each in _matching(kind, value)]
+        parents = [each for kind in types for each in _matching_types(kind, value)]
         types = [inner for each in parents for inner in _inner_types(each, step["field"])]
         if not types:
             return tuple(dict.fromkeys(_tags(parents, step["field"] or "")))[:_MAX_LISTED]
@@ -38,7 +38,7 @@ def _decode(sent: Any) -> Any:
         return None
 
 
-def _matching(kind: inspect.Type, value: Any) -> Iterator[inspect.Type]:
+def _matching_types(kind: inspect.Type, value: Any) -> Iterator[inspect.Type]:
     """Alternatives of ``kind`` that ``value`` says it is; all of them if it does not say so."""
     kinds = list(_alternatives(kind))
     named = [

@@ -212,6 +212,6 @@ def vllm_params(request: Any) -> dict[str, Any]:
 
 
 def template_places(request: Any) -> dict[str, bool]:
-    """Where the answer begins, as options of the chat template."""
+    """Options of the chat template that say where the answer begins."""
     said = {name: value for name in _PLACES if (value := getattr(request, name)) is not None}
     return {"add_generation_prompt": False, **said} if said.get("continue_final_message") else said

@@ -73,10 +73,10 @@ def summarize(segments: Sequence[SegmentVerdict]) -> dict[str, Any]:
     differing = next(((part, found) for part in segments if (found := part.differing) is not None), None)
     if differing is not None:
         part, found = differing
-        why = f"{_place(part, several)}{found.name} differs: {found.why}"
+        why = f"{_segment_place(part, several)}{found.name} differs: {found.why}"
         where = {"segment": part.segment, "stage": found.component, "output": found.name, "position": found.why}
         return {"identical": False, "why": why, "compared": compared, "first": where}
-    obstacle = next((f"{_place(part, several)}{part.obstacle}" for part in segments if part.obstacle), "")
+    obstacle = next((f"{_segment_place(part, several)}{part.obstacle}" for part in segments if part.obstacle), "")
     if not obstacle and not any(not each.is_empty for _, each in _iterate_compared(segments)):
         obstacle = "there was nothing to compare: the outputs are empty in the record and in the replay"
     if obstacle:
@@ -91,12 +91,12 @@ def _iterate_compared(segments: Iterable[SegmentVerdict]) -> Iterator[tuple[Segm
                 yield part, each
 
 
-def _place(part: SegmentVerdict, several: bool) -> str:
+def _segment_place(part: SegmentVerdict, several: bool) -> str:
     return f"segment {part.segment}: " if several else ""
 
 
 def _amount_text(part: SegmentVerdict, each: OutputVerdict, *, several: bool) -> str:
-    return f"{_place(part, several)}{each.name} ({each.amount})"
+    return f"{_segment_place(part, several)}{each.name} ({each.amount})"
 
 
 # What there is of an output

@@ -28,7 +28,7 @@ from services.gateway.routing.nearness import Nearness
 from services.gateway.routing.only_routes import ExecutorRoute as ExecutorRoute
 from services.gateway.routing.only_routes import OnlyRoutes
 from services.gateway.routing.replicas import ReplicaChooser
-from services.gateway.routing.sampling_defaults import SamplingDefaults
+from services.gateway.routing.sampling_defaults import DefaultSampling
 from services.gateway.routing.ticket import InvocationTicket as InvocationTicket
 
 #: Executors that must get nothing.
@@ -63,7 +63,7 @@ class Router:
         self._cells = CellChooser(members)
         self._points = ConversationPoints()
         #: Sampling of requests that name none.
-        self.sampling = SamplingDefaults(members)
+        self.sampling = DefaultSampling(members)
 
     @property
     def plan(self) -> Plan | None:

@@ -29,7 +29,7 @@ NEUTRAL = ModelSampling()
 _UNKNOWN = ModelSampling(complete=False)
 
 
-class SamplingDefaults:
+class DefaultSampling:
     """Sampling of the models of the plan, as ``members`` report it; looked up once for each of their changes."""
 
     def __init__(self, members: ExecutorTable) -> None:

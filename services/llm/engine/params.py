@@ -106,7 +106,7 @@ class TextGenerationParams(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
 
     @property
     def prompt_key(self) -> str:
-        """What a prompt is made of beside its messages and options."""
+        """Parts of a prompt besides its messages and options."""
         cut = self.truncate_prompt_tokens
         return self.adapter_key if cut is None else f"{self.adapter_key} {cut} {self.max_tokens}"
 

@@ -125,7 +125,7 @@ class StopGuard:
 
 
 class StopRule(NamedTuple):
-    """What ends the text of an answer: ``strings``, but for those within the first ``min_tokens``. ``includes``: it and
+    """The end of an answer's text: ``strings``, but for those within the first ``min_tokens``. ``includes``: it and
     the token that ends an answer are part of the text."""
 
     strings: Sequence[str] = ()

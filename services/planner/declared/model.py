@@ -132,7 +132,7 @@ class Model:
         )
 
     def _declared_sampling(self) -> SamplingDefaults | None:
-        """What the declaration says of sampling, if it says anything: an earlier build refuses the field."""
+        """Declared sampling, if there is any: an earlier build rejects the field."""
         said = self.declared.sampling_defaults
         return None if said == SamplingDefaults() else said
 

@@ -72,10 +72,10 @@ def compare_steps(first: Record | None, second: Record | None) -> Iterator[Compa
                 same, cell = (True, _PLAYED) if is_played else (_is_same(before, after), _cell(after))
                 is_result = arrow == "→" and (step.node, about.name) in results
                 yield ComparedValue(name, f"{arrow} {about.name}", _cell(before), cell, same, is_result)
-        left, right = (_number(each.seconds if each is not None else None) for each in (one, other))
+        left, right = (_number_text(each.seconds if each is not None else None) for each in (one, other))
         yield ComparedValue(name, "seconds", left, right, True)
     usages = [record.ended.usage if record and record.ended is not None else None for record in (first, second)]
-    left, right = (_number(usage.gpu_seconds if usage is not None else None) for usage in usages)
+    left, right = (_number_text(usage.gpu_seconds if usage is not None else None) for usage in usages)
     yield ComparedValue(f"{prefix}all", "GPU-seconds", left, right, True)
 
 
@@ -111,5 +111,5 @@ def _cell(value: StepValue | None) -> str:
     return text if len(text) <= _CELL_CHARS else f"{text[: _CELL_CHARS - 1]}…"
 
 
-def _number(value: float | None) -> str:
+def _number_text(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"

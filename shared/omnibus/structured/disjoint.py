@@ -71,9 +71,9 @@ class _Proof:
             return True
         match kind:
             case "string":
-                return _apart(_lengths(left, "Length"), _lengths(right, "Length"))
+                return _ranges_apart(_length_range(left, "Length"), _length_range(right, "Length"))
             case "integer" | "fraction":
-                return _apart(_bounds(left), _bounds(right))
+                return _ranges_apart(_number_range(left), _number_range(right))
             case "object":
                 return self._objects_differ(left, right, depth)
             case "array":
@@ -93,11 +93,11 @@ class _Proof:
         names = dict.fromkeys(name for each in (*left, *right) for name in each.get("required") or ())
         return any(
             self.differ(_property_schemas(left, name), _property_schemas(right, name), depth + 1) for name in names
-        ) or _apart(_lengths(left, "Properties"), _lengths(right, "Properties"))
+        ) or _ranges_apart(_length_range(left, "Properties"), _length_range(right, "Properties"))
 
     def _arrays_differ(self, left: Any, right: Any, depth: int) -> bool:
-        mine, other = _lengths(left, "Items"), _lengths(right, "Items")
-        if _apart(mine, other):
+        mine, other = _length_range(left, "Items"), _length_range(right, "Items")
+        if _ranges_apart(mine, other):
             return True
         sure = int(min(max(mine[0], other[0]), 16))
         return any(self.differ(_item_schemas(left, at), _item_schemas(right, at), depth + 1) for at in range(sure))
@@ -157,17 +157,17 @@ def _may_fit(value: Any, schemas: Sequence[Mapping[str, Any]]) -> bool:
         if listed is not None and not any(equal_json(value, each) for each in listed):
             return False
     if isinstance(value, str):
-        low, high, _, _ = _lengths(schemas, "Length")
+        low, high, _, _ = _length_range(schemas, "Length")
         return low <= len(value) <= high
     if kind in ("integer", "fraction"):
-        return not _apart((value, value, False, False), _bounds(schemas))
+        return not _ranges_apart((value, value, False, False), _number_range(schemas))
     return True
 
 
 _Range = tuple[float, float, bool, bool]
 
 
-def _bounds(schemas: Sequence[Mapping[str, Any]]) -> _Range:
+def _number_range(schemas: Sequence[Mapping[str, Any]]) -> _Range:
     """Least and greatest number, and whether they are excluded themselves."""
     low, high, low_open, high_open = -math.inf, math.inf, False, False
     for schema in schemas:
@@ -180,12 +180,12 @@ def _bounds(schemas: Sequence[Mapping[str, Any]]) -> _Range:
     return low, high, low_open, high_open
 
 
-def _lengths(schemas: Sequence[Mapping[str, Any]], of: str) -> _Range:
+def _length_range(schemas: Sequence[Mapping[str, Any]], of: str) -> _Range:
     low = max((schema.get(f"min{of}", 0) for schema in schemas), default=0)
     return low, min((schema.get(f"max{of}", math.inf) for schema in schemas), default=math.inf), False, False
 
 
-def _apart(one: _Range, other: _Range) -> bool:
+def _ranges_apart(one: _Range, other: _Range) -> bool:
     """Return whether two ranges have no number in common, or one of them has none at all."""
     low, high = max(one[0], other[0]), min(one[1], other[1])
     is_open = any((each[2] and each[0] == low) or (each[3] and each[1] == high) for each in (one, other))

@@ -104,10 +104,10 @@ def is_local_time(format: object, pattern: object) -> bool:
 
 def exclude_names(names: list[str]) -> str:
     """A regular expression of every text but ``names``, without look-ahead."""
-    return f"^(?:{_exclude(sorted(set(names)))})$"
+    return f"^(?:{_exclude_texts(sorted(set(names)))})$"
 
 
-def _exclude(rests: list[str]) -> str:
+def _exclude_texts(rests: list[str]) -> str:
     """Every text but ``rests``, which are sorted."""
     options = [] if rests[:1] == [""] else [""]
     rests = [rest for rest in rests if rest]
@@ -116,7 +116,7 @@ def _exclude(rests: list[str]) -> str:
     options.append(f"[^{_RARE}{listed}](?s:.*)" if heads else "(?s:.+)")
     for head in heads:
         following = [rest[1:] for rest in rests if rest[0] == head]
-        options.append(f"{_escape_letter(head)}(?:{_exclude(following)})")
+        options.append(f"{_escape_letter(head)}(?:{_exclude_texts(following)})")
     return "|".join(options)
 
 
@@ -186,7 +186,7 @@ class _Converter:
         raise PatternError("a character class does not end")
 
     def _convert_escape(self, *, within: bool = False) -> str:
-        """What stands for an escape: ``_was_class`` says whether that are the members of a class."""
+        """Text that stands for an escape; ``_was_class``: it holds the members of a class."""
         self._was_class = False
         letter = self._pattern[self._at : self._at + 1]
         self._at += 1

@@ -75,15 +75,15 @@ def _collect_schemas(document: Schema) -> dict[str, Schema]:
             raise SchemaError(f"at {place}: a schema is an object, true or false")
         found[id(schema)] = (place, schema)
         _check_form(place, schema)
-        _drop_what_says_nothing(schema)
+        _drop_empty_keywords(schema)
         _refuse_keywords(place, schema)
-        waiting += _children(place, schema)
+        waiting += _child_schemas(place, schema)
         if "$ref" in schema:
-            waiting += _referred(document, place, schema["$ref"])
+            waiting += _referred_schemas(document, place, schema["$ref"])
     return dict(found.values())
 
 
-def _children(place: str, schema: Schema) -> Iterator[tuple[str, Any]]:
+def _child_schemas(place: str, schema: Schema) -> Iterator[tuple[str, Any]]:
     for keyword in _NAMED:
         for name, each in schema.get(keyword, {}).items():
             yield f"{place}/{keyword}/{_escape(name)}", each
@@ -105,8 +105,8 @@ def _escape(name: str) -> str:
 # References
 
 
-def _referred(document: Schema, place: str, reference: str) -> Iterator[tuple[str, Any]]:
-    """What ``reference`` names: one place, or every schema with a name where it goes by one and not by a pointer."""
+def _referred_schemas(document: Schema, place: str, reference: str) -> Iterator[tuple[str, Any]]:
+    """Schemas that ``reference`` names: one by a pointer, or each one with that name."""
     if reference == "#" or reference.startswith("#/"):
         if document.get("$id") is None and any("$id" in each for each in _named_schemas(document)):
             raise SchemaError(f"at {place}: '{reference}' beside an $id within the schema: name what it refers to")
@@ -223,7 +223,7 @@ def _is_never(schema: Any) -> bool:
     return isinstance(schema, dict) and len(schema) == 1 and schema.get("not") in ({}, True)
 
 
-def _drop_what_says_nothing(schema: Schema) -> None:
+def _drop_empty_keywords(schema: Schema) -> None:
     for keyword in [name for name, says_nothing in _SAYS_NOTHING.items() if name in schema and says_nothing(schema)]:
         del schema[keyword]
     if schema.get("not") in ({}, True):
@@ -251,7 +251,7 @@ def _settle_one_of(document: Schema, place: str, schema: Schema) -> None:
     if branches is None:
         return
     tag = _tag_of(schema)
-    overlap = find_overlap(branches, lambda each: _target(document, each), tag)
+    overlap = find_overlap(branches, lambda each: _find_target(document, each), tag)
     if overlap is not None:
         raise SchemaError(
             f"at {place}/oneOf: a value may fit branches {overlap[0]} and {overlap[1]} at once: make them differ by "
@@ -274,7 +274,7 @@ def _tag_of(schema: Schema) -> str:
     return name if isinstance(name, str) else ""
 
 
-def _target(document: Schema, schema: Mapping[str, Any]) -> Any:
+def _find_target(document: Schema, schema: Mapping[str, Any]) -> Any:
     reference = schema["$ref"]
     return _follow(document, "#", reference) if reference == "#" or reference.startswith("#/") else None
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from services.gateway.media.headers.base import MAX_FRAMES, MAX_STEPS, Extent
 
 
-class _Stream:
+class _AviStream:
     """``unit`` seconds are one of its samples, which have ``sample_bytes`` each, or are a chunk each if that is 0."""
 
     def __init__(self, data: bytes, start: int) -> None:
@@ -23,13 +23,13 @@ class _Stream:
 def read_avi(data: bytes) -> Extent:
     """Frames and length are those of the first video stream, or the length of the longest audio without one."""
     width = height = frames = 0
-    streams: list[_Stream] = []
+    streams: list[_AviStream] = []
     for kind, start in _iter_headers(data):
         if kind == b"avih":
             frames, width, height = struct.unpack_from("<16xI12xII", data, start)
             frames = frames if frames < len(data) else 0
         elif kind == b"strh":
-            streams.append(_Stream(data, start))
+            streams.append(_AviStream(data, start))
         elif kind == b"movi" and not any(each.seconds for each in streams):
             frames = _count_chunks(data, start, streams) or frames
     if not streams:
@@ -56,7 +56,7 @@ def _iter_headers(data: bytes) -> Iterator[tuple[bytes, int]]:
         start += 8 + size + (size & 1)
 
 
-def _count_chunks(data: bytes, start: int, streams: list[_Stream]) -> int:
+def _count_chunks(data: bytes, start: int, streams: list[_AviStream]) -> int:
     """Count the seconds of each stream from its chunks; returns the frames of the first video stream."""
     counts = [0] * len(streams)
     for _ in range(MAX_FRAMES):

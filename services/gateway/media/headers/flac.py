@@ -62,11 +62,11 @@ def _read_frame(head: bytes) -> tuple[int, int]:
         size = int.from_bytes(head[place : place + code - 5], "big") + 1
         place += code - 5
     place += _RATE_BYTES.get(head[2] & 15, 0)
-    is_frame = size and place < len(head) and _crc8(head[:place]) == head[place]
+    is_frame = size and place < len(head) and _checksum_of(head[:place]) == head[place]
     return (size, number) if is_frame else (0, 0)
 
 
-def _crc8(head: bytes) -> int:
+def _checksum_of(head: bytes) -> int:
     value = 0
     for each in head:
         value ^= each

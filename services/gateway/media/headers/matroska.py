@@ -24,7 +24,7 @@ _CLUSTER_BYTES = _CLUSTER.to_bytes(4, "big")
 _LAST_CLUSTERS, _MAX_CANDIDATES = 2, 64
 _MAX_BLOCKS = 65_536
 _SLACK_SECONDS = 0.25
-#: Elements that describe a track, and the attributes of ``_Track`` that hold them.
+#: Elements that describe a track, and the attributes of ``_MatroskaTrack`` that hold them.
 _TRACK_ELEMENTS = {
     _NUMBER: "number",
     _EACH: "each",
@@ -38,7 +38,7 @@ _TRACK_ELEMENTS = {
 _OPUS_NANOSECONDS = tuple(round(each * 1e6) for each in (*(10, 20, 40, 60) * 3, *(10, 20) * 2, *(2.5, 5, 10, 20) * 4))
 
 
-class _Track:
+class _MatroskaTrack:
     """``each`` is the time of a frame in nanoseconds, 0 if the header does not say."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class _Track:
 
 def read_matroska(data: bytes) -> Extent:
     found: dict[int, bytes] = {}
-    tracks: list[_Track] = []
+    tracks: list[_MatroskaTrack] = []
     _collect_elements(data, 0, len(data), found, tracks, iter(range(MAX_STEPS)), depth=0)
     if _SEGMENT not in found:
         raise ValueError("no segment")
@@ -68,7 +68,13 @@ def read_matroska(data: bytes) -> Extent:
 
 
 def _collect_elements(
-    data: bytes, start: int, end: int, found: dict[int, bytes], tracks: list[_Track], steps: Iterator[int], depth: int
+    data: bytes,
+    start: int,
+    end: int,
+    found: dict[int, bytes],
+    tracks: list[_MatroskaTrack],
+    steps: Iterator[int],
+    depth: int,
 ) -> None:
     """Collect the leaves of interest up to the first cluster, where the frames begin."""
     for _ in steps:
@@ -80,7 +86,7 @@ def _collect_elements(
         if key in (_SEGMENT, _INFO, _TRACKS, _TRACK, _VIDEO, _AUDIO) and depth < 4:
             found.setdefault(key, b"")
             if key == _TRACK:
-                tracks.append(_Track())
+                tracks.append(_MatroskaTrack())
             _collect_elements(data, start, stop, found, tracks, steps, depth + 1)
         elif key == _SAMPLING:  # of any track, since an executor chooses for itself
             check_audio(rate=_decode_float(data[start:stop]))
@@ -95,7 +101,7 @@ def _collect_elements(
         start = stop
 
 
-def _describe_track(track: _Track, key: int, value: bytes) -> None:
+def _describe_track(track: _MatroskaTrack, key: int, value: bytes) -> None:
     if key == _CODEC:
         track.codec = value
     elif key == _SAMPLING:
@@ -104,7 +110,7 @@ def _describe_track(track: _Track, key: int, value: bytes) -> None:
         setattr(track, _TRACK_ELEMENTS[key], int.from_bytes(value, "big"))
 
 
-def _last_seconds(data: bytes, scale: int, tracks: dict[int, _Track]) -> float:
+def _last_seconds(data: bytes, scale: int, tracks: dict[int, _MatroskaTrack]) -> float:
     """Return when the last block of the last clusters ends, 0 if there is none."""
     end, clusters, nanoseconds = len(data), 0, 0
     for _ in range(_MAX_CANDIDATES):
@@ -120,7 +126,7 @@ def _last_seconds(data: bytes, scale: int, tracks: dict[int, _Track]) -> float:
     return nanoseconds / 1e9
 
 
-def _cluster_end(data: bytes, at: int, end: int, scale: int, tracks: dict[int, _Track]) -> int:
+def _cluster_end(data: bytes, at: int, end: int, scale: int, tracks: dict[int, _MatroskaTrack]) -> int:
     """Nanoseconds at which the last block of a cluster ends, 0 for what is no cluster."""
     size, at = _decode_vint(data, at, keep_marker=False)
     end = min(end, at + size)
@@ -170,7 +176,7 @@ def _read_group(data: bytes, at: int, end: int, scale: int) -> tuple[int, int, i
     return block, length, discarded
 
 
-def _block_nanoseconds(block: bytes, track: _Track | None) -> int:
+def _block_nanoseconds(block: bytes, track: _MatroskaTrack | None) -> int:
     """Length of a block of one frame, which follows its flags; 0 if it is not known."""
     if track is None or len(block) < 6 or block[0] & 6:
         return 0

@@ -14,8 +14,8 @@ _UNKNOWN = frozenset({0, 0xFFFF_FFFF, 0xFFFF_FFFF_FFFF_FFFF})
 _Steps = Iterator[int]
 
 
-class _Track:
-    """What the header says of a track: ``scale`` ticks are a second."""
+class _Mp4Track:
+    """A track as its header describes it: ``scale`` ticks are a second."""
 
     def __init__(self) -> None:
         self.id = self.scale = self.ticks = self.samples = self.width = self.height = 0
@@ -30,7 +30,7 @@ def read_mp4(data: bytes) -> Extent:
     moov = find_box(data, 0, len(data), steps, b"moov")
     if moov is None:
         raise ValueError("no moov box")
-    seconds, tracks, defaults = 0.0, list[_Track](), dict[int, int]()
+    seconds, tracks, defaults = 0.0, list[_Mp4Track](), dict[int, int]()
     for kind, start, end in iter_boxes(data, *moov, steps):
         if kind == b"mvhd":
             seconds = _ticks_seconds(data, start, 12)
@@ -86,8 +86,8 @@ def _scale_ticks(data: bytes, start: int, offset: int) -> tuple[int, int]:
     return scale, ticks
 
 
-def _read_track(data: bytes, start: int, end: int, steps: _Steps) -> _Track:
-    track = _Track()
+def _read_track(data: bytes, start: int, end: int, steps: _Steps) -> _Mp4Track:
+    track = _Mp4Track()
     shown = (0, 0)
     for kind, first, last in iter_boxes(data, start, end, steps):
         if kind == b"tkhd":
@@ -105,7 +105,7 @@ def _read_track(data: bytes, start: int, end: int, steps: _Steps) -> _Track:
     return track
 
 
-def _read_media(data: bytes, start: int, end: int, steps: _Steps, track: _Track) -> None:
+def _read_media(data: bytes, start: int, end: int, steps: _Steps, track: _Mp4Track) -> None:
     kind = b""
     for box, first, _ in iter_boxes(data, start, end, steps):
         if box == b"mdhd":
@@ -132,7 +132,7 @@ def _sample_defaults(data: bytes, start: int, end: int, steps: _Steps) -> dict[i
     return defaults
 
 
-def _fragments_seconds(data: bytes, after: int, tracks: list[_Track], defaults: dict[int, int]) -> float:
+def _fragments_seconds(data: bytes, after: int, tracks: list[_Mp4Track], defaults: dict[int, int]) -> float:
     """Return when the last fragments end, 0 if there are none that say it."""
     scales = {each.id: each.scale for each in tracks}
     seconds, end = 0.0, len(data)

@@ -12,7 +12,7 @@ from services.gateway.media.headers.base import MAX_FRAMES, MAX_STEPS, Extent, c
 _PAGE_SECONDS = 31.0
 
 
-class _Stream:
+class _OggStream:
     """One logical stream: how its granules are read, and the first and last of them."""
 
     def __init__(self, head: bytes) -> None:
@@ -61,13 +61,13 @@ class _Stream:
 
 
 def read_ogg(data: bytes) -> Extent:
-    chains: list[dict[int, _Stream]] = []
+    chains: list[dict[int, _OggStream]] = []
     begins = False  # whether the page before was the first of its stream
     for flags, granule, serial, body in _iter_pages(data):
         if flags & 2:
             if not begins:
                 chains.append({})
-            chains[-1][serial] = _Stream(data[body : body + 64])
+            chains[-1][serial] = _OggStream(data[body : body + 64])
             if len(chains) * len(chains[-1]) > MAX_STEPS:
                 raise ValueError("too many streams")
         elif chains and serial in chains[-1]:

@@ -237,7 +237,7 @@ async def open_connection(settings: BusSettings, name: str) -> NatsConnection:
 
 
 def _server_problem(connection: NatsConnection, settings: BusSettings) -> str:
-    """What Omnibus needs and the connected server does not offer; empty if nothing."""
+    """Describe what Omnibus needs and the connected server does not offer; empty if nothing."""
     version = connection.connected_server_version
     if (version.major, version.minor) < MIN_SERVER_VERSION:
         needed = ".".join(map(str, MIN_SERVER_VERSION))

@@ -10,7 +10,7 @@ from omnibus.plan import DeploymentOption, ModelPlan, Plan, SamplingDefaults
 from services.gateway.openai.parse import parse_chat
 from services.gateway.routing.executors import ExecutorTable
 from services.gateway.routing.sampling_defaults import NEUTRAL, ModelSampling
-from services.gateway.routing.sampling_defaults import SamplingDefaults as SamplingCatalog
+from services.gateway.routing.sampling_defaults import DefaultSampling as SamplingCatalog
 from services.gateway.tasks.params import sampling_params
 
 TAKES = ("fallback_temperature",)
