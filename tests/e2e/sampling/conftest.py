@@ -18,7 +18,7 @@ RECOMMENDED, DECLARED = "qwen3-recommended", "qwen3-declared"
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tiny.build("qwen3", tmp_path_factory.mktemp("checkpoints") / "qwen3")
     path = made / "generation_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "do_sample": False, "max_new_tokens": 24}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "do_sample": False, "top_k": 20, "max_new_tokens": 24}))
     return made
 
 
