@@ -11,7 +11,7 @@ import msgspec
 
 from omnibus import api_key
 from omnibus.api_key import KeyRecord
-from tests.e2e.omni.speech import wanted
+from tests.e2e.omni.speech import VOICE, wanted
 from tests.e2e.questions import ask
 from tests.e2e.system import System
 
@@ -69,8 +69,10 @@ async def refused(system: System) -> None:
 
 
 async def _crowded(system: System) -> None:
-    """While others have all turns, one waits for its own in vain, and one more finds the queue full."""
-    async with door(system) as http, _held(system, "single") as single, _held(system, FREE):
+    """While others have both places at the vocoder, one waits for its turn in vain, and one more finds the queue
+    full."""
+    speech = {"modalities": ["text", "audio"], "audio": {"voice": VOICE, "format": "pcm16"}}
+    async with door(system) as http, _held(system, "single", **speech) as single, _held(system, FREE, **speech):
         assert (await single.get("/v1/models")).status_code == 429
         both = await asyncio.gather(*(http.post(CHAT, json=wanted(ask("hello"))) for _ in range(2)))
         assert [each.status_code for each in both] == [429, 429]
@@ -85,14 +87,14 @@ async def _full(system: System) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _held(system: System, tenant: str) -> AsyncIterator[httpx.AsyncClient]:
+async def _held(system: System, tenant: str, **more: Any) -> AsyncIterator[httpx.AsyncClient]:
     """A long answer to ``tenant`` that has begun; it is given up in the end. What it was asked through."""
-    body = {**_text("tell me all of it"), "max_tokens": LONG, "ignore_eos": True, "stream": True}
+    body = {**_text("tell me all of it"), "max_tokens": LONG, "ignore_eos": True, "stream": True, **more}
     async with door(system, tenant) as http, http.stream("POST", CHAT, json=body) as answer:
         assert answer.status_code == 200
         lines = answer.aiter_lines()  # whoever lets go of it leaves
         async for line in lines:
-            if '"content":"' in line and '"content":""' not in line:
+            if any(f'"{part}":"' in line and f'"{part}":""' not in line for part in ("content", "transcript")):
                 break
         yield http
 

@@ -139,9 +139,9 @@ async def serve_text_and_images(home: House) -> None:
 @pytest.mark.parametrize(
     ("case", "allowed", "direct"),
     [
-        (tell, Cost(438, 5.5), True),
+        (tell, Cost(436, 5.5), True),
         (stream, Cost(1490, 5.5), True),
-        (tell, Cost(466, 5.5), False),
+        (tell, Cost(464, 5.5), False),
         (stream, Cost(1533, 5.5), False),
         (rush, Cost(925, 8), True),
         (look, Cost(980, 8.4), False),
