@@ -159,7 +159,7 @@ class ClientFiles:
             raise
 
     async def _check_room(self, reserved: AccountTotal) -> None:
-        """Raises ``StorageFull`` when there is no room for what is reserved beside the files that are kept."""
+        """Raises ``StorageFull`` when the reservations and the kept files leave no room."""
         most = self._settings.upload_bytes
         kept = await self.storage.list(_prefix("data"))
         for look in ("as it is", "without what has expired"):

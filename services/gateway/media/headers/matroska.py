@@ -127,7 +127,7 @@ def _last_seconds(data: bytes, scale: int, tracks: dict[int, _MatroskaTrack]) ->
 
 
 def _cluster_end(data: bytes, at: int, end: int, scale: int, tracks: dict[int, _MatroskaTrack]) -> int:
-    """Nanoseconds at which the last block of a cluster ends, 0 for what is no cluster."""
+    """Nanoseconds at which the last block of a cluster ends, 0 if this is not a cluster."""
     size, at = _decode_vint(data, at, keep_marker=False)
     end = min(end, at + size)
     began, reached = -1, 0
