@@ -165,7 +165,7 @@ async def test_a_film_whose_executor_dies_is_made_elsewhere_and_is_the_same(
         ({"width": 16384, "height": 16384}, "over the limit"),
         ({"width": 2048, "height": 2048, "seconds": 60}, "in all its frames"),
         ({"seconds": -1}, "seconds"),
-        ({"first": base64.b64encode(b"no image").decode()}, "neither an image"),
+        ({"first": base64.b64encode(b"no image").decode()}, "in an unknown format"),
     ],
 )
 async def test_wishes_that_cannot_be_met_are_refused(studio: System, changed: dict[str, Any], message: str):
