@@ -6,7 +6,8 @@ along its grid; a video's time is in positions per second. What follows begins a
 Source: Qwen2-VL, arXiv:2409.12191, section 2.1 ("the position numbering for each modality is initialized by
 incrementing the maximum position ID of the preceding modality by one"); Qwen2.5-VL, arXiv:2502.13923, section 2.1.1,
 for time. ``get_rope_index`` of transformers 4.57 and ``get_mrope_input_positions`` of vLLM 0.32 do this.
-transformers 5.16 to 5.24 leave time out for Qwen2-VL and Qwen2.5-VL: text begins inside a long video.
+transformers 5.16 to 5.24 leave time out for Qwen2-VL and Qwen2.5-VL: text begins inside a long video. Times between two
+positions are rounded down, as vLLM does for all of them; transformers keeps the fractions for Qwen3-Omni alone.
 """
 
 from collections.abc import Mapping, Sequence

@@ -30,7 +30,7 @@ TOKENS, FRAMES, VOICE = 10, 20, "Chelsie"
 FAMILY = catalog.find_family(NAME)
 QUESTIONS = {
     **OMNI_QUESTIONS,
-    "all of them": ask(video(1, 2), image(3, 120, 60), audio(0.7, 2), "and", image(4), "compare"),
+    "all of them": ask(video(2, 2), image(3, 120, 60), audio(0.7, 2), "and", image(4), "compare"),
 }
 
 
