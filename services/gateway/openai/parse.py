@@ -116,6 +116,7 @@ async def _collect_body(
             pieces.append(bytearray(chunk))
         if before:
             on_more(received)
+    await upload.take_turn(received)
     whole = pieces[0] if len(pieces) == 1 else b"".join(pieces)
     return bytes(whole)
 

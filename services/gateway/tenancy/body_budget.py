@@ -1,4 +1,5 @@
-"""Bodies of requests on their way in: how slowly they may come, and how many bytes of them a gateway holds.
+"""Bodies of requests on their way in: how slowly they may come, how many bytes of them a gateway holds, and when a
+large one is copied.
 
 A body counts from its first byte until its request is answered: so long it is in memory. Small ones are free, so that
 large ones never keep them out.
@@ -11,10 +12,14 @@ from omnibus.errors import Overloaded, TooSlow
 from omnibus.metrics import GATEWAY
 from omnibus.settings import GatewaySettings
 from services.gateway.tenancy import tenant as tenants
+from services.gateway.tenancy.external_slots import TenantSlots
 from services.gateway.tenancy.tenant import Tenant
 
 #: Bytes of a body that are not counted.
 UNCOUNTED_BYTES = 64 << 10
+#: Bytes of a body that waits for its turn to be copied, and bytes per second of those that have one. Copying, searching
+#: and storing 8 MiB blocks the event loop for about 15 ms; many bodies at a time would leave nothing to other requests.
+LARGE_BYTES, TURN_BYTES_PER_SECOND = 1 << 20, 100e6
 #: Seconds after which a client whose body had no room may try again.
 _RETRY_AFTER_SECONDS = 1.0
 
@@ -26,6 +31,7 @@ class BodyBudget:
         self.settings = settings
         self.used = 0
         self._used_by: dict[str, int] = {}
+        self._turns = TenantSlots(1)
 
     def check_capacity(self, tenant: Tenant, nbytes: int) -> None:
         """Raises ``Overloaded`` when there is no room for ``nbytes`` more of ``tenant``."""
@@ -46,6 +52,12 @@ class BodyBudget:
         self._used_by[tenant.name] = self._used_by.get(tenant.name, 0) + nbytes
         if not self._used_by[tenant.name]:
             del self._used_by[tenant.name]
+
+    async def take_turn(self, tenant: Tenant, nbytes: int) -> None:
+        """Wait until a large body of ``nbytes`` may be copied. Tenants take turns, and other requests run in between."""
+        if nbytes >= LARGE_BYTES:
+            await self._turns.acquire(tenant.name)
+            asyncio.get_running_loop().call_later(nbytes / TURN_BYTES_PER_SECOND, self._turns.release, tenant.name)
 
 
 class Upload:
@@ -71,6 +83,10 @@ class Upload:
         """Refuse a body that will not fit before it is read. Raises ``Overloaded``."""
         if nbytes > UNCOUNTED_BYTES:
             self._budget.check_capacity(self._tenant, nbytes - UNCOUNTED_BYTES)
+
+    async def take_turn(self, nbytes: int) -> None:
+        """See ``BodyBudget.take_turn``."""
+        await self._budget.take_turn(self._tenant, nbytes)
 
     def release(self) -> None:
         """Give everything back: the request is over."""

@@ -32,13 +32,14 @@ class TenantSlots:
     @asynccontextmanager
     async def hold(self, tenant: str) -> AsyncIterator[None]:
         """A slot for as long as the block takes. Raises ``Overloaded`` where too many of ``tenant`` wait."""
-        await self._acquire_slot(tenant)
+        await self.acquire(tenant)
         try:
             yield
         finally:
-            self._release_slot(tenant)
+            self.release(tenant)
 
-    async def _acquire_slot(self, tenant: str) -> None:
+    async def acquire(self, tenant: str) -> None:
+        """Wait for a slot, which ``release`` gives back. Raises as ``hold``."""
         turn = asyncio.get_running_loop().create_future()
         waiting = self._waiting.setdefault(tenant, deque())
         if tenant and self._queue and sum(not each.done() for each in waiting) >= self._queue:
@@ -49,10 +50,11 @@ class TenantSlots:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():  # its turn came, and so did the end of its patience
-                self._release_slot(tenant)
+                self.release(tenant)
             raise
 
-    def _release_slot(self, tenant: str) -> None:
+    def release(self, tenant: str) -> None:
+        """Give back a slot that ``tenant`` holds."""
         self._free += 1
         self._held[tenant] -= 1
         if not self._held[tenant]:

@@ -4,6 +4,7 @@ A step of many sequences takes longer than one of few where the device has no ro
 more than the mean number of sequences of a tenant, the others take steps by themselves, as long as these are much
 shorter and together take no more time than the steps of everybody: a tenant with many sequences has at least half of
 the engine, and all of it when it is alone. Between two tokens of the others there is at most one step of everybody.
+What the others leave of their half is kept for a short while, so that a short answer is given at once.
 """
 
 from collections import Counter
@@ -11,6 +12,8 @@ from collections.abc import Collection, Iterable
 
 #: How many times as long a step of everybody has to take for shorter ones to be worth their time.
 _WORTH = 1.5
+#: Steps of everybody, the time of which those with few sequences may take at once when they have taken none for as long.
+_BURST_STEPS = 8
 #: Part of the newest in the means of steps.
 _NEWEST_WEIGHT = 0.2
 
@@ -29,7 +32,6 @@ class StepTurns:
         counts = Counter(tenants)
         self._few_next = False
         if len(counts) < 2:
-            self._left = self._all
             return None
         mean = counts.total() / len(counts)
         few = [tenant for tenant, count in counts.items() if count <= mean]
@@ -45,4 +47,4 @@ class StepTurns:
             self._left -= seconds
         else:
             self._all += _NEWEST_WEIGHT * (seconds - self._all) if self._all else seconds
-            self._left = seconds
+            self._left = min(self._left + seconds, _BURST_STEPS * self._all)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -119,12 +120,21 @@ def test_a_tenant_with_few_sequences_takes_steps_of_its_own_for_half_of_the_time
     turns = StepTurns()
     play_steps(turns, ["heavy"] * 16, 5)
 
-    first = turns.choose(["heavy"] * 16 + ["light"])
-    turns.observe(0.01)
+    burst = play_steps(turns, ["heavy"] * 16 + ["light"], 16)
+    play_steps(turns, ["heavy"] * 16 + ["light"], 200)
     spent = play_steps(turns, ["heavy"] * 16 + ["light"], 200)
 
-    assert first == ["light"]
+    assert burst == {"all": 0.0, "few": pytest.approx(0.16)}  # what was left of its half in five steps of others
     assert 0.4 * spent["all"] <= spent["few"] <= spent["all"] + 0.17  # a step of all
+
+
+def test_a_tenant_that_comes_back_has_kept_few_steps():
+    turns = StepTurns()
+    play_steps(turns, ["heavy"] * 16, 1000)
+
+    spent = play_steps(turns, ["heavy"] * 16 + ["light"], 1000)
+
+    assert spent["few"] <= spent["all"] + 9 * 0.17
 
 
 def test_steps_that_take_as_long_for_many_are_taken_together():

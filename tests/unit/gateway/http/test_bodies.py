@@ -14,7 +14,7 @@ from omnibus.errors import Overloaded
 from omnibus.settings import GatewaySettings
 from services.gateway.openai.parse import read_body
 from services.gateway.tenancy import body_budget
-from services.gateway.tenancy.body_budget import UNCOUNTED_BYTES, BodyBudget, Upload
+from services.gateway.tenancy.body_budget import LARGE_BYTES, UNCOUNTED_BYTES, BodyBudget, Upload
 from services.gateway.tenancy.tenant import Tenant, acting_as
 from tests.unit.gateway.house import TEXT, answered, house, question
 from tests.unit.gateway.wires import Doorway, Wire, doorway, post
@@ -189,3 +189,24 @@ def test_one_tenant_leaves_room_for_others():
     for upload in (first, second, other):
         upload.release()
     assert budget.used == 0
+
+
+# Turns
+
+
+async def test_tenants_take_turns_with_large_bodies(tmp_path: Path):
+    async with house(tmp_path) as home:
+        budget, order = BodyBudget(home.settings), []
+
+        async def copy(name: str, nbytes: int) -> None:
+            await budget.take_turn(Tenant(name), nbytes)
+            order.append(name)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(4):
+                group.create_task(copy("many", 4 * LARGE_BYTES))
+            await asyncio.sleep(0)
+            group.create_task(copy("few", LARGE_BYTES))
+            group.create_task(copy("small", LARGE_BYTES - 1))
+
+        assert order == ["many", "small", "few", "many", "many", "many"]
