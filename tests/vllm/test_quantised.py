@@ -1,10 +1,13 @@
 """Quantised checkpoints that vLLM reads on a CPU answer as the weights that they stand for."""
 
+import platform
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
+from omnibus.errors import Fatal
 from tests.oracles import language as oracle
 from tests.unit.jobs import run
 from tests.unit.llm.runners.test_thinker import job, text
@@ -16,9 +19,26 @@ pytestmark = IN_PROCESS
 #: Tokens of an answer that bfloat16, and activations of 8 bits, leave as they are; and questions where they do.
 SAME_TOKENS = 6
 QUESTIONS = {format: (5, 8) if format == "fp8" else (3, 5, 8) for format in FORMATS}
+#: Formats of 4 bits: without AVX-512 vLLM has no kernels for them on x86.
+PACKED = {"gptq", "awq", "w4a16"}
+HAS_KERNELS = platform.machine() != "x86_64" or torch.cpu._is_avx512_supported()
+if not HAS_KERNELS:
+    QUESTIONS["w8a8"] = (6,)  # sums of 8 bits are less exact there
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.skipif(HAS_KERNELS, reason="this processor has AVX-512")
+@pytest.mark.parametrize("format", sorted(PACKED))
+async def test_a_format_without_kernels_is_refused_before_an_engine_starts(
+    build: Callable[[str], Path], tmp_path: Path, format: str
+) -> None:
+    packed, _ = write_checkpoint(build("qwen2"), tmp_path, FORMATS[format])
+
+    with pytest.raises(Fatal, match=r"need AVX-512, .* use services\.engines:transformers"):
+        async with vllm("qwen2", packed, batch=4, dtype="bfloat16"):
+            pass
+
+
+@pytest.mark.parametrize("format", FORMATS if HAS_KERNELS else sorted({*FORMATS} - PACKED))
 async def test_a_quantised_checkpoint_is_served_as_it_is(
     build: Callable[[str], Path], tmp_path: Path, format: str
 ) -> None:

@@ -1,7 +1,7 @@
 """The way in of one request: a turn or room that it waits for once, and a queue that is short enough.
 
-A gateway with tenants gives each request a turn (``tenancy``). One without lets it wait for room while executors can
-still be added (``waiting_room``). Both refuse what would not end in time.
+A gateway with tenants gives each request a turn (``tenancy``), which has to come in time. One without lets it wait for
+room while executors can still be added (``waiting_room``), and refuses what would not end in time.
 """
 
 import time
@@ -98,8 +98,11 @@ class RequestAdmission:
         return self._entrance.leave() if self._entrance is not None else None
 
     def check_queue_time(self, request: AdmissibleRequest, route: ExecutorRoute) -> None:
-        """Refuse what would not end in time. Raises ``Overloaded``; what was begun goes on, however long it takes."""
-        if request.segments or self._patient:
+        """Refuse what would not end in time. Raises ``Overloaded``; what was begun goes on, however long it takes.
+
+        A request that has its turn is in no executor's queue: how long others take there says nothing about it.
+        """
+        if request.segments or self._patient or self._slot is not None:
             return
         drains = self._resources.router.members.drain_rates(dict.fromkeys(route.executors))
         check_queue_time(drains, request.deadline - time.time(), self._resources.queue_seconds)

@@ -54,7 +54,7 @@ class BodyBudget:
             del self._used_by[tenant.name]
 
     async def take_turn(self, tenant: Tenant, nbytes: int) -> None:
-        """Wait until a large body of ``nbytes`` may be copied. Tenants take turns, and other requests run in between."""
+        """Wait until a large body of ``nbytes`` may be copied. Tenants take turns, other requests run in between."""
         if nbytes >= LARGE_BYTES:
             await self._turns.acquire(tenant.name)
             asyncio.get_running_loop().call_later(nbytes / TURN_BYTES_PER_SECOND, self._turns.release, tenant.name)

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 
 #: How many times as long a step of everybody has to take for shorter ones to be worth their time.
 _WORTH = 1.5
-#: Steps of everybody, the time of which those with few sequences may take at once when they have taken none for as long.
+#: Steps of everybody whose time those with few sequences may take at once, after they have taken none for as long.
 _BURST_STEPS = 8
 #: Part of the newest in the means of steps.
 _NEWEST_WEIGHT = 0.2

@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 from typing import Any
 
 from omnibus.checkpoints.heads import key_value_heads, require_whole_heads, vocabulary_size
@@ -130,6 +131,7 @@ def _require_kernels(config: Any) -> None:
     """vLLM itself finds out at the first step, and dies."""
     if config.device_config.device_type != "cpu":
         return
+    _require_integer_kernels(config.model_config)
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
     sizes = CPUAttentionBackend.get_supported_head_sizes()
@@ -140,6 +142,20 @@ def _require_kernels(config: Any) -> None:
                 f"this model has heads of {model.get_head_size()}, and vLLM's kernels for CPUs take only "
                 f"{', '.join(map(str, sizes))}; use services.engines:transformers for it"
             )
+
+
+def _require_integer_kernels(model: Any) -> None:
+    """Kernels for weights of 4 bits are missing in what vLLM loads on x86 without AVX-512."""
+    import torch
+
+    about = getattr(model.hf_config, "quantization_config", None) or {}
+    method, format = about.get("quant_method"), about.get("format")
+    is_packed = method in ("awq", "gptq") or format == "pack-quantized"
+    if is_packed and platform.machine() == "x86_64" and not torch.cpu._is_avx512_supported():
+        raise Fatal(
+            f"vLLM's kernels for weights in {format or method} need AVX-512, which this CPU does not have; use "
+            "services.engines:transformers, other weights, or a GPU"
+        )
 
 
 def _require_whole_heads(launch: Launch) -> None:

@@ -1,14 +1,16 @@
 """Charges are what executors reported for that very request: of whole answers, failed ones and cancelled ones."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from omnibus.errors import NotFound, StageFailed
+from omnibus.errors import NotFound, Overloaded, StageFailed
 from omnibus.executor.job_clock import current_clock
+from services.gateway.routing.draining import DrainRate, check_queue_time
 from tests.unit.gateway.auth.test_middleware import PATIENCE, Gated, count_of, gated
 from tests.unit.gateway.house import TEXT, think
 from tests.unit.gateway.tenancy.test_metrics import Growth
@@ -112,3 +114,24 @@ async def test_a_cancelled_answer_is_charged_what_was_computed_for_it_and_gives_
         assert growth("tenant_gpu_seconds_total") == {("a",): SECONDS["long"]}
         assert await recorded_seconds(gate, begun[0]) == SECONDS["long"]
         assert gate.fair().tenant_mark("a") == SECONDS["long"]
+
+
+async def test_a_request_that_has_its_turn_is_not_refused_for_how_long_others_took(tmp_path: Path):
+    async with gated(tmp_path) as gate:
+        await serve(gate, answer)
+        [executor] = gate.home.router.members._members.values()
+        now = time.monotonic()
+        slow = DrainRate(lambda: now)
+        for number in range(8):
+            slow.add_invocation(str(number))
+        for number in range(8):
+            now += 25.0
+            slow.finish_invocation(str(number), 1.0)
+        slow.add_invocation("of another tenant")
+        with pytest.raises(Overloaded):
+            check_queue_time([slow], 30.0, 10.0)
+        executor.drain = slow
+
+        response = await gate.ask("b", "short")
+
+        assert response.status_code == 200
