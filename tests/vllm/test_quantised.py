@@ -18,7 +18,7 @@ pytestmark = IN_PROCESS
 
 #: Tokens of an answer that bfloat16, and activations of 8 bits, leave as they are; and questions where they do.
 SAME_TOKENS = 6
-QUESTIONS = {format: (5, 8) if format == "fp8" else (3, 5, 8) for format in FORMATS}
+QUESTIONS: dict[str, tuple[int, ...]] = {format: (5, 8) if format == "fp8" else (3, 5, 8) for format in FORMATS}
 #: Formats of 4 bits: without AVX-512 vLLM has no kernels for them on x86.
 PACKED = {"gptq", "awq", "w4a16"}
 HAS_KERNELS = platform.machine() != "x86_64" or torch.cpu._is_avx512_supported()
