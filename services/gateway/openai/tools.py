@@ -19,7 +19,7 @@ Description = Annotated[str, Meta(max_length=65_536)]
 
 
 class FunctionDefinition(Struct, frozen=True, omit_defaults=True):
-    """A function that a model may call. ``parameters`` is a JSON schema; with ``strict`` a call holds to it."""
+    """A function that a model may call. ``parameters`` is a JSON schema, to which a call holds that is required."""
 
     name: Name
     description: Description | None = None
