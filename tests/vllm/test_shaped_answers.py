@@ -37,7 +37,8 @@ async def runner(checkpoint: Path) -> AsyncIterator[VllmRunner]:
 async def test_answers_are_those_of_generate(runner: VllmRunner, checkpoint: Path) -> None:
     asked = {name: job(**params) for name, params in shaped.CASES.items()}
 
-    await asyncio.gather(*(run(runner, each) for each in asked.values()))
+    for each in asked.values():  # alone: who else is in a step changes its rounding, and some tokens are nearly tied
+        await run(runner, each)
 
     for name, params in shaped.CASES.items():
         grammar = answer_grammar(runner._core.reader, TextGenerationParams(**params)) or ""
