@@ -131,13 +131,13 @@ def _require_kernels(config: Any) -> None:
     """vLLM itself finds out at the first step, and dies."""
     if config.device_config.device_type != "cpu":
         return
-    _require_integer_kernels(config.model_config)
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
     sizes = CPUAttentionBackend.get_supported_head_sizes()
     drafts = [] if config.speculative_config is None else [config.speculative_config.draft_model_config]
-    for model in (config.model_config, *drafts):
-        if model is not None and model.get_head_size() not in sizes:
+    for model in filter(None, (config.model_config, *drafts)):
+        _require_integer_kernels(model)
+        if model.get_head_size() not in sizes:
             raise Fatal(
                 f"this model has heads of {model.get_head_size()}, and vLLM's kernels for CPUs take only "
                 f"{', '.join(map(str, sizes))}; use services.engines:transformers for it"
