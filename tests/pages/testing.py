@@ -8,7 +8,7 @@ HEAD = """# Which tests run when
 
 | command | tests |
 |---|---|
-| `make test` | every room, and each way to use a system once: at most ten minutes on two cores |
+| `make test` | every room, and each way to use a system once: ten to twenty minutes on two cores |
 | `make test-slow` | the other systems and what breaks them, and tests that take seconds |
 | `make test-all` | both in one; `.ci/run` runs one after the other |
 | `make test-nightly` | further values of the same tests, and what others hold as well |
