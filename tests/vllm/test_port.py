@@ -2,7 +2,7 @@
 
 import asyncio
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,27 @@ def test_blocks_of_a_prompt_are_shared_only_under_the_same_salt() -> None:
         engine_input(dataclasses.replace(plain, spoken=True, cache_salt=salt))["cache_salt"] for salt in ("", "apart")
     }
     assert len(salts - {None, "apart"}) == 2  # blocks without rows are not for those who speak, nor another tenant's
+
+
+async def test_sockets_are_closed_although_the_core_exits_while_it_is_killed(
+    build: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import psutil
+    from vllm.v1.engine import utils as engine_utils
+
+    def shut_down_late(processes: Sequence[Any], timeout: float | None = None) -> None:
+        shut_down(processes, timeout=timeout)
+        raise psutil.NoSuchProcess(processes[0].pid)
+
+    shut_down = engine_utils.shutdown
+    monkeypatch.setattr(engine_utils, "shutdown", shut_down_late)
+    core = VllmEngineProcess(launch(build("qwen2")))
+    await core.start()
+    resources = core._llm.engine_core.resources
+    await core.stop()
+    await asyncio.sleep(0)  # sockets are closed by the loop that reads them
+
+    assert resources.input_socket.closed and resources.output_socket.closed
 
 
 async def answer(core: VllmEngineProcess, generation: Generation) -> list[int]:

@@ -164,9 +164,17 @@ class VllmEngineProcess:
         register_vllm_metrics()
 
     def _shut_down(self) -> None:
+        import psutil
+
         llm, self._llm = self._llm, None
-        if llm is not None:
+        if llm is None:
+            return
+        try:
             llm.shutdown(timeout=_SHUTDOWN_TIMEOUT_SECONDS)
+        except psutil.NoSuchProcess:
+            # The engine core exited while vLLM was killing it. vLLM stops there and leaves its sockets open, and the
+            # garbage collector then waits for them without a timeout wherever it happens to run.
+            llm.engine_core.resources()
 
 
 def _engine_request(asked: Generation, keeps_rows: bool) -> tuple[Any, Any, str]:
