@@ -17,6 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from omnibus import errors
+from omnibus_models.attention_kernels import share_key_heads
 
 M = TypeVar("M", bound=PreTrainedModel)
 
@@ -76,6 +77,7 @@ def load_model(
         if other is not None:
             looked: M = other.load_transformers(pruned_class(cls, drop), checkpoint, dtype, options)
             return looked
+        share_key_heads()
         if any(path.endswith("layers") for path in drop):
             options |= _plain_config(cls, checkpoint, options)
         with LOAD_LOCK:

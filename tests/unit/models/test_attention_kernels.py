@@ -4,8 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, DynamicCache
+from transformers.integrations import sdpa_attention
 
+from omnibus_models import tiny
 from omnibus_models.attention_kernels import avoid_planned_kernels
+from omnibus_models.families import load_family
 
 
 @pytest.fixture(autouse=True)
@@ -21,3 +25,33 @@ def test_no_kernel_that_plans_for_each_length_is_used_on_a_gpu(device, allowed):
     avoid_planned_kernels(device)
 
     assert torch.backends.cuda.cudnn_sdp_enabled() is allowed
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_masked_attention_on_a_cpu_copies_no_keys_and_changes_no_result(tmp_path, monkeypatch, dtype):
+    checkpoint = tiny.build("qwen2", tmp_path)
+    plain = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=dtype, attn_implementation="sdpa")
+    thinker = load_family("qwen2").load("thinker", checkpoint, "cpu", dtype)
+    assert plain.config.num_attention_heads > plain.config.num_key_value_heads
+    ids = torch.arange(30, 42).reshape(2, 6)
+    positions = torch.arange(6).expand(2, 6)
+    mask = torch.ones(6, 6, dtype=torch.bool).tril().expand(2, 1, 6, 6)
+    copied = []
+
+    def repeat_kv(states, count):
+        copied.append(count)
+        return repeat(states, count)
+
+    def run(decoder):
+        with torch.no_grad():
+            return decoder(input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=DynamicCache())
+
+    repeat = sdpa_attention.repeat_kv
+    monkeypatch.setattr(sdpa_attention, "repeat_kv", repeat_kv)
+    shared = run(thinker.backbone).last_hidden_state
+    assert copied == []
+    monkeypatch.setattr(sdpa_attention, "use_gqa_in_sdpa", lambda *_: False)
+    repeated = run(plain.model).last_hidden_state
+
+    assert copied
+    assert torch.equal(shared, repeated)
