@@ -286,6 +286,15 @@ async def measure_kind(run: Run, pool: Executor, kind: str, seconds: float) -> t
     return light, await flooding
 
 
+async def wait_ended(run: Run, tenant: str) -> None:
+    """Wait until nothing of ``tenant`` runs: work that its flood left behind would be measured with the next kind."""
+    before, charged = -1.0, 0.0
+    async with asyncio.timeout(PATIENCE):
+        while before != charged:
+            await asyncio.sleep(SETTLE_SECONDS)
+            before, charged = charged, (await read_charges(run)).get(tenant, 0.0)
+
+
 async def read_charges(run: Run) -> dict[str, float]:
     """GPU-seconds by tenant as they were charged."""
     async with run.client("") as http:
@@ -343,7 +352,7 @@ async def measure(kinds: list[str], seconds: float) -> dict[str, float]:
                     f"beside {kind}: p99 {light.p99:.3f} s, {light.p99 / alone.p99:.2f} times that alone, "
                     f"{dict(light.statuses)}; of {kind} {dict(seen)}"
                 )
-                await asyncio.sleep(SETTLE_SECONDS)
+                await wait_ended(run, kind)
             with_keys = await count_alone(run, "alone", seconds / 3)
             charges = await compare_charges(run)
         async with system(directory, "fair-open") as run:

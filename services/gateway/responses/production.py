@@ -45,6 +45,9 @@ REVOKED = "revoked"
 _RETRY_PAUSE_SECONDS = 2.0
 #: Seconds that the log may take for the last event of a response that ends before its time, which its clients await.
 _LAST_EVENT_SECONDS = 1.0
+#: Seconds between the appends of a response in the background that has no followers: a client that polls sees no
+#: difference, and the gateway and the log do not work for each of its tokens.
+_UNFOLLOWED_APPEND_SECONDS = 0.1
 #: Errors that are not the end of a response: another gateway can go on with it.
 _PASSING = (GatewayStopping, Conflict, BusUnavailable, StoreUnavailable)
 
@@ -210,6 +213,8 @@ class Production:
             async with run_to_end(run), aclosing(self._read_steps(run, events)) as steps:
                 async for step in steps:
                     await self._publish(step, sequence)
+                    if self.is_background and not self._followers:
+                        await asyncio.sleep(_UNFOLLOWED_APPEND_SECONDS)
         except Rejected as error:
             error.param = self.spec.asked.client_param(error.param)
             raise

@@ -9,6 +9,7 @@ import pytest
 
 from omnibus.executor.runner import Job
 from services.gateway.responses import service
+from services.gateway.responses.log import ResponseLog
 from tests.unit.gateway.house import TEXT, House
 from tests.unit.gateway.responses_house import (
     PATH,
@@ -66,6 +67,33 @@ async def test_a_response_in_the_background_is_made_while_nobody_waits(pair: Pai
     assert text_of(whole(await pair.second.http.get(f"{PATH}/{id}"))) == "one two"
     events = events_of((await pair.second.http.get(f"{PATH}/{id}", params={"stream": "true"})).text)
     assert [event["type"] for event in events][:3] == ["response.created", "response.queued", "response.in_progress"]
+    await pair.first.emptied()
+
+
+async def test_events_of_a_background_response_without_followers_are_stored_together(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+):
+    async def count_words(job: Job) -> None:
+        for number in range(50):
+            await job.send("text", {"text": f"{number} ", "ids": [number]})
+            await asyncio.sleep(0.002)
+
+    async def append(log: ResponseLog, events: list[Any], *more: Any) -> None:
+        sizes.append(len(events))
+        await store(log, events, *more)
+
+    sizes: list[int] = []
+    store = ResponseLog.append
+    monkeypatch.setattr(ResponseLog, "append", append)
+    await pair.serve(TEXT, thinker=count_words)
+    id = whole(await create(pair.first, background=True))["id"]
+
+    async def completed() -> bool:
+        return bool(whole(await pair.first.http.get(f"{PATH}/{id}"))["status"] == "completed")
+
+    await until(completed)
+    assert text_of(whole(await pair.first.http.get(f"{PATH}/{id}"))) == "".join(f"{number} " for number in range(50))
+    assert len(sizes) <= 10 < max(sizes)
     await pair.first.emptied()
 
 
