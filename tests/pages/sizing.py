@@ -1,30 +1,30 @@
-"""The page of sizing, from the measured figures."""
+"""The sizing page, written from the measured figures."""
 
 from omnibus.cli.format.tables import size_text
 from omnibus.reference.sizing import MIB, Measurements, read_measurements
 
 HEAD = """# Sizing
 
-`omnibus size KIND=REQ/S ...` computes what a workload needs, from the figures below:
+`omnibus size KIND=REQ/S ...` computes the resources for a workload from the figures below:
 
 ```
 omnibus size chat-stream=50 chat-image=5 speech=2 --seconds 4 --keep-days 30
 ```
 
-The figures are what **Omnibus itself** takes for one request: engines are simulated and compute nothing, so that executors
-have the loop around them alone. What a model takes, its GPUs and its weights, `omnibus profile` measures
-([profiling.md](profiling.md)), and the planner counts ([planner.md](planner.md)). Tensors are as wide as those of a model of 7B
-parameters (3584 numbers of 16 bits), a token for a KiB of an image, 25 for a second of sound.
+The figures are the cost of **Omnibus itself** per request, with simulated engines that compute nothing. For the cost of a model,
+its GPUs and weights use `omnibus profile` ([profiling.md](profiling.md)) and the planner ([planner.md](planner.md)).
+Tensors have the width of a 7B model (3584 numbers of 16 bits), with one token per KiB of an image and 25 per second
+of audio.
 
-- **CPU** is that of all services and executors, one request after the other on a machine that is not idle otherwise: under load
-  several share messages, and each takes less. `omnibus size` adds room for bursts: 60 % of what it names is in use on average. A
-  gateway uses one core; it names as many as are needed.
-- **Arena** is the most that a request holds at any time, its media and the tensors between stages. The need is that times the
-  requests at a time, rate times `--seconds`; add `--tensor-mib` for models that exchange more.
-- **Bus** counts bytes into NATS and out of it, **disk** those of the streams of records, with `OMNIBUS_GATEWAY_RECORD` at its
-  default; they are kept for `OMNIBUS_BUS_RECORD_SECONDS`, a day by default, which `--keep-days` stands for.
-- Figures scale with what a request brings: an answer of more tokens takes more of the bus and of the CPU, a larger image more of the
-  arena. For your own requests measure: `python -m tests.bench.sizing` is the program that made these.
+- **CPU** covers all services and executors, one request at a time on an otherwise idle machine. Under load a request costs less,
+  because requests share messages. `omnibus size` adds room for bursts, so average use is 60 % of its result. A gateway
+  uses one core; the result includes the number of gateways.
+- **Arena** is the peak memory of one request: its media and the tensors between stages. Multiply it by concurrent requests, which is
+  rate times `--seconds`. Add `--tensor-mib` for models that exchange more.
+- **Bus** counts bytes into and out of NATS. **Disk** counts records, with the default `OMNIBUS_GATEWAY_RECORD`. They are kept for
+  `OMNIBUS_BUS_RECORD_SECONDS`, a day by default; `--keep-days` sets this for the calculation.
+- Longer answers need more bus and CPU, larger images more arena. Measure your own requests with `python -m tests.bench.sizing`,
+  which produced these figures.
 """
 
 
@@ -32,7 +32,7 @@ def page() -> str:
     measured = read_measurements()
     return "\n".join(
         [HEAD, f"Measured on {measured.machine}, {measured.requests} requests of each kind.", "", *_kind_rows(measured),
-         "", "CPU milliseconds of a request by service:", "", *_cpu_rows(measured), "", *_memory_rows(measured), ""]
+         "", "CPU of a request by service, in milliseconds:", "", *_cpu_rows(measured), "", *_memory_rows(measured), ""]
     )  # fmt: skip
 
 
@@ -56,6 +56,6 @@ def _cpu_rows(measured: Measurements) -> list[str]:
 def _memory_rows(measured: Measurements) -> list[str]:
     found = ", ".join(f"{name} {size_text(mib * MIB)}" for name, mib in measured.memory_mib.items())
     return [
-        f"Resident memory without the arena: {found}; an executor is one without weights and without PyTorch.",
-        f"Without requests all services take {measured.idle_cpu_ms:.0f} ms of CPU in a second together.",
+        f"Resident memory without the arena: {found}; the executor has no weights and no PyTorch.",
+        f"All services together use {measured.idle_cpu_ms:.0f} ms of CPU per second when idle.",
     ]
