@@ -25,11 +25,11 @@ BEGIN, END = "<!-- cells: python -m tests.cells -->\n", "<!-- end of cells -->\n
 KINDS = {
     "tokens": "a greedy answer, as ids where a test sees them and as text, is that of `generate` of the whole model, "
     "or of `transformers` where a test has the language model alone",
-    "sampled": "a sampled answer with a seed is the same in all shapes that say so",
-    "rows": "what a talker is given is what `transformers` gives it, to 1e-4",
-    "waveform": "speech is that of `generate` of the whole model, to one step of 16 bits",
-    "pixels": "a picture is that of the library's pipeline before it is rounded; shapes agree exactly",
-    "film": "frames are those of the library's pipeline before they are rounded, its sound to 1e-5; shapes agree exactly",
+    "sampled": "a sampled answer with a seed is the same in all shapes marked so",
+    "rows": "the talker's input equals that of `transformers`, to 1e-4",
+    "waveform": "speech equals that of `generate` of the whole model, to one step of 16 bits",
+    "pixels": "an image equals that of the library's pipeline before rounding; shapes agree exactly",
+    "film": "frames equal those of the library's pipeline before rounding, and audio to 1e-5; shapes agree exactly",
 }
 #: A test with one of these is not run, or may fail: it can claim nothing.
 IDLE = ("skip", "skipif", "xfail", "bench", "browser", "docker")

@@ -8,34 +8,34 @@ HEAD = """# Which tests run when
 
 | command | tests |
 |---|---|
-| `make test` | every room, and each way to use a system once: ten to twenty minutes on two cores |
-| `make test-slow` | the other systems and what breaks them, and tests that take seconds |
+| `make test` | every package, and each way to use a system once: ten to twenty minutes on two cores |
+| `make test-slow` | other systems and their failures, and tests that take seconds |
 | `make test-all` | both in one; `.ci/run` runs one after the other |
-| `make test-nightly` | further values of the same tests, and what others hold as well |
+| `make test-nightly` | further values of the same tests, and tests that repeat others |
+| `make test-vllm VLLM_MARKS=vllm` | the same for tests that need vLLM |
 
-`tests/slow.toml` says what is slow, and `tests/slow.py` sets the marker `slow` by it. Every test of a system (`tests/e2e`, `tests/nodes`,
-`tests/chaos`) is slow, but for the directories and files below; of other rooms, the file names tests that take two seconds or more.
-`tests/contract/test_slow.py` holds that each way below is tested, that every room has tests in `make test`, and that each test runs
-in one of the two commands. `python -m tests.mutations` seeds faults, and what `make test` runs has to notice them.
+**Slow.** `tests/slow.toml` lists slow tests, and `tests/slow.py` marks them `slow`. Tests of a system (`tests/e2e`, `tests/nodes`,
+`tests/chaos`) are slow, except those below. Of other packages, the file lists tests of two seconds or more.
+`tests/contract/test_slow.py` checks that each way below is tested, that every package has tests in `make test`, and that each test
+runs in one of the two commands. `python -m tests.mutations` seeds faults that `make test` must detect.
 
-Of both together: of every promise, route, family, shape and engine there is at least one test. What repeats it with further values, or
-holds what others hold as well and takes long, is marked `nightly`: `make test-nightly` runs that, and
-`make test-vllm VLLM_MARKS=vllm` does for tests that need vLLM. A test is marked where it stands (`tests/nightly.py`), or by
-`tests/by_night.toml`. A row of it names the tests that hold the behaviour by day, and `tests/contract/test_by_night.py` holds that they
-are there and run. Put a test there when it takes more than about ten seconds and fails only together with others.
+**Nightly.** Every promise, route, family, shape and engine has at least one test by day. Tests with further values, and long tests
+that repeat others, run at night. Mark a test in its file (`tests/nightly.py`) or in `tests/by_night.toml`, where each row names the
+tests that cover the behaviour by day. `tests/contract/test_by_night.py` checks that these exist and run. Add a test if it takes
+more than about ten seconds and fails only together with others.
 
-This page is written from both files, by `python -m tests.pages`.
+`python -m tests.pages` generates this page from both files.
 """
 WAYS = """All tests of {}.
 
 | way to use a system | test |
 |---|---|"""
-COVERAGE = """Lines and branches of `services` and `shared` that run, by room, as `make coverage` measures them: in the processes of tests, and
-in those that they fork or spawn unless these are killed. A process counts by what it wrote when it ended. What needs vLLM, a GPU,
-a browser or Docker counts only where these are there. `make coverage MARKS='$(ALL_MARKS) and slow' ADD=1` adds what
-`make test-slow` runs to what was measured before, and `NAME="make test-all"` keeps the figures for this page.
+COVERAGE = """Executed lines and branches of `services` and `shared`, by package, measured by `make coverage`: test processes and those that
+they fork or spawn, unless these are killed. Code for vLLM, a GPU, a browser or Docker counts only if these are installed.
+`make coverage MARKS='$(ALL_MARKS) and slow' ADD=1` adds `make test-slow` to an earlier measurement;
+`NAME="make test-all"` stores the figures for this page.
 """
-KEPT = """Of these each run tries some parameters, all come by night:
+KEPT = """By day these tests run with the listed parameters only, at night with all:
 
 | test | by day |
 |---|---|"""
@@ -51,7 +51,7 @@ def page() -> str:
     systems = slow.table()
     ways = [f"| {way} | {_short(test)} |" for way, test in systems.paths.items()]
     ways = ["## Systems in `make test`", "", WAYS.format(", ".join(map(_place, systems.short))), *ways, ""]
-    head = ["## By night only", "", "| test | why | held each time by |", "|---|---|---|"]
+    head = ["## By night only", "", "| test | reason | covered by day by |", "|---|---|---|"]
     return "\n".join([HEAD, *ways, *_coverage(), *head, *rows, "", "## Fewer values by day", "", KEPT, *kept, ""])
 
 
@@ -59,7 +59,7 @@ def _coverage() -> list[str]:
     """The figures of coverage that were kept, a table for each run."""
     kept = covered.kept()
     tables = [
-        [f"{name}, {run['date']}:", "", "| room | lines | branches |", "|---|---|---|"]
+        [f"{name}, {run['date']}:", "", "| package | lines | branches |", "|---|---|---|"]
         + [
             f"| {room if room == 'all' else _code(room)} | {covered.row(counts)} |"
             for room, counts in run["rooms"].items()

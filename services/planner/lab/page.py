@@ -1,6 +1,7 @@
 """docs/lab.md from results."""
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 
 from services.planner.lab.experiment import Experiment, PaperClaim, Table, Value
 from services.planner.lab.registry import EXPERIMENTS, PAPERS
@@ -8,25 +9,24 @@ from services.planner.lab.results import LabResult, plot_name
 
 _HEAD = """# The lab
 
-Omnibus rests on four papers. `omnibus lab` repeats their headline experiments and prints the paper's figure beside
-ours, also where ours is another one. This page is what `make lab` has written.
+Omnibus builds on four papers. `omnibus lab` repeats their main experiments and prints each paper's figure beside
+ours, also if they differ. `make lab` generates this page.
 
 ```sh
 omnibus lab                  # the experiments
 omnibus lab routing          # one of them: conditions, figures, tables
-make lab                     # run what the code has changed for, and write this page again
+make lab                     # rerun experiments whose code changed, and write this page again
 ```
 
-**How it is measured.** No GPU and no clock: all experiments run in virtual time, on the simulator that the planner asks
-before it promises a plan ([whatif.md](whatif.md)). Its executors are devices of the `sim` engine, with the schedule
-that computing executors have; its router follows the rules of gateways. Engines take times that follow from what a
-paper prints, or, where a paper prints none, from the size of the model and the GPU; each experiment says which. So
-ratios between deployments can be compared with a paper's, seconds only where they follow from its own figures. The same
-question has the same answer on every machine. Each result has the digest of the code that it was measured with
-(`services/planner/lab/digest.py`); a test refuses a page that is older than its code.
+**Method.** All experiments run in virtual time, without a GPU, on the planner's simulator ([whatif.md](whatif.md)).
+It has the scheduling of real executors and the routing of gateways. Durations follow from figures of the paper, or,
+without any, from the size of model and GPU; each experiment says which. Compare ratios between deployments with a
+paper's, and seconds only if they follow from the paper's own figures. Results are the same on every machine. Each
+result has a digest of the code that it measured (`services/planner/lab/digest.py`); a test rejects a page older than
+its code.
 
-**Plans** are the planner's: it measures a profile of the virtual engines, solves, simulates and corrects, as it does in
-operation. **Baselines** are policies of the same planner (`planned.policy`, [planner.md](planner.md#baselines)).
+**Plans** are made as in operation: the planner profiles the virtual engines, solves, simulates and corrects.
+**Baselines** are policies of the same planner (`planned.policy`, [planner.md](planner.md#baselines)).
 """
 
 
@@ -35,9 +35,11 @@ def write_page(results: Mapping[str, LabResult]) -> str:
     lines = [_HEAD, *_overview(results)]
     for paper, title in PAPERS.items():
         mine = [each for each in EXPERIMENTS.values() if each.paper == paper and each.name in results]
+        shared = _shared_conditions([results[each.name] for each in mine])
         lines += ["", f"## {title}", ""] if mine else []
+        lines += _shared_lines(shared) if shared else []
         for experiment in mine:
-            lines += [*_experiment_lines(experiment, results[experiment.name]), ""]
+            lines += [*_experiment_lines(experiment, results[experiment.name], shared), ""]
     missing = [f"`{name}` ({each.figures})" for name, each in EXPERIMENTS.items() if name not in results]
     lines += ["", "## Not measured yet", "", f"`make lab` runs them: {', '.join(missing)}."] if missing else []
     return "\n".join(lines).rstrip() + "\n"
@@ -52,11 +54,26 @@ def _overview(results: Mapping[str, LabResult]) -> Iterator[str]:
             yield f"| [{name}](#{_anchor(experiment)}) | {experiment.figures} | {_claim_cells(claim)} |"
 
 
-def _experiment_lines(experiment: Experiment, result: LabResult) -> Iterator[str]:
+def _shared_conditions(results: Sequence[LabResult]) -> tuple[str, ...]:
+    """Conditions of several experiments of a paper, in the order of their first use."""
+    uses = Counter(condition for result in results for condition in result.findings.conditions)
+    return tuple(condition for condition, count in uses.items() if count > 1)
+
+
+def _shared_lines(shared: Sequence[str]) -> Iterator[str]:
+    yield "Conditions of several experiments:"
+    yield ""
+    yield from (f"{number}. {condition}" for number, condition in enumerate(shared, 1))
+    yield ""
+
+
+def _experiment_lines(experiment: Experiment, result: LabResult, shared: Sequence[str]) -> Iterator[str]:
     found = result.findings
+    numbers = [str(shared.index(condition) + 1) for condition in found.conditions if condition in shared]
     yield f"### {_heading(experiment)}"
     yield ""
-    yield from (f"- {condition}" for condition in found.conditions)
+    yield from [f"- Conditions {', '.join(numbers)} above"] if numbers else []
+    yield from (f"- {condition}" for condition in found.conditions if condition not in shared)
     yield ""
     yield "| | paper | ours |"
     yield "|---|---|---|"
