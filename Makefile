@@ -134,7 +134,7 @@ fmt: $(VENV)/.dev ## Format the code and apply safe fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-cells: $(VENV)/.dev ## Write the tables of docs/engines.md and README.md: what tests say is equal
+cells: $(VENV)/.dev ## Write the tables of docs/engines.md and docs/models.md: what tests say is equal
 	$(BIN)/python -m tests.cells
 
 bench: $(VENV)/.dev ## Measure, into bench-results.json (ONLY=words picks by name, ONLY=processes shows processes)

@@ -4,7 +4,7 @@ A test of equality says its cell by ``@pytest.mark.cell("transformers", "qwen2_5
 what is equal. The shape is the test's parameter ``shape``, so that it is the one that the test runs; a test
 without that parameter says ``shape=``, one or several.
 
-``python -m tests.cells`` writes the table into ``docs/engines.md``, and that of ``tests.families`` into ``README.md``.
+``python -m tests.cells`` writes the table into ``docs/engines.md``, and that of ``tests.families`` into ``docs/models.md``.
 """
 
 import contextlib
@@ -115,11 +115,11 @@ def _order(cell: tuple[str, str, str]) -> tuple[str, str, int, str]:
     return engine, family, shape.count(">"), shape
 
 
-def main(docs: Path = DOCS, readme: Path = families.README) -> None:
+def main(docs: Path = DOCS, models: Path = families.PAGE) -> None:
     """Write both tables."""
     claims = collected()
     write(docs, claims)
-    families.write(readme, (claim[:3] for claim in claims))
+    families.write(models, (claim[:3] for claim in claims))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The table of model families in the README: what the catalogue says of each, and in which shapes tests compare it.
+"""The table of model families in docs/models.md: what the catalogue says of each, and in which shapes tests compare it.
 
 ``python -m tests.cells`` writes it.
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 from omnibus.families import catalog
 from omnibus.families.specs import ABSENT, KNOWN
 
-README = Path(__file__).parents[1] / "README.md"
+PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 BEGIN, END = "<!-- families: python -m tests.cells -->\n", "<!-- end of families -->\n"
 ENGINES = ("transformers", "vllm")
 

@@ -15,7 +15,7 @@ pytest_plugins = "pytester"
 
 
 #: The pages with tables.
-PAGES = (cells.DOCS, families.README)
+PAGES = (cells.DOCS, families.PAGE)
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +36,8 @@ def test_the_tables_are_what_the_tests_claim(page: Path, written: dict[Path, str
     assert page.read_text() == written[page], "run `make cells`"
 
 
-def test_the_readme_has_a_row_for_each_family_as_the_docs_say_it():
-    table = families.README.read_text().split(families.BEGIN)[1].split(families.END)[0]
+def test_the_models_page_has_a_row_for_each_family_of_the_table_of_engines():
+    table = families.PAGE.read_text().split(families.BEGIN)[1].split(families.END)[0]
 
     assert table == families.table((engine, family, shape) for engine, family, shape, *_ in rows()), "run `make cells`"
 

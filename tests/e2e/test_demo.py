@@ -5,6 +5,7 @@ import re
 import subprocess
 import wave
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,6 +54,26 @@ def test_the_demo_names_and_speaks_what_it_is_shown_draws_what_it_is_told_and_sh
         # A bar, then how long each phase took and when it ended.
         assert re.search(rf"^ +\[\d\] {component} +\|.*█.*\|( +[\d.]+| +-){{6}}$", done.stdout, re.MULTILINE)
     assert "status  done" in done.stdout
+    check_readme(done.stdout.replace(f"{tmp_path}{os.sep}", ""), np.asarray(Image.open(tmp_path / "answer.png")))
+
+
+def check_readme(printed: str, generated: Any) -> None:
+    """The README shows lines of this output, except for its times, and the images of this run."""
+    readme = (ROOT / "README.md").read_text()
+    (shown,) = re.findall(r"^```text\n(.*?)^```$", readme, re.DOTALL | re.MULTILINE)
+    lines = iter(mask_times(printed).splitlines())
+    assert [line for line in mask_times(shown).splitlines() if line not in lines] == []  # in this order
+    described = re.findall(r"!\[([^]]+)\]\((docs/assets/demo-\w+\.png)\)", readme)
+    assert len(described) == 2
+    for caption, path in described:
+        image = np.asarray(Image.open(ROOT / path).convert("RGB"))[1::3, 1::3]  # three times the size
+        assert image_oracle.recognize_scene(image) == scenes.scene_of_caption(caption)
+        assert caption in printed
+    assert np.abs(image.astype(int) - generated[..., :3]).mean() < 2
+
+
+def mask_times(text: str) -> str:
+    return re.sub(r"\d+\.\d+ s", "N s", text)
 
 
 def test_the_demo_takes_a_picture_and_a_question_of_ones_own(tmp_path: Path):

@@ -21,7 +21,6 @@ from tests.paths.table import PATHS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
-MODELS = [".venv/bin/omnibus models list", ".venv/bin/omnibus models show qwen2_5_omni"]
 README = (ROOT / "README.md").read_text()
 
 
@@ -74,27 +73,12 @@ def test_every_link_leads_somewhere() -> None:
     assert [link for link in links if not (ROOT / link).exists()] == []
 
 
-def section(heading: str) -> str:
-    """A section's text, from its heading to the next one."""
-    return README[README.index(f"\n## {heading}\n") + 1 :].split("\n## ", 1)[0]
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 150
 
 
-def test_a_model_of_ones_own_fits_on_a_screen_and_is_the_example() -> None:
-    whole = section("Write your own model")
-    example = (ROOT / "examples" / "shout.py").read_text()
-
-    (shown,) = re.findall(r"^```py\n(.*?)^```$", whole, re.DOTALL | re.MULTILINE)
-    assert "examples/shout.py" in whole
-    assert bare(shown) == bare(example)[-len(bare(shown)) :]
-    left = bare(example)[: -len(bare(shown))]
-    assert [line for line in left if not line.startswith(("from ", '"""'))] == []
-    assert len(whole.partition("app run")[0].splitlines()) <= 45
-
-
-def bare(code: str) -> list[str]:
-    """The lines of ``code`` without blank ones, comments and indentation."""
-    lines = [re.sub(r"\s+# .*", "", line).strip() for line in code.splitlines()]
-    return [line for line in lines if line]
+def test_an_example_of_a_model_fits_on_a_screen() -> None:
+    assert len((ROOT / "examples" / "shout.py").read_text().splitlines()) <= 50
 
 
 @pytest.mark.parametrize("example", ["shout", "arena"])
@@ -112,9 +96,10 @@ def test_the_commands_beside_the_examples_work(example: str) -> None:
         }  # fmt: skip
 
 
-@pytest.mark.parametrize("command", MODELS)
+@pytest.mark.parametrize("command", ["omnibus models list", "omnibus models show qwen2_5_omni"])
 def test_families_are_listed_and_shown(command: str) -> None:
-    assert "vision" in run(here(command), ROOT)
+    assert f"\n{command} " in (ROOT / "docs" / "models.md").read_text()
+    assert "vision" in run(here(f".venv/bin/{command}"), ROOT)
 
 
 def test_no_command_is_left_out() -> None:
@@ -123,9 +108,9 @@ def test_no_command_is_left_out() -> None:
     walked |= {path.system.text for path in PATHS if path.system is not None}
     watching = ".venv/bin/omnibus tail"  # it goes on until Ctrl-C
 
-    left = [command for command in commands() if command not in walked | {*MODELS} and not command.startswith("make ")]
+    left = [command for command in commands() if command not in walked and not command.startswith("make ")]
 
-    assert left == ["curl http://127.0.0.1:8000/readyz", watching]
+    assert left == [watching]
 
 
 def test_the_demo_answers_in_text_and_speech_and_leaves_nothing_running(tmp_path: Path) -> None:
@@ -173,7 +158,6 @@ async def test_the_commands_against_a_running_system_work(tmp_path: Path) -> Non
         seen = [run(f"{look} --nats {stack.nats.url}", ROOT) for look in looks]
 
     assert answers[0]["choices"][0]["message"]["content"] == "two red circles on blue"
-    assert answers[1]["ready"] is True
     assert said.startswith("a green square on white ")
     assert int(said.split()[-1]) > 100
     assert "status  done" in seen[0]

@@ -1,27 +1,93 @@
 """The page of first steps, from the paths and what they took."""
 
-from tests.paths.measured import format_table, read_measured
-from tests.paths.table import APP
+from pathlib import Path
 
+from tests.paths.measured import format_table, read_measured
+from tests.paths.table import APP, ASK
+
+EXAMPLE = (Path(__file__).parents[2] / "examples" / "shout.py").read_text()
 HEAD = f"""# First steps
 
-Five ways from a clone that is installed to something that works, with nothing running before. Every command is run by
-`python -m tests.paths`, which writes this page, and what it prints is held against what is right: the answer, a replay
-that is identical, a plan that uses all GPUs. So does each run of the tests, whose report ends with the seconds there.
-`omnibus up` stays in the foreground, so the others need a second terminal (or
-`--detach`); `omnibus` is `.venv/bin/omnibus`, and `ID` is the id of the answer after `chatcmpl-`.
+Try five things on your machine after `make demo` has installed Omnibus. Keep `omnibus up` running in one terminal, and use
+another one for the other commands. `omnibus` is `.venv/bin/omnibus`. Stop `omnibus up` with Ctrl-C; with `--detach` it
+runs in the background, and `omnibus ps`, `logs` and `down` manage it.
 
-The app of your own is `my_app.py`, in the directory in which the system was started:
+## Get an answer
+
+```sh
+.venv/bin/omnibus up
+```
+
+```sh
+{ASK}
+```
+
+The answer is `two red circles on blue`.
+
+## Write an app
+
+An app is a Python function that calls models. Save this as `my_app.py` in the directory where you started the system:
 
 ```python
 {APP.rstrip()}
 ```
 
-The graph of your own is [`examples/shout.py`](../examples/shout.py); [apps.md](apps.md) says how both are written.
+```sh
+omnibus app register my_app.py
+omnibus app invoke my_app '"a green square on white"'
+```
+
+The app prints `A GREEN SQUARE ON WHITE`. [Writing models and apps](apps.md) has the details.
+
+## Write a graph
+
+A model is a graph of components. [`examples/shout.py`](../examples/shout.py) defines two components with engines of their
+own, connects them, and serves the result as an app:
+
+<!-- examples/shout.py -->
+```py
+{EXAMPLE.rstrip()}
+```
+
+One command starts the services and an executor for each component, sends a request, and stops everything:
+
+```sh
+.venv/bin/omnibus app run examples/shout.py '{{"text": "hello out there"}}'
+```
+
+## Replay a request
+
+Start `omnibus up` again and send the request of the first step. `ID` is the `id` in its response without `chatcmpl-`, or
+the header `x-request-id`:
+
+```sh
+.venv/bin/omnibus show ID
+.venv/bin/omnibus replay ID
+```
+
+`show` prints the graph, the route and a waterfall. `replay` runs the request again and prints
+`identical to the recorded answer`.
+
+## Plan 16 GPUs
+
+The planner decides which components share a GPU, and how many of each run. Try it with 16 simulated GPUs:
+
+```sh
+.venv/bin/omnibus up --models examples/simulated/models.json
+.venv/bin/omnibus plan show
+.venv/bin/omnibus top
+```
+
+`plan show` prints the plan with its reasons, and `top` the live load. To plan for your own model, measure it with
+`omnibus profile` ([profiling](profiling.md), [planner](planner.md)).
+
+## Time
+
+`python -m tests.paths` runs these commands, checks their output and measures them. The time of `omnibus up` ends when
+everything serves.
 """
 
 
 def page() -> str:
     measured = read_measured()
-    told = f"Measured on {measured.machine}. Seconds of `omnibus up` end when everything serves."
-    return "\n".join([HEAD, told, "", format_table(measured), ""])
+    return "\n".join([HEAD, f"Measured on {measured.machine}:", "", format_table(measured), ""])

@@ -76,7 +76,7 @@ PATHS = (
             Command(
                 """.venv/bin/omnibus app run examples/shout.py '{"text": "hello out there"}'""",
                 "^HELLO OUT THERE! HELLO OUT THERE! $",
-                "README.md",
+                "docs/first-steps.md",
             ),
         ),
     ),
@@ -93,8 +93,8 @@ PATHS = (
     Path(
         "plan",
         "a plan for 16 simulated GPUs",
-        Command(PLANNED, "is up", "README.md"),
-        (Command(".venv/bin/omnibus plan show", "H100 16 of 16", "README.md"),),
-        beyond=(Command(".venv/bin/omnibus top", "omni/Th", "README.md", "--once"),),
+        Command(PLANNED, "is up", "docs/first-steps.md"),
+        (Command(".venv/bin/omnibus plan show", "H100 16 of 16", "docs/first-steps.md"),),
+        beyond=(Command(".venv/bin/omnibus top", "omni/Th", "docs/first-steps.md", "--once"),),
     ),
 )

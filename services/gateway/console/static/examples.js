@@ -1,5 +1,5 @@
 // Questions to begin with, with a picture and a sound that are made here. The small world that ships with Omnibus
-// understands all of them (docs/world.md); other models say what they make of them.
+// understands all of them (docs/models.md); other models say what they make of them.
 
 import { h } from "./dom.js";
 import { wav } from "./sound.js";
