@@ -14,15 +14,19 @@ import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
+
+import msgspec
 
 from tools.prose_rules import WORD, Hit, Text, bad_summaries, idioms, long_sentences, sentences
 from tools.prose_texts import Source, read_file
 
 ROOT = Path(__file__).parents[1]
 LIMITS = Path(__file__).with_name("prose.toml")
+CACHE = ROOT / "build/prose.json"
 TREES = ("services", "shared", "tests", "tools", "examples")
 _CHECKS: dict[str, Callable[[Text], list[Hit]]] = {
     "idioms": idioms, "sentences": long_sentences, "summaries": bad_summaries,
@@ -45,8 +49,16 @@ class Report(NamedTuple):
 
     file: str
     hits: dict[str, list[Hit]]
-    sizes: Counter[str]
+    sizes: dict[str, int]
     classes: list[tuple[int, str]]
+
+
+class Cached(NamedTuple):
+    """The report of a file that had this size and time of change in nanoseconds."""
+
+    size: int
+    changed: int
+    report: Report
 
 
 class Excess(NamedTuple):
@@ -163,12 +175,31 @@ def list_files(root: Path) -> list[str]:
     return [path.relative_to(root).as_posix() for path in [*pages, *sources] if path.exists()]
 
 
-def read_reports(root: Path, files: list[str]) -> list[Report]:
-    """Read ``files`` in as many processes as there are cores, as parsing them takes most of the time."""
-    with ProcessPoolExecutor(os.cpu_count(), initializer=gc.disable) as pool:
-        reports = list(pool.map(partial(_read_report, root), files, chunksize=50))
+def read_reports(root: Path, files: list[str], cache: Path) -> list[Report]:
+    """Read ``files`` in as many processes as there are cores; those that have not changed come from ``cache``."""
+    rules = max(path.stat().st_mtime_ns for path in Path(__file__).parent.glob("prose*.py"))
+    entries = _read_cache(cache) if cache.exists() and cache.stat().st_mtime_ns > rules else {}
+    stats = {file: (root / file).stat() for file in files}
+    stale = [file for file in files if _stamp(stats[file]) != (entries[file][:2] if file in entries else None)]
+    if stale:
+        with ProcessPoolExecutor(os.cpu_count(), initializer=gc.disable) as pool:
+            fresh = pool.map(partial(_read_report, root), stale, chunksize=50)
+            entries.update({each.file: Cached(*_stamp(stats[each.file]), each) for each in fresh})
+        cache.parent.mkdir(exist_ok=True)
+        cache.write_bytes(msgspec.json.encode(entries))
+    reports = [entries[file].report for file in files]
     add_shared_classes(reports)
     return reports
+
+
+def _read_cache(cache: Path) -> dict[str, Cached]:
+    with suppress(msgspec.MsgspecError):
+        return msgspec.json.decode(cache.read_bytes(), type=dict[str, Cached])
+    return {}
+
+
+def _stamp(stat: os.stat_result) -> tuple[int, int]:
+    return stat.st_size, stat.st_mtime_ns
 
 
 def _read_report(root: Path, file: str) -> Report:
@@ -182,7 +213,7 @@ def _is_helper(file: str, name: str) -> bool:
 def figures(reports: Iterable[Report]) -> Iterator[str]:
     """Lines that summarise all reports."""
     reports = list(reports)
-    sizes = sum((each.sizes for each in reports), Counter[str]())
+    sizes = sum((Counter(each.sizes) for each in reports), Counter[str]())
     counts = {measure: sum(len(each.hits[measure]) for each in reports) for measure in GOALS}
     for kind, name in (("page", "pages"), ("docstring", "docstrings"), ("message", "messages")):
         words, hits = sizes[f"{kind} words"], sizes[f"{kind} idioms"]
@@ -204,7 +235,7 @@ def _list_hits(paths: list[str]) -> int:
     chosen = [os.path.relpath(Path(path).resolve(), ROOT) for path in paths]
     reports = [
         each
-        for each in read_reports(ROOT, list_files(ROOT))
+        for each in read_reports(ROOT, list_files(ROOT), CACHE)
         if any(each.file == path or each.file.startswith(path + "/") for path in chosen)
     ]
     hits = sorted(hit for each in reports for measure in each.hits.values() for hit in measure)
@@ -223,7 +254,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.file:
         return _list_hits(options.file)
-    reports = read_reports(ROOT, list_files(ROOT))
+    reports = read_reports(ROOT, list_files(ROOT), CACHE)
     print(*figures(reports), sep="\n")
     (counts, sizes), limits = total(reports), read_limits(LIMITS)
     lower = lowered(counts, sizes, limits)

@@ -86,6 +86,20 @@ def test_figures_are_of_pages_docstrings_and_messages(tmp_path: Path):
     assert pages.split() == ["pages", "7", "words", "285.7", "idioms", "in", "1,000", "7.0", "words", "a", "sentence"]
 
 
+def test_a_file_that_has_changed_is_read_again(tmp_path: Path):
+    page, cache = tmp_path / "README.md", tmp_path / "build/cache.json"
+    page.write_text("Somebody sends a picture.\n")
+    before = prose.read_reports(tmp_path, prose.list_files(tmp_path), cache)
+    from_cache = prose.read_reports(tmp_path, ["README.md"], cache)
+    page.write_text("You send an image.\n")
+
+    after = prose.read_reports(tmp_path, ["README.md"], cache)
+
+    assert len(before[0].hits["idioms"]) == 2
+    assert from_cache == before
+    assert after[0].hits["idioms"] == []
+
+
 def test_names_of_tests_are_read_too(tmp_path: Path):
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests/test_a.py").write_text("def send(): ...\n\n\ndef test_sending(): ...\n")
