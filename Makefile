@@ -117,6 +117,7 @@ lint: lint-style lint-types lint-imports ## Check style, types and import rules 
 lint-style: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/python -m tools.prose
 
 lint-types: $(VENV)/.dev
 	$(BIN)/mypy

@@ -1,12 +1,17 @@
-"""``python -m tools.naming``: figures of the names in ``services`` and ``shared``, and those that break a rule."""
+"""``python -m tools.naming``: figures of the names in ``services``, ``shared`` and ``tests``.
+
+Names of ``services`` and ``shared`` that break a rule are listed; those of tests have a ratchet in ``tools.prose``.
+"""
 
 import ast
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+from tools.prose_rules import CLAUSE
 
 ROOT = Path(__file__).parents[1]
 #: Words that say nothing to a reader who does not know this project, as parts of names.
@@ -15,8 +20,6 @@ PRIVATE_WORDS = {
     "tape", "tapes", "reel", "reels", "film", "films", "wish", "wanted", "born", "look", "looks", "looking",
     "nobody", "somebody", "company", "theirs", "ours", "sprout", "nursery", "cradle", "filmer", "painter",
 }  # fmt: skip
-#: Openings of docstrings that begin with neither a noun nor a verb.
-CLAUSE = re.compile(r"(What|Whether|Who|Whom|Whose|Which|Where|When|How|Why|That|As|If|Those|Once|While)\b")
 
 
 class Names(NamedTuple):
@@ -49,16 +52,16 @@ class Names(NamedTuple):
         return [each for each in self.docstrings if CLAUSE.match(each[1])]
 
 
-def read_names(root: Path = ROOT) -> Names:
-    """Collect the definitions of all sources below ``services`` and ``shared`` of ``root``."""
+def read_names(root: Path = ROOT, trees: Iterable[str] = ("services", "shared")) -> Names:
+    """Collect the definitions of all sources below ``trees`` of ``root``; functions that are tests are left out."""
     names = Names([], [], [], [])
-    for path in sorted(path for tree in ("services", "shared") for path in (root / tree).rglob("*.py")):
+    for path in sorted(path for tree in trees for path in (root / tree).rglob("*.py")):
         file = str(path.relative_to(root))
         names.modules.append((file, path.stem))
         for node in ast.walk(ast.parse(path.read_text(), file)):
             if isinstance(node, ast.ClassDef):
                 names.classes.append((file, node.name))
-            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("__"):
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith(("__", "test_")):
                 names.functions.append((file, node.name))
             names.docstrings.extend((file, line) for line in _first_lines(node))
     return names
@@ -73,14 +76,20 @@ def _words(name: str) -> list[str]:
     return [word.lower() for word in re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])", name)]
 
 
+def _print_figures(title: str, names: Names) -> None:
+    count, classes = len(names.functions), len(names.classes)
+    print(f"{title}:")
+    print(f"  functions with a one-word name    {names.one_word_share:6.1%} of {count}")
+    print(f"  classes that share their name     {len(names.shared_classes) / classes:6.1%} of {classes}")
+    print(f"  docstrings that open with a clause {len(names.clauses):4} of {len(names.docstrings)}")
+    print(f"  names with a private word         {len(names.private_names):4}")
+
+
 def main() -> int:
     """Print the figures, then what breaks a rule; the exit code says whether anything does."""
-    names = read_names()
-    count, classes = len(names.functions), len(names.classes)
-    print(f"functions with a one-word name    {names.one_word_share:6.1%} of {count}")
-    print(f"classes that share their name     {len(names.shared_classes) / classes:6.1%} of {classes}")
-    print(f"docstrings that open with a clause {len(names.clauses):4} of {len(names.docstrings)}")
-    print(f"names with a private word         {len(names.private_names):4}")
+    names, tests = read_names(), read_names(trees=("tests",))
+    _print_figures("services and shared", names)
+    _print_figures("tests", tests)
     broken = names.private_names + names.clauses
     for file, text in broken:
         print(f"{file}: {text}")

@@ -1,31 +1,31 @@
 """Every error that Omnibus raises on purpose, as one tree.
 
     OmnibusError
-    ├── Rejected            the request is at fault: HTTP 4xx, never retried
+    ├── Rejected            the request is invalid: HTTP 4xx, never retried
     │   ├── BadRequest        400  malformed JSON, wrong type, wrong value
-    │   ├── BadMedia          400  an image, sound or video that cannot be used
+    │   ├── BadMedia          400  an image, audio or video that cannot be used
     │   ├── ContextTooLong    400  the prompt does not fit the model
     │   ├── Unauthorized      401  no API key, or one that is not valid
-    │   │   └── KeyRevoked    401  the API key of work that was going on was revoked: the work stopped
-    │   ├── CostLimitExceeded 402  it is expected to cost more than its client allows, or nobody knows what
+    │   │   └── KeyRevoked    401  the API key was revoked during the request, which stopped
+    │   ├── CostLimitExceeded 402  the expected cost is over the client's limit, or unknown
     │   ├── Forbidden         403  switched off here; names the setting
     │   ├── NotFound          404  unknown model, invocation or route
-    │   ├── Conflict          409  the name is taken, or somebody else was faster
+    │   ├── Conflict          409  the name is in use, or another request changed it first
     │   ├── TooLarge          413  over a limit in bytes, pixels, seconds or items
-    │   │   ├── LimitReached  413  a tenant stores as much as it may: delete some, or wait until some expires
+    │   │   ├── LimitReached  413  the tenant's storage limit is reached: delete objects, or wait until some expire
     │   │   └── HeadTooLarge  431  a request's headers, in bytes or lines
     │   ├── TooSlow           408  the request did not arrive in time
-    │   ├── ClientClosed      499  the client left before its answer was complete; nobody reads this
-    │   └── BadInput          422  an input that ended executors, refused for a while
+    │   ├── ClientClosed      499  the client disconnected before the response completed
+    │   └── BadInput          422  an input that crashed executors, rejected for a while
     ├── Retryable           another try, or another replica, may succeed
     │   ├── Overloaded        429  no credit left; carries ``retry_after`` in seconds
     │   ├── StageUnavailable  503  no live executor for a stage; names the stage
-    │   ├── GatewayStopping   503  the gateway ends; another one answers, after ``retry_after`` seconds
+    │   ├── GatewayStopping   503  the gateway is stopping; another one answers after ``retry_after`` seconds
     │   ├── ArenaFull         503  the node's shared memory is exhausted
     │   ├── NodeUnreachable   503  the sidecar of a node does not answer, another node or its own; names the node
     │   ├── BusUnavailable    503  NATS cannot be reached
     │   ├── StoreUnavailable  503  Redis or Valkey cannot be reached
-    │   │   └── StoreFull     503  it has reached its ``maxmemory``: it takes nothing new until something is deleted
+    │   │   └── StoreFull     503  the store has reached its ``maxmemory``: writes fail until keys are deleted
     │   ├── StorageFull       507  the disk for media is full
     │   └── HubUnavailable    503  the Hugging Face hub cannot be reached
     └── Fatal               a defect or a broken promise: HTTP 5xx
@@ -34,12 +34,12 @@
         ├── StageFailed       502  an engine failed on this request; names the stage
         ├── DeadlineExceeded  504  the deadline passed before the answer was complete
         ├── SequenceGap       502  a stream lost a chunk
-        ├── CannotContinue    502  a streamed answer came out differently at the gateway that continues it
+        ├── CannotContinue    502  the gateway that continues a stream computed a different answer
         ├── StaleHandle       502  a handle names memory that was freed
         ├── GraphError        500  a composite task drew a graph that cannot run
-        │   ├── PlaceholderError    ``invoke`` looked at a value that does not exist yet
+        │   ├── PlaceholderError    ``invoke`` read a value that does not exist yet
         │   ├── ReplayMismatch      replay left the recorded graph
-        │   ├── SideEffect          ``invoke`` depends on, or changes, what is outside of its request
+        │   ├── SideEffect          ``invoke`` reads or changes state outside its request
         │   └── StreamConsumed      a stream was read twice
         └── ProtocolError     500  a message that this version cannot read
 
@@ -69,7 +69,7 @@ class ProblemDetails(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
 class OmnibusError(Exception):
     """Root of the tree. ``code`` is stable and machine-readable; ``status`` is the HTTP status.
 
-    ``retry_helps``: the same request may succeed a moment later, so clients should send it again by themselves.
+    ``retry_helps``: the same request may succeed a moment later, so clients should retry it.
     """
 
     code: ClassVar[str] = "internal_error"
@@ -174,9 +174,9 @@ class Retryable(OmnibusError):
 
 
 class Overloaded(Retryable):
-    """Admission was refused. ``retry_after`` is in seconds; 0: waiting does not help.
+    """Admission rejected the request. ``retry_after`` is in seconds; 0: a retry does not help.
 
-    By ``reason`` it is counted where it was refused.
+    Metrics count rejections by ``reason``.
     """
 
     code, status, kind = "overloaded", 429, "rate_limit_error"
@@ -320,10 +320,10 @@ def from_problem(problem: ProblemDetails) -> OmnibusError:
 
 
 def clear_tracebacks(error: BaseException) -> None:
-    """Drop the tracebacks of ``error`` and of those that led to it, once it has been answered.
+    """Remove the tracebacks of ``error`` and its causes, after the response.
 
-    A request keeps the error that it failed with, and is known to the frames of the traceback: in such a circle all
-    that they hold, as a body, would stay until the garbage collector comes by, which is seldom in a gateway.
+    A request refers to its error, and frames of the traceback refer to the request. Such a cycle would keep request
+    bodies in memory until the garbage collector runs, which is rare in a gateway.
     """
     before: BaseException | None = error
     while before is not None and before.__traceback__ is not None:
