@@ -15,10 +15,7 @@ WriteLine = Callable[[str], None]
 
 
 class ChildProcess:
-    """A running process in a group of its own: Ctrl-C reaches its parent alone.
-
-    It stays in its parent's session. Linux can share the processors among sessions (``sched_autogroup``), and a gateway
-    in a session of its own may then wait a second for its turn beside busy executors.
+    """A running process in a session of its own: Ctrl-C reaches its parent alone.
 
     ``write_line`` gets each line of its output and of its errors; ``options`` are more of ``subprocess.Popen``.
     Raises ``OSError`` when the program cannot be executed.
@@ -36,7 +33,7 @@ class ChildProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=write_end,
                 stderr=subprocess.STDOUT,
-                process_group=0,
+                start_new_session=True,
                 **options,
             )
         except BaseException:

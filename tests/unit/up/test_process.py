@@ -120,12 +120,3 @@ async def test_a_cancelled_end_leaves_no_process_behind():
 async def test_what_cannot_be_started_is_an_os_error():
     with pytest.raises(OSError, match="nothing"):
         ChildProcess("a test", ("/nothing/here",), print)
-
-
-async def test_it_has_a_group_of_its_own_in_the_session_of_its_parent():
-    child, lines = start(DEAF)
-    await first_line(lines)
-
-    assert (os.getpgid(child.pid), os.getsid(child.pid)) == (child.pid, os.getsid(0))
-    child.kill()
-    await child.wait()
