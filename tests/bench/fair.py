@@ -41,6 +41,8 @@ MODEL, IMAGE_MODEL = "qwen2.5-omni-tiny", "qwen-image-tiny"
 ADMIN, LIGHT = "word-of-the-operator", "light"
 OMNIBUS = str(Path(sys.executable).parent / "omnibus")
 PATIENCE = 150.0
+#: A request is charged when it ends: nothing runs once nothing was charged for as long as the longest one takes.
+_LONGEST_REQUEST_SECONDS = 10.0
 #: Flooding tasks of a tenant end after so many seconds, once they are cancelled.
 _END_SECONDS = 10.0
 
@@ -291,7 +293,7 @@ async def wait_ended(run: Run, tenant: str) -> None:
     before, charged = -1.0, 0.0
     async with asyncio.timeout(PATIENCE):
         while before != charged:
-            await asyncio.sleep(SETTLE_SECONDS)
+            await asyncio.sleep(_LONGEST_REQUEST_SECONDS)
             before, charged = charged, (await read_charges(run)).get(tenant, 0.0)
 
 
