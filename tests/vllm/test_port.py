@@ -85,7 +85,8 @@ async def test_sockets_are_closed_although_the_core_exits_while_it_is_killed(
     await core.stop()
     await asyncio.sleep(0)  # sockets are closed by the loop that reads them
 
-    assert resources.input_socket.closed and resources.output_socket.closed
+    assert resources.input_socket.closed
+    assert resources.output_socket.closed
 
 
 async def answer(core: VllmEngineProcess, generation: Generation) -> list[int]:
