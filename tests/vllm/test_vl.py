@@ -1,6 +1,7 @@
 """A thinker in vLLM under load, with wrong input, without clients, and when its engine dies."""
 
 import asyncio
+import gc
 import signal
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -204,6 +205,10 @@ async def test_one_cancelled_before_its_first_token_harms_nobody(runner: VllmRun
     expected = mixed(6)
     await asyncio.gather(*(run(reference, one) for one in expected))
     assert [one.ids for one in good] == [one.ids for one in expected]
+    # A cancelled task keeps its frames, and with them a request that a thread had just read.
+    doomed.clear()
+    del task
+    gc.collect()
     assert descriptors() == []
 
 
