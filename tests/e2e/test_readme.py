@@ -145,6 +145,7 @@ async def test_the_commands_against_a_running_system_work(tmp_path: Path) -> Non
     async with warm_stack(await tiny_models([*catalog.WORLD]), port=port) as stack:
         asked = [line.replace("127.0.0.1:8000", f"127.0.0.1:{port}") for line in commands() if line.startswith("curl")]
         answers = [json.loads(run(f"{line} -s", ROOT).splitlines()[-1]) for line in asked]
+        ready = json.loads(run(f"curl -s http://127.0.0.1:{port}/readyz", ROOT))
         (example,) = blocks("python")
         script = tmp_path / "example.py"
         script.write_text(example.replace("127.0.0.1:8000", f"127.0.0.1:{port}"))
@@ -158,6 +159,7 @@ async def test_the_commands_against_a_running_system_work(tmp_path: Path) -> Non
         seen = [run(f"{look} --nats {stack.nats.url}", ROOT) for look in looks]
 
     assert answers[0]["choices"][0]["message"]["content"] == "two red circles on blue"
+    assert ready["ready"] is True
     assert said.startswith("a green square on white ")
     assert int(said.split()[-1]) > 100
     assert "status  done" in seen[0]
