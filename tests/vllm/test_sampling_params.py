@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -45,8 +46,8 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def checkpoint(build: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its authors recommend a penalty and a bound."""
-    made = build("qwen3")
+    """Its authors recommend a penalty and a bound. A copy: other modules share the checkpoint as it was built."""
+    made = shutil.copytree(build("qwen3"), tmp_path_factory.mktemp("sampling") / "qwen3")
     path = made / "generation_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "repetition_penalty": 1.3, "max_new_tokens": 16}))
     return made

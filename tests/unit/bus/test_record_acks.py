@@ -1,5 +1,6 @@
 """Records are acknowledged in the background: what JetStream refuses or forgets is sent again, counted and said once."""
 
+import asyncio
 import logging
 import signal
 import subprocess
@@ -13,6 +14,8 @@ import pytest
 
 from omnibus.bus import Delivery, subjects
 from omnibus.bus.nats import NatsBus, acks
+from omnibus.bus.nats import bus as nats_bus
+from omnibus.errors import BusUnavailable
 from omnibus.settings import BusSettings
 from omnibus.up import infra
 from tests.unit.bus.servers import Owned, running
@@ -123,6 +126,28 @@ async def test_a_server_that_is_silent_for_a_while_keeps_each_record_once(
 
     await until(lambda: not waiting._sent)
     assert await bodies(bus) == [b"0", b"1", b"2"]
+
+
+async def test_a_server_that_does_not_answer_in_time_is_asked_again(
+    server: Owned, bus: NatsBus, monkeypatch: pytest.MonkeyPatch
+):
+    bus.publish_record(SUBJECT, b"x", "id")
+    await until(lambda: bus._acks is not None and not bus._acks._sent)
+    monkeypatch.setattr(bus._js, "_timeout", 0.1)
+    assert server._process is not None
+    process = psutil.Process(server._process.pid)
+
+    process.suspend()
+    reading = asyncio.create_task(bodies(bus))
+    await asyncio.sleep(0.5)
+    process.resume()
+    assert await reading == [b"x"]
+
+    monkeypatch.setattr(nats_bus, "READ_TIMEOUT_SECONDS", 0.3)
+    process.suspend()
+    with pytest.raises(BusUnavailable, match=r"was not read within 0\.3 s: try again"):
+        await bodies(bus)
+    process.resume()
 
 
 async def test_the_answer_to_an_earlier_sending_counts_as_well():

@@ -12,6 +12,7 @@ import nats.errors
 import nats.js.errors
 import nats.micro
 from nats.aio.msg import Msg
+from nats.js.api import RawStreamMsg
 from nats.micro.request import Request
 from nats.micro.service import EndpointConfig
 
@@ -252,15 +253,24 @@ class NatsBus:
     async def read_records(self, subject: str, stream: StreamSpec = INVOCATIONS) -> list[Delivery]:
         found: list[Delivery] = []
         sequence = 1
-        while True:
-            try:
-                message = await self._js.get_msg(stream.name, seq=sequence, subject=subject, next=True)
-            except nats.js.errors.NotFoundError:
-                return found
-            except (nats.errors.Error, TimeoutError) as error:
-                raise BusUnavailable(f"cannot read {subject}: {error}") from error
+        while (message := await self._read_message(stream, subject, sequence)) is not None:
             found.append(Delivery(message.subject or subject, message.data or b""))
             sequence = (message.seq or 0) + 1
+        return found
+
+    async def _read_message(self, stream: StreamSpec, subject: str, sequence: int) -> RawStreamMsg | None:
+        """The first message on ``subject`` from ``sequence`` on. A server under load is asked again."""
+        give_up = time.monotonic() + READ_TIMEOUT_SECONDS
+        while True:
+            try:
+                return await self._js.get_msg(stream.name, seq=sequence, subject=subject, next=True)
+            except nats.js.errors.NotFoundError:
+                return None
+            except TimeoutError as error:
+                if time.monotonic() > give_up:
+                    raise BusUnavailable(f"{subject} was not read within {READ_TIMEOUT_SECONDS:g} s: try again") from error
+            except nats.errors.Error as error:
+                raise BusUnavailable(f"cannot read {subject}: {error}") from error
 
     async def append_record(self, stream: StreamSpec, subject: str, data: bytes, id: str, after: int) -> int:
         headers = {"Nats-Msg-Id": id, "Nats-Expected-Last-Subject-Sequence": str(after)}
