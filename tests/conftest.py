@@ -23,6 +23,9 @@ from tests.e2e import docker_engine as docker
 # slower, here and in every process that a test starts.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Tests compute in a session of their own: executors that give way to all others would get what these leave.
+os.environ.setdefault("OMNIBUS_EXECUTOR_NICE", "0")
+
 # Every client would read the trusted certificates anew, 60 ms of CPU; nothing here speaks to strangers.
 http_transports.create_ssl_context = functools.cache(http_transports.create_ssl_context)
 

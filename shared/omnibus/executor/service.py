@@ -19,6 +19,7 @@ from omnibus.executor.settings import ExecutorSettings, VllmSettings
 from omnibus.families import catalog, plugins
 from omnibus.process import run_module
 from omnibus.process.garbage import tune_garbage_collector
+from omnibus.process.priority import lower_priority
 from omnibus.settings import BusSettings, ServiceSettings, SidecarSettings, read_settings
 from omnibus.tensors import waiting
 from omnibus.tensors.client import TensorClient
@@ -99,6 +100,7 @@ class ExecutorService:
         )
         await self._roles.listen(self._bus)
         tune_garbage_collector()
+        await asyncio.to_thread(lower_priority, self.settings.nice)
 
     async def fetch_checkpoint(self) -> None:
         """Download checkpoint and adapters where that is asked for, in a process that may go to the hub: not this."""

@@ -59,6 +59,9 @@ class ExecutorSettings(Settings, frozen=True):
     graphs: bool = True
     #: CPU threads per engine; 0: the library's choice.
     threads: int = 1
+    #: Priority for the CPU, from 0 to 19 as in ``nice(1)``, once it serves. On Linux it applies to the whole session.
+    #: ``omnibus up`` sets 5, so that the gateway answers while executors compute.
+    nice: int = 0
     #: Invocations that may be in flight here before ``busy`` is the answer.
     credits: int = 64
     #: Rows of a batch: slots of an LLM, items of an encoder.

@@ -26,6 +26,7 @@ UNITS = {
     "video_frames": "frames", "threads": "threads", "tensor_parallel": "GPUs", "pipeline_parallel": "groups",
     "head_lines": "lines", "batch": "rows", "adapter_rank": "rows", "adapter_slots": "adapters",
     "links": "connections", "history": "plans", "replicas": "servers", "nats_cores": "cores",
+    "nice": "steps",
 }  # fmt: skip
 #: Parts of the names of fields whose values are secret.
 _SECRET_WORDS = ("password", "secret", "token", "salt", "url")

@@ -15,6 +15,8 @@ from omnibus.up import fork_client
 from omnibus.up.fork_server import can_fork_executors
 
 EXIT_TIMEOUT_SECONDS = 10.0  # seconds that a process may take to end after it has drained
+#: Priority of executors beside the gateway on the same machine, unless the environment sets it.
+_NICE, _NICE_DEFAULT = "OMNIBUS_EXECUTOR_NICE", "5"
 #: What a plan says of an option, whatever all executors are told.
 _OF_OPTIONS = ("OMNIBUS_EXECUTOR_ENGINE", "OMNIBUS_EXECUTOR_BATCH", "OMNIBUS_EXECUTOR_DTYPE")
 
@@ -83,7 +85,9 @@ def _executor_spec(each: DesiredExecutors, replica: int, env: Mapping[str, str],
     own = {name: each.env[name] for name in _OF_OPTIONS if name in each.env}
     if each.gpus > 1 and TENSOR_PARALLEL not in {**os.environ, **env, **each.env}:
         own[TENSOR_PARALLEL] = str(each.tensor_parallel)
-    environment = {**each.env, ID: subjects.subject_token(f"{kind.model}-{kind.option}-{replica}"), **env, **own}
+    nice = os.environ.get(_NICE, _NICE_DEFAULT)
+    id = subjects.subject_token(f"{kind.model}-{kind.option}-{replica}")
+    environment = {_NICE: nice, **each.env, ID: id, **env, **own}
     module = f"services.{each.service}"
     forked = bool(fork_server) and can_fork_executors({**os.environ, **environment})
     named = f"{kind.model}/{kind.option}"

@@ -41,7 +41,8 @@ def test_another_replica_changes_nothing_in_those_that_there_are():
     assert one.items() < three.items()
 
 
-def test_a_process_is_told_who_it_is():
+def test_a_process_is_told_who_it_is(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OMNIBUS_EXECUTOR_NICE", "4")
     options = {"EL": DeploymentOption(("vision", "thinker"), "llm")}
     tasks = {"vision": "encode-m-vision", "thinker": "think-m-thinker"}
     asked = Plan(1, 0, 0.0, {"m": model(options, context=900, tasks=tasks)})
@@ -49,6 +50,7 @@ def test_a_process_is_told_who_it_is():
     assert environment(process_specs(asked, env={})["m/EL"]) == {
         "ID": "m-EL-0", "MODEL": "m", "FAMILY": "f", "CHECKPOINT": "/m", "CONTEXT": "900", "OPTION": "EL",
         "COMPONENTS": "vision,thinker", "TASKS": "encode-m-vision,think-m-thinker", "ORIGIN": asked.models["m"].option_origin("EL"),
+        "NICE": "4",
     }  # fmt: skip
 
 

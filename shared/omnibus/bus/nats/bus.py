@@ -268,7 +268,8 @@ class NatsBus:
                 return None
             except TimeoutError as error:
                 if time.monotonic() > give_up:
-                    raise BusUnavailable(f"{subject} was not read within {READ_TIMEOUT_SECONDS:g} s: try again") from error
+                    within = f"within {READ_TIMEOUT_SECONDS:g} s"
+                    raise BusUnavailable(f"{subject} was not read {within}: try again") from error
             except nats.errors.Error as error:
                 raise BusUnavailable(f"cannot read {subject}: {error}") from error
 

@@ -1,0 +1,65 @@
+"""Executors give way to the processes of a gateway, which have a session of their own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from omnibus.plan import Plan
+from omnibus.process.spec import python_path
+from omnibus.up.executor_specs import process_specs
+from tests.unit.up.house import plan
+
+AUTOGROUP = Path("/proc/self/autogroup")
+#: Prints the priority of a process and of its session as they are afterwards.
+PROGRAM = f"""
+import os
+from omnibus.process.priority import lower_priority
+lower_priority(NICE)
+lower_priority(NICE)
+group = open("{AUTOGROUP}").read() if os.path.exists("{AUTOGROUP}") else f"none nice {{NICE}}"
+print(os.nice(0), group.split()[-1])
+"""
+
+
+def priorities(nice: int) -> tuple[int, int]:
+    """Those of a process and of its session once it has lowered its priority by ``nice``, twice."""
+    program = PROGRAM.replace("NICE", str(nice))
+    ran = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": python_path()},
+        start_new_session=True,
+        capture_output=True,
+        check=True,
+        text=True,
+        timeout=60,
+    )
+    own, group = ran.stdout.split()
+    return int(own), int(group)
+
+
+def test_a_process_and_its_session_give_way():
+    assert priorities(7) == (7, 7)
+
+
+def test_zero_changes_nothing():
+    assert priorities(0) == (os.nice(0), 0)
+
+
+@pytest.fixture
+def asked() -> Plan:
+    return plan(1, L=1)
+
+
+def test_executors_of_a_stack_give_way_unless_the_environment_says_otherwise(
+    asked: Plan, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("OMNIBUS_EXECUTOR_NICE", raising=False)
+    [spec] = process_specs(asked, env={}).values()
+    monkeypatch.setenv("OMNIBUS_EXECUTOR_NICE", "3")
+    [chosen] = process_specs(asked, env={}).values()
+    [given] = process_specs(asked, env={"OMNIBUS_EXECUTOR_NICE": "0"}).values()
+
+    assert [each.env["OMNIBUS_EXECUTOR_NICE"] for each in (spec, chosen, given)] == ["5", "3", "0"]
