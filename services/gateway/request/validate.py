@@ -21,5 +21,5 @@ def validate_segment(segment: Segment, step: int = 0) -> None:
     if not all(0 <= work < _MAX_WORK_TOKENS for work in segment.work) or not all(
         0 <= node < count for node, _ in segment.outputs
     ):
-        raise ProtocolError("a graph's estimates must be tokens, not negative, and its outputs those of its calls")
+        raise ProtocolError("estimates must be tokens, not negative, and outputs must belong to the graph's own calls")
     verify_uses(segment.nodes)

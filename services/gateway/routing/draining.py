@@ -243,7 +243,7 @@ def check_queue_time(executors: Iterable[DrainRate], left: float, queue_seconds:
     if (beyond := max(late, waits)) <= 0:
         return
     if late > 0:
-        reason = f"this one would take {total:.1f} s, including those before it, and it has {left:.1f} s"
+        reason = f"including those before it, this one would take {total:.1f} s, and it has {left:.1f} s"
     else:
         reason = (
             f"the load exceeds the throughput, and this one would queue for {waits + service:.1f} s, "
