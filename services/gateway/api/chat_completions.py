@@ -71,7 +71,7 @@ class ChatRoute(PostRoute):
     ) -> None:
         """Answer ``wanted`` by its ``pinned`` path; with ``continued`` another gateway can continue it.
 
-        ``prices`` contain whether the answer includes its usage, and its maximum price.
+        ``prices`` can request the usage in the answer, and limit its price.
         """
         chat = self._chat
         try:

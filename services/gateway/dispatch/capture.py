@@ -133,7 +133,7 @@ def consumed_outputs(invocation: Invocation) -> Iterator[tuple[int, str]]:
 
 
 def create_captures(invocation: Invocation, tensors: TensorClient, whole: bool) -> dict[tuple[int, str], OutputCapture]:
-    """Create captures of what nodes read of each other; if ``whole``, also of the client's outputs."""
+    """Create captures of outputs between nodes; if ``whole``, also of the client's outputs."""
     keys = [*consumed_outputs(invocation), *(invocation.outputs if whole else ())]
     return {key: OutputCapture(*key, tensors.view, tensors.release) for key in keys}
 

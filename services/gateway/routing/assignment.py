@@ -69,7 +69,7 @@ class PlanScope:
         return Assignment(shape.model, shape.kind, shape.parts, written)
 
     def _assign_shape(self, nodes: Sequence[GraphNode], model: str) -> tuple[Assignment, tuple[tuple[str, str], ...]]:
-        """Return what graphs of this shape share: the parts, and (model, component) for each node."""
+        """Return the parts and the (model, component) per node of this shape."""
         if not nodes:
             raise BadRequest("a graph needs at least one call of a unit task")
         deciders = self._decide_models(nodes, model)

@@ -78,4 +78,4 @@ def _satisfies_pin(path: Path, part: ModelPart, component: str, pin: str, encode
 
 def _raise_no_path(fault: str, paths: Sequence[Path], param: str = "", prefix: str = "") -> list[Path]:
     names = ", ".join(prefix + path.name for path in paths)
-    raise BadRequest(f"{fault}; there is {names}", param=param)
+    raise BadRequest(f"{fault}; choose one of {names}", param=param)

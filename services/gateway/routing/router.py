@@ -131,7 +131,7 @@ class Router:
         models = self._require_scope().plan.models
         if name not in models:
             known = ", ".join(sorted([*models, *self.adapter_bases])) or "none"
-            raise NotFound(f"there is no model {name!r}; there is {known}", param="model")
+            raise NotFound(f"unknown model {name!r} (known: {known})", param="model")
         return models[name]
 
     def base_model(self, name: str) -> str:
