@@ -69,12 +69,12 @@ from services.gateway.videos.service import Videos
 
 log = logging.getLogger(__name__)
 
-#: Seconds that a gateway waits for the plan in force, or for word that there is none, before it opens its port: clients
-#: whose gateway has died take one that can answer.
+#: Seconds that a gateway waits for the plan in force, or for the news that there is none, before it opens its port: a
+#: client whose gateway has died connects to one that can answer.
 PLAN_WAIT_SECONDS = 2.0
-#: Seconds in which a stopping gateway refuses requests that come over open connections, before it closes its port.
+#: Seconds in which a stopping gateway rejects requests on open connections, before it closes its port.
 LINGER_SECONDS = 1.0
-#: Seconds that the connections of a stopping gateway may take to close: last requests, and clients that read slowly.
+#: Seconds that the connections of a stopping gateway may take to close: last requests, and slow readers.
 CLOSE_SECONDS = 5.0
 #: Seconds that a stopping gateway may take to send the last traces.
 TRACE_FLUSH_SECONDS = 2.0
@@ -83,7 +83,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
 class GatewayService:
-    """Wires the gateway together; see ``docs/architecture.md`` for the way of a request."""
+    """Wires the gateway together; see ``docs/architecture.md`` for the path of a request."""
 
     def __init__(self) -> None:
         self._settings = read_settings(GatewaySettings)
@@ -102,7 +102,7 @@ class GatewayService:
         self._server: GatewayServer | None = None
         self._serving: asyncio.Task[None] | None = None
         self._requests = OpenRequests()  # those of the server, once there is one
-        self._closing = AsyncExitStack()  # what shutdown undoes, last things first
+        self._closing = AsyncExitStack()  # callbacks of shutdown, last first
 
     async def startup(self) -> None:
         _reuse_large_buffers()
@@ -137,13 +137,13 @@ class GatewayService:
         await self._open_frontend(bus, runs, chat, tenancy, plans)
 
     async def _create_router(self, gateway: str, bus: NatsBus, node: str) -> Router:
-        """A router that knows executors and nodes from their events."""
+        """Create a router that follows executors and nodes through their events."""
         members, nodes = ExecutorTable(), NodeDirectory()
         await nodes.listen(bus)
         return Router(gateway, members, Nearness(node, members, nodes, self._settings.near))
 
     async def _connect_bus(self, gateway: str) -> tuple[NatsBus, TensorClient]:
-        """To the sidecar and the bus, whose streams are there from now on."""
+        """Connect to the sidecar and the bus, and open the bus's streams."""
         settings, sidecar = read_settings(BusSettings), read_settings(SidecarSettings)
         tensors = await waiting.connect_when_ready(sidecar.socket, f"gateway-{gateway}", sidecar.node_name)
         self._closing.push_async_callback(tensors.close)
@@ -157,7 +157,7 @@ class GatewayService:
     async def _create_requests(
         self, bus: NatsBus, tensors: TensorClient, plans: PlanFollower, tenancy: Tenancy
     ) -> RequestFactory:
-        """All that a request needs between its route and its end."""
+        """Create the components between a request's route and its end."""
         router = plans.router
         settings, limit = self._settings, bus.max_body
         loads = LoadReporter(router, bus, limit)
@@ -228,7 +228,7 @@ class GatewayService:
 
     def _start_server(self, frontend: Frontend) -> None:
         settings = self._settings
-        # Made before the port is open: connections that nobody accepts yet wait, where others would be refused at once.
+        # Built before the port opens: early connections wait in the backlog instead of being refused.
         limits = ConnectionLimits.from_settings(settings)
         self._requests = frontend.requests
         application = tracing.trace_http(frontend.build_application())
@@ -245,7 +245,7 @@ class GatewayService:
         self._requests.begin_stop()
         if self._console is not None:
             await self._console.close()
-        if self._videos is not None:  # others go on with what is being made here
+        if self._videos is not None:  # other gateways continue the videos of this one
             await self._videos.shutdown()
         if self._responses is not None:
             await self._responses.leave_background()
@@ -268,12 +268,12 @@ class GatewayService:
         await self._close_server()
 
     async def _linger_before_close(self) -> None:
-        """Refuse what clients send over connections that they have kept, and that would close under it."""
+        """Reject requests on open connections for a while, before these close."""
         if self._server is not None and self._server.server_state.connections:
             await asyncio.sleep(LINGER_SECONDS)
 
     async def _close_server(self) -> None:
-        """Close the port, and each connection once what was on its way is answered and its last bytes have left."""
+        """Close the port, and each connection after its last answer was sent."""
         if self._server is not None and self._serving is not None:
             self._server.should_exit = True
             await asyncio.wait({self._serving}, timeout=CLOSE_SECONDS)
@@ -304,7 +304,7 @@ def _kept_files(media: MediaStore, files: MadeFiles, videos: Videos) -> dict[str
 
 
 def _reuse_large_buffers() -> None:
-    """Keep freed megabytes: by default glibc returns each to the system, and the next one faults in anew."""
+    """Keep freed megabytes: glibc's default returns them to the system, and reuse faults them in again."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, 32 << 20)

@@ -1,1 +1,1 @@
-"""The OpenAI routes beside chat, one module for each group; their shapes are in ``services.gateway.openai``."""
+"""HTTP routes, one module for each group; their shapes are in ``services.gateway.openai``."""

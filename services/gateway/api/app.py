@@ -1,4 +1,4 @@
-"""HTTP: a FastAPI application, and in front of it what models answer as plain ASGI; chat is the one hot path."""
+"""HTTP application: plain ASGI for the model routes, FastAPI for the others. Chat is the one hot path."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -43,7 +43,7 @@ _NOT_READY_RESPONSES: dict[int | str, dict[str, Any]] = {503: {"description": "S
 
 
 class Frontend:
-    """The HTTP routes of ``table``, and those over a router and dispatcher; with ``apps`` also those of apps."""
+    """HTTP routes of ``table``, and with ``apps`` also those of apps."""
 
     def __init__(
         self,
@@ -65,11 +65,11 @@ class Frontend:
             table.add_apps(apps.chats)
         self._console = console
         self._guarded: ASGIApp | None = None
-        #: What is being answered at the moment.
+        #: Requests that are being answered.
         self.requests = OpenRequests()
 
     def build_application(self) -> ASGIApp:
-        """Everything that this gateway answers."""
+        """Build the ASGI application of this gateway."""
         rest = self._create_fastapi()
         posts = self._table.posts
 
@@ -80,7 +80,7 @@ class Frontend:
             if scope["type"] == "websocket":
                 return self._table.open_socket(scope, receive, send)
             if scope["type"] == "http" and not scope["path"].isprintable():
-                # A route's pattern would match in front of a line's end, so the path names something else.
+                # A route's pattern would match before a line's end, so the path names something else.
                 return send_error(send, NotFound("there is nothing at this path"))
             if self._apps is not None and scope["type"] == "http" and (name := called_app(scope)):
                 return self._apps.invoke(name, scope, receive, send)
@@ -92,7 +92,7 @@ class Frontend:
         return allow_origins(self.requests.track_requests(guarded), self._settings)
 
     def create_direct_route(self) -> DirectRoute | None:
-        """The route of plain chats past ``build_application``; None where each request is to show a key."""
+        """Return the route of plain chats past the application; None if keys are required."""
         allows = self._guarded.allows if isinstance(self._guarded, SameOriginMiddleware) else None
         if self._guard is not None and allows is None:
             return None
@@ -100,7 +100,7 @@ class Frontend:
         return DirectChatRoute(self._table.runs, self._table.chat, self.requests, allows, chats)
 
     def _with_body_budget(self, application: ASGIApp) -> ASGIApp:
-        """``application`` with the bytes of bodies counted until they are answered."""
+        """Return ``application`` with request bodies counted until they are answered."""
         budget = body_budget.BodyBudget(self._settings)
 
         async def count_body(scope: Scope, receive: Receive, send: Send) -> None:
@@ -161,11 +161,11 @@ class Frontend:
         return {"version": __version__, "epoch": self._router.plan.epoch if self._router.plan else 0}
 
     async def readyz(self) -> JSONResponse:
-        """200 when every stage of every model can make progress, else 503 naming those that cannot."""
+        """Report whether every stage of every model can make progress: 200, or 503 with those that cannot."""
         plan = self._router.plan
         missing: dict[str, dict[str, str]] = {}
         for name, model in plan.models.items() if plan is not None else ():
-            if model.apps:  # what one app brings must not stop all others
+            if model.apps:  # one app's model must not make the gateway unready
                 continue
             stages = self._router.stage_states(name)
             bad = {part: stages.get(part, "no executor") for part in model.components if stages.get(part) != "ok"}

@@ -1,4 +1,4 @@
-"""``/v1/batches``: files of requests that are answered at leisure."""
+"""``/v1/batches``: files of requests that are answered in the background."""
 
 from fastapi import FastAPI
 from starlette.requests import Request

@@ -30,7 +30,7 @@ _DIALECT = vllm_omni.HEADER.encode()
 
 
 class ChatRoute(PostRoute):
-    """Answers chat requests; ``draw`` answers those that want pictures, ``translate`` reads those in other dialects."""
+    """Answers chats; ``draw`` handles those that request images, ``translate`` other dialects."""
 
     reads_prices = True
 
@@ -41,7 +41,7 @@ class ChatRoute(PostRoute):
         self._chat = chat
         self._draw = draw
         self._translate = translate
-        #: Those of apps too, once there are any: their models are registered while others run.
+        #: The chats of apps as well, once there are any: their models are registered at run time.
         self.chats: Chat | AppChats = chat
 
     def handle_request(self, asked: PostRequest, sending: ResponseWriter) -> Awaitable[None]:
@@ -69,9 +69,9 @@ class ChatRoute(PostRoute):
         continued: ResumableStream | None,
         prices: PriceOptions = NO_PRICES,
     ) -> None:
-        """Answer ``wanted`` by the path that it is ``pinned`` to; with ``continued`` others can go on with it.
+        """Answer ``wanted`` by its ``pinned`` path; with ``continued`` another gateway can continue it.
 
-        ``prices`` say whether the answer tells what it took, and what it may cost.
+        ``prices`` can request the usage in the answer, and limit its price.
         """
         chat = self._chat
         try:
@@ -103,7 +103,7 @@ class ChatRoute(PostRoute):
         self, run: ClientRequest, wanted: ChatRequest, sending: ResponseWriter, meter: UsageMeter | None
     ) -> None:
         if not run.model:
-            raise BadRequest(f"{wanted.model} is an app, and answers once: leave n out", param="n")
+            raise BadRequest(f"{wanted.model} is an app and supports one choice: omit n", param="n")
         got = run.answer = ChoicesAccumulator(wanted.model, run.created, wanted.choice_count)
         async with run_to_end(run):
             outputs = await self._chat.begin_choices(run, await self._chat.prepare_request(run, wanted))
@@ -115,7 +115,7 @@ class ChatRoute(PostRoute):
 
 
 class ResumeRoute(PostRoute):
-    """Continues a streamed answer after the event that its client had last."""
+    """Continues a streamed answer after the last event that its client received."""
 
     def __init__(self, settings: GatewaySettings, chat: Chat, route: ChatRoute) -> None:
         super().__init__(settings)
@@ -124,7 +124,7 @@ class ResumeRoute(PostRoute):
 
     async def handle_request(self, asked: PostRequest, sending: ResponseWriter) -> None:
         if self._continuations is None:
-            raise NotFound("streamed answers are not continued here")
+            raise NotFound("this gateway does not continue streamed answers")
         last = asked.headers.get(b"last-event-id", b"").decode("latin-1")
         continued, record = await self._continuations.adopt_stream(asked.scope["path_params"]["token"], last)
         wanted = msgspec.structs.replace(parse_chat(record.body), seed=record.seed)

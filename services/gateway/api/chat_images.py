@@ -1,8 +1,8 @@
-"""Chats that want pictures: ``modalities`` with ``image``, as other open servers have it.
+"""Chats that request images: ``modalities`` with ``image``, as in other open servers.
 
-What users and systems say is the prompt, message by message, and their pictures are what a model that edits goes by:
-such a model remembers nothing, so answers before are left out. The answer has ``images`` beside its ``content``, which
-stays empty: a model that makes pictures writes none. A stream brings them all at once.
+The prompt consists of the texts of user and system messages, and their images are the input of a model that edits. Such
+a model has no memory, so earlier answers are dropped. The answer has ``images`` next to its ``content``, which stays
+empty: image models write no text. A stream sends all images at once.
 """
 
 import base64
@@ -43,7 +43,7 @@ _CLIENT_PARAM_NAMES = {
 
 
 class ImageChatRoute:
-    """Answers chats with pictures."""
+    """Answers chats with images."""
 
     def __init__(self, settings: GatewaySettings, chat: Chat, painters: ImageTasks, files: MadeFiles) -> None:
         self._settings = settings
@@ -52,7 +52,7 @@ class ImageChatRoute:
         self._files = files
 
     async def answer_chat(self, request: ChatRequest, asked: PostRequest, sending: ResponseWriter) -> None:
-        """Answer ``request``, which is what was ``asked``. Raises ``OmnibusError``."""
+        """Answer ``request``, which ``asked`` contains. Raises ``OmnibusError``."""
         task = self._painters.get_task(request.model)
         messages, refs = convert_messages(request)
         refs = await self._chat.resolve_files(messages, refs)
@@ -106,12 +106,12 @@ async def _iterate_frames(frames: Iterable[bytes]) -> AsyncIterator[bytes]:
 
 
 def _parse_messages(request: ChatRequest, messages: list[dict[str, Any]], refs: list[MediaRef]) -> str:
-    """The prompt; ``refs`` are the pictures that go with it."""
+    """Return the prompt; ``refs`` are the images that belong to it."""
     if not any(isinstance(message, UserMessage) for message in request.messages):
         raise BadRequest("Image generation needs at least one user message.", param="messages")
     for ref in refs:
         if ref.modality != "image":
-            raise BadRequest(f"Pictures are made of text and pictures, not of {ref.modality}.", param=ref.param)
+            raise BadRequest(f"Image generation accepts text and images, not {ref.modality}.", param=ref.param)
     said = []
     for place, (given, message) in enumerate(zip(request.messages, messages, strict=True)):
         words = _content_text(message["content"])
@@ -123,7 +123,7 @@ def _parse_messages(request: ChatRequest, messages: list[dict[str, Any]], refs: 
             )
     prompt = "\n".join(each for each in said if each.strip())
     if not prompt:
-        raise BadRequest("The messages say nothing of the picture.", param=f"messages[{len(messages) - 1}].content")
+        raise BadRequest("The messages must describe the image.", param=f"messages[{len(messages) - 1}].content")
     return prompt
 
 

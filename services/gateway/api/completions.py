@@ -1,4 +1,4 @@
-"""``POST /v1/completions``: texts that a model goes on with as they stand. Each completion is a request of its own."""
+"""``POST /v1/completions``: raw texts that a model continues, each as a separate request."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -28,22 +28,22 @@ from services.gateway.tasks.output_streams import open_output_streams
 from services.gateway.tasks.prepared_chat import PreparedChat
 from services.gateway.tasks.resolve import rename_params
 
-#: What clients call what a chat calls otherwise.
+#: The names that clients use for parameters of a chat.
 _CLIENT_PARAM_NAMES = {"messages": "prompt"}
 
 
 @dataclass(slots=True)
 class _OpenChoice:
-    """One completion under way: its request, and what has come of it."""
+    """One running completion: its request and the received answer."""
 
     choice: PromptChoice
     run: ClientRequest
     got: AnswerAccumulator
-    told: int = 0  # tokens whose probabilities the client has
-    offset: int = 0  # characters of them
+    told: int = 0  # tokens whose probabilities were sent to the client
+    offset: int = 0  # characters of these tokens
 
     def new_logprobs(self) -> CompletionLogprobs:
-        """The probabilities that have come since they were taken last."""
+        """Return the probabilities that arrived since the last call."""
         fresh = self.got.logprobs[self.told :]
         made = completions.completion_logprobs(fresh, self.offset)
         self.told += len(fresh)
@@ -102,7 +102,7 @@ class CompletionRoute(PostRoute):
         opened: _OpenChoice,
         frames: "asyncio.Queue[tuple[_OpenChoice, str, bool]]",
     ) -> None:
-        """Make one completion; its text goes to ``frames`` as it comes, and then that it is over."""
+        """Generate one completion; puts its text into ``frames``, and finally its end."""
         run, got, prompt = opened.run, opened.got, opened.choice.prompt
         async with run_to_end(run):
             usual = self._chat.usual_sampling(wanted.model)
@@ -144,7 +144,7 @@ def _encode_choice(base: Completion, choice: CompletionChoice) -> bytes:
 
 
 def _base_answer(wanted: CompletionRequest, opened: list[_OpenChoice]) -> Completion:
-    """The answer without its choices."""
+    """Return the answer without its choices."""
     run = opened[0].run
     return Completion(f"cmpl-{run.id}", int(run.created), wanted.model, [])
 

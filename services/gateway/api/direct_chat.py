@@ -1,7 +1,7 @@
-"""Plain chats, answered in the turns of the event loop in which their request and the results come.
+"""Plain chats, answered by event loop callbacks without a task per request.
 
-A chat is and does the same as in ``services.gateway.api.chat_completions``; only how it is awaited differs. Taken are
-plain chats (``services.gateway.openai.plain_chat``) to models whose graph follows from the kind of request.
+A chat behaves as in ``services.gateway.api.chat_completions``, but waits in another way. Eligible are plain chats
+(``services.gateway.openai.plain_chat``) to models whose graph follows from the kind of request.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from services.gateway.tasks.output_streams import open_output_streams
 
 
 class DirectChatRoute(DirectRoute):
-    """Answers plain chats to models of the plan. ``chats`` are those of apps too, which go the general way."""
+    """Answers plain chats to models of the plan. The general route handles ``chats`` of apps."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class DirectChatRoute(DirectRoute):
         return True
 
     def _prepare(self, body: bytes) -> PlainChat | None:
-        """The chat in ``body``; None for one that is not plain, or not right: the general way says what is wrong."""
+        """Return the chat in ``body``; None if invalid or not plain, for the general route."""
         if not self._is_free() or self._runs.room.waiting:
             return None
         try:
@@ -69,7 +69,7 @@ class DirectChatRoute(DirectRoute):
             return None
 
     def _is_free(self) -> bool:
-        """Return whether a request needs to wait for nobody's turn, and nobody follows it."""
+        """Return True if a request needs no turn and no trace."""
         runs = self._runs
         return (
             runs.admission is None
@@ -86,13 +86,13 @@ class DirectChatRoute(DirectRoute):
         )
 
     def _is_plain_stream(self, request: ChatRequest) -> bool:
-        """Return whether nothing promises the stream, and nothing of it takes time to encode."""
+        """Return True for a stream without promises and slow encoding of audio."""
         plain_format = request.audio is None or request.audio.format in UNCOMPRESSED_FORMATS
         return plain_format and self._runs.settings.continue_streams != "always"
 
 
 class DirectChat(DirectResponse):
-    """One chat under way, from its request to the last byte of its answer."""
+    """One running chat, from its request to the last byte."""
 
     def __init__(
         self, route: DirectChatRoute, connection: DirectConnection, plain: PlainChat, run: ClientRequest
@@ -113,10 +113,10 @@ class DirectChat(DirectResponse):
         return self._run.id
 
     def start(self) -> None:
-        """Send the request on its way. What fails is the answer."""
+        """Send the request; a failure becomes the answer."""
         try:
             self._answer: DirectAnswer = self._send_request()
-        except Exception as error:  # noqa: BLE001 the answer says it
+        except Exception as error:  # noqa: BLE001 the answer contains it
             self._fail(error)
             return
         self._deadline = self._loop.call_later(max(0.0, self._run.seconds_left), self._on_deadline)
@@ -144,13 +144,13 @@ class DirectChat(DirectResponse):
         return answer
 
     def _open_whole_answer(self, sent: SentChat) -> WholeAnswer:
-        """An answer that takes items in the turns in which they come: nobody need look at it before a stream ends."""
+        """Return an answer that consumes items on arrival, without wake-ups."""
         answer = WholeAnswer(sent)
 
         def consume_item(name: str, item: Item) -> None:
             try:
                 answer.consume_item(name, item)
-            except Exception as error:  # noqa: BLE001 the answer says it
+            except Exception as error:  # noqa: BLE001 the answer contains it
                 self._fail(error)
 
         for name, stream in self._streams.items():
@@ -158,7 +158,7 @@ class DirectChat(DirectResponse):
         return answer
 
     def schedule(self) -> None:
-        """Something came: look at all that there is, once in this turn of the event loop."""
+        """Handle all arrived items, once in this turn of the event loop."""
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._advance)
@@ -174,7 +174,7 @@ class DirectChat(DirectResponse):
             self._send_ready()
             if self._is_complete():
                 self._finish()
-        except Exception as error:  # noqa: BLE001 the answer says it
+        except Exception as error:  # noqa: BLE001 the answer contains it
             self._fail(error)
 
     def _send_ready(self) -> None:
@@ -184,11 +184,11 @@ class DirectChat(DirectResponse):
             self.send_events(events, self.run_headers)
 
     def _is_complete(self) -> bool:
-        """Return whether all streams have ended, and everything of them was taken. Raises what one ended with."""
+        """Return True if all streams ended and were read. Raises the error of a failed stream."""
         complete = True
         for stream in self._streams.values():
             if stream.ended:
-                stream.take_ready()  # raises, now that all before that was taken
+                stream.take_ready()  # raises once all earlier items were taken
             else:
                 complete = False
         return complete
@@ -196,7 +196,7 @@ class DirectChat(DirectResponse):
     # The end
 
     def _finish(self) -> None:
-        """Send the end of the answer: at once, or when its speech is kept."""
+        """Send the end of the answer: at once, or after storing its speech."""
         audio = self._request.audio if self._request.wants_audio else None
         if audio is None:
             self._send_end()
@@ -212,18 +212,18 @@ class DirectChat(DirectResponse):
             return
         try:
             self._send_end()
-        except Exception as error:  # noqa: BLE001 the answer says it
+        except Exception as error:  # noqa: BLE001 the answer contains it
             self._fail(error)
 
     async def _finish_compressed(self, answer: WholeAnswer) -> None:
         try:
             await answer.store_speech()
             self._send_end()
-        except Exception as error:  # noqa: BLE001 the answer says it
+        except Exception as error:  # noqa: BLE001 the answer contains it
             self._fail(error)
 
     def _send_end(self) -> None:
-        """All of the answer is known: the request ends, and the rest leaves."""
+        """End the request, whose answer is complete, and send the rest."""
         end = self._answer.encode_end()
         self._close_work()
         self._run.end("done")
@@ -268,5 +268,5 @@ class DirectChat(DirectResponse):
         self.send_error(typed)
 
     def run_headers(self) -> Headers:
-        """Headers that say where to look: invocation, path and plan epoch."""
+        """Return headers for tracing: invocation, path and plan epoch."""
         return run_headers(self._run)

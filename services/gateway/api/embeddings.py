@@ -1,4 +1,4 @@
-"""``POST /v1/embeddings``: texts to vectors, by a model that is declared with an ``embedder``."""
+"""``POST /v1/embeddings``: vectors of texts, by a model declared with an ``embedder``."""
 
 import asyncio
 from hashlib import sha256
@@ -25,13 +25,13 @@ from services.gateway.tasks.resolve import TaskCache, create_embedding_task, ren
 
 APP = "embeddings"
 
-#: What clients call the inputs of the task.
+#: The names that clients use for the inputs of the task.
 _CLIENT_PARAM_NAMES = {"text": "input", "messages": "input"}
 _encode = msgspec.json.Encoder().encode
 
 
 class EmbeddingRoute(PostRoute):
-    """Texts to vectors."""
+    """Computes vectors of texts."""
 
     reads_prices = True
 
@@ -60,7 +60,7 @@ class EmbeddingRoute(PostRoute):
         body = _encode(wanted.texts)
         text: Any = msgspec.Raw(body)
         if len(body) > self._limits.item_bytes:
-            raise TooLarge(f"the texts have {len(body)} bytes, {self._limits.item_bytes} are allowed", param="input")
+            raise TooLarge(f"the texts have {len(body)} bytes, the limit is {self._limits.item_bytes}", param="input")
         if len(body) > MAX_INLINE_BYTES:
             runs, found = self._runs, ("text", "application/json", sha256(body).hexdigest())
             text = await place_input(

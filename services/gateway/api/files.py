@@ -1,6 +1,7 @@
-"""``/v1/files``: what clients upload and batches write, each tenant's own; and what clients were given a URL of.
+"""``/v1/files``: uploads, outputs of batches, and generated files with a URL.
 
-Who knows the id of a file that was made for a URL may fetch it. Only the key of its tenant removes it.
+Each tenant has its own files. Any client that has the id of a file with a URL may fetch it. Only its tenant's key may
+delete it.
 """
 
 import time
@@ -32,13 +33,13 @@ from services.gateway.openai.files import (
 )
 from services.gateway.tenancy.tenant import current_tenant
 
-#: Types of files that a browser may show: others it saves.
+#: Types of files that a browser may display; it saves the others.
 _INLINE_TYPES = ("image/", "audio/", "video/")
 _MAX_NAME_CHARS = 255
 
 
 class FileRoutes:
-    """Adds the routes over ``made``, what URLs lead to, and ``files`` of clients to an application."""
+    """Adds the routes of ``made`` and clients' ``files`` to an application."""
 
     def __init__(self, settings: GatewaySettings, made: MadeFiles, files: ClientFiles) -> None:
         self._settings = settings
@@ -69,7 +70,7 @@ class FileRoutes:
         if query.after:
             ids = [each.id for each in known]
             if query.after not in ids:
-                raise BadRequest("There is no file of this id behind which others could be.", param="after")
+                raise BadRequest("Unknown file id: send the id of a listed file.", param="after")
             known = known[ids.index(query.after) + 1 :]
         found = [each for each in known if query.purpose in (None, each.purpose)]
         shown = [file_view(each) for each in found[: query.limit]]
@@ -98,14 +99,14 @@ class FileRoutes:
         return await _content_response(request, id, data, ticket.mime, ticket.expires, _file_name(ticket))
 
     async def _remove_made(self, id: str) -> None:
-        """Remove a file that was made for the client. Raises ``NotFound`` for a file of another tenant."""
+        """Delete a generated file. Raises ``NotFound`` for a file of another tenant."""
         tenant = current_tenant()
         if tenant.name and owner_hash(tenant.name) != (await self._made.get_ticket(id)).owner:
             raise file_not_found_error()
         await self._made.remove(id)
 
     async def _find_own(self, id: str) -> ClientFile | None:
-        """The caller's own file of this id, if it is one."""
+        """Return the caller's own file of this id, if any."""
         if not self._files.is_enabled:
             return None
         try:
@@ -115,7 +116,7 @@ class FileRoutes:
 
 
 def file_view(file: ClientFile) -> FileObject:
-    """A file as clients see it."""
+    """Return a file as clients see it."""
     return FileObject(
         id=file.id,
         bytes=file.nbytes,

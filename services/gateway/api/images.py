@@ -1,7 +1,7 @@
-"""``POST /v1/images/generations`` and ``/v1/images/edits``, and the refusal of ``/v1/images/variations``.
+"""``POST /v1/images/generations`` and ``/v1/images/edits``; rejects ``/v1/images/variations``.
 
-A generation is one graph of the model's composite task: the prompt is encoded once, each picture denoised and decoded
-by itself. Previews of the denoiser are the partial images of a stream.
+A generation is one graph of the model's composite task: the prompt is encoded once, and each image is denoised and
+decoded separately. Previews of the denoiser are the partial images of a stream.
 """
 
 import time
@@ -40,7 +40,7 @@ Kind = Literal["image_generation", "image_edit"]
 
 
 class ImageGenerationRoute(PostRoute):
-    """Pictures of a text."""
+    """Generates images from a text."""
 
     reads_prices = True
 
@@ -62,7 +62,7 @@ class ImageGenerationRoute(PostRoute):
         count: int = 0,
         load: Callable[[], Awaitable[Sequence[InspectedMedia]]] | None = None,
     ) -> None:
-        """Make what is ``wanted``, of the ``count`` pictures that ``load`` gives, and send it."""
+        """Generate and send the ``wanted`` images, from the ``count`` images of ``load``."""
         task = self._painters.get_task(wanted.model)
         sending.model = wanted.model
         check_image_count(wanted.model, task, count)
@@ -142,7 +142,7 @@ class ImageGenerationRoute(PostRoute):
 
 
 class ImageEditRoute(ImageGenerationRoute):
-    """Pictures of a text and of other pictures."""
+    """Generates images from a text and other images."""
 
     def __init__(self, settings: GatewaySettings, painters: ImageTasks, files: MadeFiles, chat: Chat) -> None:
         super().__init__(settings, painters, files)
@@ -158,7 +158,7 @@ class ImageEditRoute(ImageGenerationRoute):
         task = self._painters.get_task(wanted.model)
         for name in ("mask", "markup"):
             if form.files(name):
-                raise BadRequest(f"{wanted.model} changes pictures as a whole: leave the {name} out", param=name)
+                raise BadRequest(f"{wanted.model} edits only whole images: omit the {name}", param=name)
         files = [(part.data, part.mime) for part in form.files("image")]
         if not files:
             raise BadRequest("Missing required parameter: 'image'.", param="image")
@@ -167,7 +167,7 @@ class ImageEditRoute(ImageGenerationRoute):
         await self.send_images(wanted, asked, sending, "image_edit", len(files), load)
 
     async def _edit_named(self, wanted: EditRequest, asked: PostRequest, sending: ResponseWriter) -> None:
-        """Answer an edit of pictures that are not in the request itself."""
+        """Answer an edit whose input images the request refers to."""
         check_image_count(wanted.model, self._painters.get_task(wanted.model), len(wanted.images))
         refs = [
             MediaRef("image", url=each.image_url or "", file_id=each.file_id or "", param=f"images[{index}]")
@@ -177,10 +177,10 @@ class ImageEditRoute(ImageGenerationRoute):
 
 
 class ImageVariationRoute(PostRoute):
-    """Refuses variations, with advice."""
+    """Rejects variations, with advice."""
 
     async def handle_request(self, asked: PostRequest, sending: ResponseWriter) -> None:
-        raise NotFound("variations are not made here: send the picture and a prompt to /v1/images/edits")
+        raise NotFound("variations are not supported: send the image and a prompt to /v1/images/edits")
 
 
 def _format_size(width: int, height: int) -> str:
@@ -188,5 +188,5 @@ def _format_size(width: int, height: int) -> str:
 
 
 def _full_size(preview: np.ndarray) -> tuple[int, int]:
-    """The size of a picture whose size the model chose: a preview has one pixel for 8 x 8."""
+    """Return the size that the model chose for an image: a preview has one pixel for 8 x 8."""
     return preview.shape[1] * 8, preview.shape[0] * 8

@@ -1,4 +1,4 @@
-"""``/v1/invocations``: the recorded ends of requests, for operators: ``services.gateway.replay.history``."""
+"""``/v1/invocations``: recorded ends of requests, for operators. See ``services.gateway.replay.history``."""
 
 import math
 from typing import Any
@@ -16,7 +16,7 @@ from services.gateway.replay.contents import EdgeContents
 from services.gateway.replay.history import MAX_LISTED, History, Query
 
 LIST_PATH, INVOCATION_PATH = "/v1/invocations", "/v1/invocations/{id}"
-#: ``side`` is ``inputs`` or ``outputs`` of a node; ``name`` one of them.
+#: ``side`` is ``inputs`` or ``outputs`` of a node; ``name`` is one of them.
 EDGE_PATH = "/v1/invocations/{id}/steps/{node:int}/{side}/{name}"
 STEPS_PATH = "/v1/invocations/{id}/steps"
 _STATUSES = ("", "running", "done", "failed", "cancelled", "expired")
@@ -56,9 +56,9 @@ class InvocationRoutes:
         id, node, side, name = (request.path_params[key] for key in ("id", "node", "side", "name"))
         read = {"inputs": self._contents.read_input, "outputs": self._contents.read_output}.get(side)
         if read is None:
-            raise NotFound("an edge is one of inputs or outputs of a node")
+            raise NotFound("unknown edge: the path must contain inputs or outputs of a node")
         found = await read(id, node, name)
-        # What users wrote is shown, and never run.
+        # Users' content is displayed, and never executed.
         headers = {"content-security-policy": "sandbox", "x-content-type-options": "nosniff"}
         return Response(found.body, media_type=found.mime, headers=headers)
 
@@ -67,7 +67,7 @@ def _parse_filters(request: Request) -> Query:
     given = parse_query(request, "q", "model", "app", "status", "since", "until", "min_ms", "max_ms", "limit", "before")
     status = given.get("status", "")
     if status not in _STATUSES:
-        raise BadRequest(f"status is one of {', '.join(_STATUSES[1:])}", param="status")
+        raise BadRequest(f"status must be one of {', '.join(_STATUSES[1:])}", param="status")
     until, longest = parse_number(given, "until", 0, 0, 1 << 40), parse_number(given, "max_ms", 0, 0, 1 << 40)
     return Query(
         words=tuple(given.get("q", "").split()),

@@ -1,4 +1,4 @@
-"""``/v1/models``: the models of the plan, and those that apps bring."""
+"""``/v1/models``: the models of the plan, and those of apps."""
 
 import asyncio
 from pathlib import Path
@@ -21,7 +21,7 @@ _OWNED_BY = "omnibus"
 
 
 class ModelRoutes:
-    """Adds the routes over what ``router`` and ``registry`` know to an application."""
+    """Adds the routes for models of ``router`` and ``registry``."""
 
     def __init__(self, router: Router, registry: Registry | None) -> None:
         self._router = router
@@ -29,7 +29,7 @@ class ModelRoutes:
         self._described: tuple[Plan | None, dict[str, ModelObject]] = (None, {})
 
     def add_routes(self, app: FastAPI) -> None:
-        # The names of models may hold slashes, and clients may send them as they are.
+        # Names of models may contain slashes, and clients may send them unescaped.
         routes: dict[str, dict[str, Handler]] = {
             PATH: {"GET": self._list_models},
             f"{PATH}/{{model:path}}": {"GET": self._get_model},
@@ -51,7 +51,7 @@ class ModelRoutes:
         return json_response(found)
 
     def _check_read(self) -> None:
-        """Raise ``StageUnavailable`` while this gateway does not know yet what apps bring."""
+        """Raise ``StageUnavailable`` until this gateway has read the apps."""
         if self._registry is not None:
             self._registry.check_read()
 
@@ -68,7 +68,7 @@ class ModelRoutes:
         return known
 
     async def _planned_models(self) -> dict[str, ModelObject]:
-        """The operator's models, described once for each plan."""
+        """Return the operator's models, described once per plan."""
         plan = self._router.plan
         if plan is not self._described[0]:
             self._described = plan, await asyncio.to_thread(_describe_models, plan) if plan is not None else {}
@@ -82,7 +82,7 @@ def _describe_models(plan: Plan) -> dict[str, ModelObject]:
             continue
         found[name] = base = _describe_model(name, plan)
         for adapter, checkpoint in model.adapters.items():
-            root = checkpoint if is_id(checkpoint) else Path(checkpoint).name  # paths of machines are nobody's business
+            root = checkpoint if is_id(checkpoint) else Path(checkpoint).name  # do not expose paths of machines
             found[adapter] = msgspec.structs.replace(base, id=adapter, root=root, parent=name)
     return found
 

@@ -36,7 +36,7 @@ _REFUSED_QUERY = {
 
 
 class RealtimeRoute:
-    """Takes handshakes; everything else about a session is in ``services.gateway.realtime``."""
+    """Accepts handshakes; ``services.gateway.realtime`` handles the sessions."""
 
     def __init__(self, realtime: Realtime, secrets: ClientSecrets) -> None:
         self._realtime = realtime
@@ -55,7 +55,7 @@ class RealtimeRoute:
                     GATEWAY.realtime_sessions.labels(opened.config.model).inc()
                 await self._realtime.serve(connection, opened, scope.get(KEY_LIMITS))
         except OmnibusError as error:
-            if accepted:  # from then on errors are events, as long as the client takes any
+            if accepted:  # later errors are events, as long as the client reads them
                 log.warning("a realtime session ended: %s", error)
             else:
                 await refuse_request(rejecting_send(scope, send), error)
@@ -65,36 +65,36 @@ class RealtimeRoute:
         query = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
         for name in query:
             if name not in _QUERY:
-                hint = _REFUSED_QUERY.get(name, "it is not known: leave it out")
+                hint = _REFUSED_QUERY.get(name, "unknown parameter, omit it")
                 raise BadRequest(f"{name[:64]}: {hint}.", param=name[:64])
         if query.get("resumable", "false") not in ("true", "false"):
-            raise BadRequest("resumable is true or false.", param="resumable")
+            raise BadRequest("resumable must be true or false.", param="resumable")
         update = await self._secrets.find_update(bearer_token(sent_authorization(scope)))
         if "resume" in query:
             return await self._realtime.resume_session(
                 ResumeToken.parse(query["resume"]), query.get("last_event_id", "")
             )
         if "last_event_id" in query:
-            raise BadRequest("last_event_id is for sessions that are resumed: send resume too.", param="last_event_id")
+            raise BadRequest("last_event_id requires resume: send it too.", param="last_event_id")
         kind = _choose_kind(query.get("intent", ""), update)
         model = _choose_model(query.get("model", ""), update, kind)
         return self._realtime.open_session(model, update, kind, resumable=query.get("resumable") == "true")
 
     def add_routes(self, app: FastAPI) -> None:
-        """Say to others than WebSockets what this path is."""
+        """Answer plain HTTP requests to this path with 426."""
         app.add_route(PATH, _require_upgrade, methods=["GET"], include_in_schema=False)
 
 
 def _choose_kind(intent: str, update: SessionUpdate | None) -> SessionKind:
     if intent not in ("", "transcription"):
-        raise BadRequest("intent is transcription, or left out.", param="intent")
+        raise BadRequest("intent must be transcription, or omitted.", param="intent")
     if update is not None and intent and update.type != intent:
-        raise BadRequest(f"The client secret opens sessions of type {update.type!r}.", param="intent")
+        raise BadRequest(f"The client secret is only for sessions of type {update.type!r}.", param="intent")
     return "transcription" if intent else update.type if update is not None else "realtime"
 
 
 def _choose_model(named: str, update: SessionUpdate | None, kind: SessionKind) -> str:
-    """The model of a session; one of transcription may name it later."""
+    """Return the model of a session; a transcription may name it later."""
     model = named or (update.model if update is not None and update.model else "")
     if not model and kind == "realtime":
         raise BadRequest("Missing required parameter: 'model'.", param="model")
@@ -106,7 +106,7 @@ async def _require_upgrade(_: Request) -> Response:
 
 
 class ClientSecretRoute(PostRoute):
-    """Makes client secrets."""
+    """Creates client secrets."""
 
     def __init__(self, settings: GatewaySettings, realtime: Realtime, secrets: ClientSecrets) -> None:
         super().__init__(settings)

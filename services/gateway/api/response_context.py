@@ -1,4 +1,4 @@
-"""``POST /v1/responses/input_tokens`` and ``/compact``: tokens of a request, and a conversation made short."""
+"""``POST /v1/responses/input_tokens`` and ``/compact``: counts a request's tokens, and shortens a conversation."""
 
 import msgspec
 
@@ -27,7 +27,7 @@ class InputTokensRoute(PostRoute):
 
 
 class CompactRoute(PostRoute):
-    """Makes conversations short."""
+    """Shortens conversations."""
 
     def __init__(self, settings: GatewaySettings, context: ResponseContext) -> None:
         super().__init__(settings)

@@ -1,4 +1,4 @@
-"""``/v1/responses`` over a WebSocket: takes handshakes, and has the events answered."""
+"""``/v1/responses`` over a WebSocket: accepts handshakes, and lets ``ResponseSockets`` answer events."""
 
 import logging
 
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class ResponseSocketRoute:
-    """Opens connections of ``sockets``."""
+    """Opens WebSocket connections of ``sockets``."""
 
     def __init__(self, sockets: ResponseSockets) -> None:
         self._sockets = sockets
@@ -25,13 +25,13 @@ class ResponseSocketRoute:
         connection, accepted = WebSocketConnection(receive, send), False
         try:
             if bearer_token(sent_authorization(scope)).startswith(SECRET_PREFIX):
-                raise Unauthorized("a client secret opens realtime sessions alone: send an API key")
+                raise Unauthorized("a client secret is only for realtime sessions: send an API key")
             with self._sockets.admit():
                 await connection.accept(None)
                 accepted = True
                 await self._sockets.serve(connection, scope.get(KEY_LIMITS))
         except OmnibusError as error:
-            if accepted:  # from then on errors are events, as long as the client takes any
+            if accepted:  # later errors are events, as long as the client reads them
                 log.warning("a connection of responses ended: %s", error)
             else:
                 await refuse_request(rejecting_send(scope, send), error)

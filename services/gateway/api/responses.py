@@ -1,4 +1,4 @@
-"""``/v1/responses``: responses are made, streamed, retrieved, continued, cancelled and removed, at any gateway."""
+"""``/v1/responses``: creates, streams, retrieves, continues, cancels and deletes responses, at any gateway."""
 
 from collections.abc import AsyncIterator
 
@@ -20,7 +20,7 @@ from services.gateway.responses.service import Responses
 
 
 class ResponseRoute(PostRoute):
-    """Makes responses."""
+    """Creates responses."""
 
     reads_prices = True
 
@@ -30,7 +30,7 @@ class ResponseRoute(PostRoute):
 
     async def handle_request(self, asked: PostRequest, sending: ResponseWriter) -> None:
         wanted = parse_response_request(asked.body)
-        sending.model = self._responses.metric_label(wanted.model)  # it is looked up behind what came before
+        sending.model = self._responses.metric_label(wanted.model)  # it is looked up after the earlier input
         production = await self._responses.create(wanted, asked.body, asked.pinned, asked.prices)
         if wanted.background and not wanted.stream:
             await sending.send_body(JSON, encode_response(production.response))
@@ -81,7 +81,7 @@ class ResponseRoutes:
 
 
 class _RetrieveRoute:
-    """A response as it is now, or its events."""
+    """Returns the current state of a response, or its events."""
 
     def __init__(self, responses: Responses) -> None:
         self._responses = responses

@@ -1,4 +1,4 @@
-"""All OpenAI routes, by their paths."""
+"""Table of the OpenAI routes, by path."""
 
 from collections.abc import Awaitable
 
@@ -47,7 +47,7 @@ from services.gateway.videos.service import Videos
 
 
 class RouteTable:
-    """``posts`` answer POST requests of their path; the others are plain handlers."""
+    """Routes by path. ``posts`` answer POST requests; the others are plain handlers."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class RouteTable:
         self._chatting = answered, spoken, written
         self.sessions = Realtime(settings, chat, runs.records.bus, deferred.events if deferred is not None else None)
         secrets = ClientSecrets(settings, videos.store)
-        #: Answers WebSockets, those of ``response_sockets`` excepted.
+        #: Answers WebSockets, except those of ``response_sockets``.
         self.realtime = RealtimeRoute(self.sessions, secrets)
         self.response_sockets = ResponseSockets(settings, responses)
         self._response_socket = ResponseSocketRoute(self.response_sockets)
@@ -107,12 +107,12 @@ class RouteTable:
         return route(scope, receive, send)
 
     def _batch_routes(self) -> dict[str, PostRoute]:
-        """Routes that batches may name: those whose bodies and answers are JSON."""
+        """Return the routes that batches may name: JSON bodies and answers only."""
         forms = (pictures.EDITS, pictures.VARIATIONS, speech.PATH, transcriptions.PATH, CLIENT_SECRETS)
         return {path: route for path, route in self.posts.items() if path not in forms}
 
     def add_apps(self, apps: AppChats) -> None:
-        """From now on ``apps`` are known too."""
+        """Serve the models of ``apps`` as well."""
         self._made.specs.chats = self.sessions.chats = apps
         for route in self._chatting:
             route.chats = apps

@@ -1,8 +1,8 @@
-"""``POST /v1/audio/speech``: a text spoken as it is, by a model that chats and speaks.
+"""``POST /v1/audio/speech``: a text read aloud by a model that chats and speaks.
 
-Such a model speaks its own answers, so the text is given to it as its answer: the thinker chooses no token, it is told
-them one by one (``ThinkInput.params``: ``say``), and the talker hears of them what it hears of any answer. What the
-model is asked for around it is fixed: ``SYSTEM``, with the client's ``instructions`` behind it, and ``USER``.
+Such a model speaks only its own answers, so the text becomes its answer. The thinker does not choose tokens. It
+receives them one by one (``say`` of ``ThinkInput.params``), and the talker receives its usual input. The messages
+around the text are fixed: ``SYSTEM``, followed by the client's ``instructions``, and ``USER``.
 """
 
 from collections.abc import AsyncIterator
@@ -31,12 +31,12 @@ from services.gateway.tasks.resolve import rename_params
 SYSTEM = "You read texts aloud, exactly as they are written."
 USER = "Read this text aloud:\n\n{text}"
 
-#: What clients call what a chat calls otherwise.
+#: The names that clients use for parameters of a chat.
 _CLIENT_PARAM_NAMES = {"say": "input", "messages": "input", "audio.voice": "voice", "max_codes": "max_tokens"}
 
 
 class SpeechRoute(PostRoute):
-    """Texts to sound, sent while it is being made."""
+    """Generates audio from texts, and streams it."""
 
     reads_prices = True
 
@@ -73,7 +73,7 @@ class SpeechRoute(PostRoute):
     async def _encode_file(
         self, wanted: SpeechRequest, output: ChatOutput, got: AnswerAccumulator
     ) -> AsyncIterator[bytes]:
-        """The file, in pieces that are not empty."""
+        """Yield the file, in pieces that are not empty."""
         sounding = AudioFileStream(wanted.format, wanted.speed or 1.0)
         async for batch in merge_streams(open_output_streams(output)):
             for name, item in batch:

@@ -1,8 +1,8 @@
-"""``POST /v1/audio/transcriptions``: what is said in a sound, written by a model that chats and hears.
+"""``POST /v1/audio/transcriptions``: the speech of an audio file as text, by a model that chats and hears.
 
-It is a chat with a fixed instruction, greedy unless the client wants a temperature: ``SYSTEM``, then the instruction
-with what the client says of language and subject behind it, then the sound. The answer is the text. An app that is a
-model is asked for the same.
+It is a chat with a fixed instruction, greedy unless the client sends a temperature. The chat consists of ``SYSTEM``,
+the instruction, the client's language and prompt, and the audio. The answer is the text. An app that is a model
+receives the same chat.
 """
 
 from collections.abc import AsyncIterator
@@ -30,12 +30,12 @@ from services.gateway.tasks.resolve import rename_params
 
 TEXT = b"text/plain; charset=utf-8"
 
-#: What clients send as one file, and a chat has in several places.
+#: The one file of a client, which a chat has in several places.
 _CLIENT_PARAM_NAMES = dict.fromkeys(("", "media", "messages", "items"), "file")
 
 
 class TranscriptionRoute(PostRoute):
-    """Sound to text."""
+    """Transcribes audio to text."""
 
     reads_prices = True
 
@@ -66,7 +66,7 @@ class TranscriptionRoute(PostRoute):
         async with run_to_end(run):
             output = await self.chats.begin_answer(run, _prepare_chat(wanted, item))
             if output.text is None:
-                raise BadRequest(f"the app {run.app} writes no text", param="model")
+                raise BadRequest(f"the app {run.app} writes no text: choose another model", param="model")
             if wanted.stream:
                 await sending.send_stream(_stream_events(output, got))
                 return
@@ -91,7 +91,7 @@ async def _stream_events(output: ChatOutput, got: AnswerAccumulator) -> AsyncIte
 
 
 def _render_body(wanted: TranscriptionForm, got: AnswerAccumulator, item: InspectedMedia) -> tuple[bytes, bytes]:
-    """Content type and body."""
+    """Return the content type and the body."""
     if wanted.response_format == "text":
         return TEXT, got.text.encode()
     if wanted.response_format == "verbose_json":

@@ -1,4 +1,4 @@
-"""``/v1/uploads``: files that come in parts, each tenant's own."""
+"""``/v1/uploads``: files that arrive in parts, separate for each tenant."""
 
 import time
 
@@ -26,7 +26,7 @@ from services.gateway.openai.uploads import (
 
 
 class UploadRoutes:
-    """Adds the routes to an application; what is complete is one of ``files``."""
+    """Adds the routes to an application; a complete upload becomes one of ``files``."""
 
     def __init__(self, settings: GatewaySettings, files: ClientFiles) -> None:
         self._settings = settings
@@ -69,7 +69,7 @@ class UploadRoutes:
 
 
 def upload_view(upload: FileUpload) -> UploadObject:
-    """An upload as clients see it."""
+    """Return an upload as clients see it."""
     return UploadObject(
         id=upload.id,
         bytes=upload.nbytes,

@@ -1,6 +1,6 @@
-"""``/v1/videos``: videos are asked for, followed, fetched, listed and removed, at any gateway.
+"""``/v1/videos``: creates, follows, fetches, lists and deletes videos, at any gateway.
 
-The answer to a request is its job, which is written down by then.
+The answer to a request is its job, which is stored by then.
 """
 
 import time
@@ -35,7 +35,7 @@ from services.gateway.videos.storage import FILE_EXTENSIONS, MIME
 
 
 class VideoRoutes:
-    """Adds the routes over ``videos`` to an application; ``chat`` fetches what requests refer to."""
+    """Adds the routes over ``videos`` to an application; ``chat`` fetches referenced media."""
 
     def __init__(self, settings: GatewaySettings, videos: Videos, chat: Chat) -> None:
         self._settings = settings
@@ -60,7 +60,7 @@ class VideoRoutes:
         return json_response(await self._videos.create(wanted.request, asked.pinned, asked.prices, first))
 
     async def _load_image(self, wanted: VideoOrder) -> InspectedMedia | None:
-        """The image that the video begins with. Raises ``BadMedia``, ``TooLarge``, and as ``Chat.load_media``."""
+        """Return the first frame of the video. Raises ``BadMedia``, ``TooLarge``, and as ``Chat.load_media``."""
         limits = MediaLimits(body_bytes=self._settings.max_body)
         if wanted.file is not None:
             [found] = await inspect_files([(wanted.file.data, wanted.file.mime)], "image", limits, REFERENCE)
@@ -97,4 +97,4 @@ class VideoRoutes:
 
 
 async def _refuse_change(_: Request) -> Response:
-    raise NotFound("videos are not changed here: POST /v1/videos with another prompt, and the seed of the first one")
+    raise NotFound("videos cannot be changed: POST /v1/videos with another prompt and the first one's seed")

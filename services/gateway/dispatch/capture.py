@@ -1,7 +1,7 @@
-"""Recorded outputs that nodes pass to each other, kept for replays that begin in the middle: one record per output.
+"""Capture of outputs between nodes, for replays that begin mid-graph.
 
-A record is a list of chunks, each its small data and the rows that came with it. As bytes: the length of a head, the
-head (JSON), and the arrays one after the other, in little-endian order as they lie in memory.
+There is one record per output: a list of chunks, each with its small data and its rows. Encoded, a record is the length
+of a head, the head (JSON), and the arrays in order, little-endian as they lie in memory.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,10 +22,10 @@ from omnibus.tensors.inline import unpack_tensor
 from omnibus.tensors.item import Item
 from services.gateway.dispatch.digest import Fingerprint
 
-#: Bytes of one output above which it is not kept.
+#: Bytes above which an output is not captured.
 MAX_OUTPUT_BYTES = 256 << 20
 
-#: Outputs that are not kept: of the size of a model's memory, and made for one reader who asks when it has room.
+#: Outputs that are not captured: as large as a model's memory, and made for one reader that requests them.
 UNCAPTURED_OUTPUTS = frozenset({"cache"})
 
 _LENGTH_BYTES = 8  # bytes of the head's length
@@ -49,7 +49,7 @@ class _Entry(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
 
 
 class OutputCapture:
-    """One output of one node, while it comes. ``view`` and ``release`` are the arena's."""
+    """Capture of one output of one node while it arrives. ``view`` and ``release`` are the arena's."""
 
     def __init__(
         self, node: int, output: str, view: Callable[[Handle], np.ndarray], release: Callable[[Handle], None]
@@ -61,11 +61,11 @@ class OutputCapture:
         self._open: dict[Handle, np.ndarray] = {}
         self._pieces: list[RecordedChunk] = []
         self._nbytes = 0
-        self._whole = False  # its last chunk came
-        self._fit = True  # it can be kept: no chunk was lost, too large, or of a dtype that numpy does not know
+        self._whole = False  # its last chunk arrived
+        self._fit = True  # it can be recorded: no chunk was lost, too large, or of a dtype unknown to numpy
 
     def add_chunk(self, chunk: Chunk) -> None:
-        """Keep ``chunk``. Raises as the arena does when its memory is gone."""
+        """Record ``chunk``. Raises as the arena does when its memory was freed."""
         array = None
         if chunk.inline is not None:
             array = np.array(unpack_tensor(chunk.inline))
@@ -88,7 +88,7 @@ class OutputCapture:
         if handle not in self._open:
             self._open[handle] = self._view(handle)
         view = self._open[handle]
-        if rows is not None:  # the same memory grows with the next chunk
+        if rows is not None:  # the next chunk extends the same memory
             return np.array(view[rows[0] : rows[1]])
         array = np.array(view)
         del self._open[handle]
@@ -96,24 +96,24 @@ class OutputCapture:
         return array
 
     def restart(self) -> None:
-        """The invocation begins again elsewhere."""
+        """Discard all chunks, because the invocation restarts elsewhere."""
         self.close()
         self._pieces.clear()
         self._nbytes, self._whole, self._fit = 0, False, True
 
     def close(self) -> None:
-        """Give memory back."""
+        """Release the open tensors."""
         for handle in self._open:
             self._release(handle)
         self._open.clear()
 
     @property
     def chunks(self) -> list[RecordedChunk] | None:
-        """All chunks; None for an output that is not whole, or cannot be kept."""
+        """All chunks; None if the output is incomplete or cannot be recorded."""
         return self._pieces if self._whole and self._fit else None
 
     def to_record(self) -> tuple[KeptOutput, bytes] | None:
-        """Return the record of this output, and its bytes; None for one that is not whole, or cannot be kept."""
+        """Return the record and bytes of this output; None if ``chunks`` is."""
         chunks = self.chunks
         if chunks is None:
             return None
@@ -127,13 +127,13 @@ class OutputCapture:
 
 
 def consumed_outputs(invocation: Invocation) -> Iterator[tuple[int, str]]:
-    """The outputs that nodes read of each other, but for those that are never kept."""
+    """Return the outputs that nodes read of each other and may capture."""
     found = dict.fromkeys(use for node in invocation.nodes for use in node.uses)
     return (use for use in found if use[1] not in UNCAPTURED_OUTPUTS)
 
 
 def create_captures(invocation: Invocation, tensors: TensorClient, whole: bool) -> dict[tuple[int, str], OutputCapture]:
-    """Captures of what nodes read of each other; if ``whole``, of what the client reads, too."""
+    """Create captures of outputs between nodes; if ``whole``, also of the client's outputs."""
     keys = [*consumed_outputs(invocation), *(invocation.outputs if whole else ())]
     return {key: OutputCapture(*key, tensors.view, tensors.release) for key in keys}
 
@@ -159,7 +159,7 @@ def pack_chunks(pieces: list[RecordedChunk]) -> bytes:
 
 
 def unpack_chunks(body: bytes) -> list[RecordedChunk]:
-    """The pieces of ``pack_chunks``. Raises ``ProtocolError`` for anything else."""
+    """Decode the chunks of ``pack_chunks``. Raises ``ProtocolError`` for anything else."""
     start = _LENGTH_BYTES + int.from_bytes(body[:_LENGTH_BYTES], "big")
     try:
         entries = msgspec.json.decode(body[_LENGTH_BYTES:start], type=list[_Entry])
@@ -170,9 +170,9 @@ def unpack_chunks(body: bytes) -> list[RecordedChunk]:
                 array, start = _unpack_array(body, entry, start)
             pieces.append(RecordedChunk(entry.data, array, entry.last, entry.empty))
     except (*UNREADABLE, ValueError, TypeError, KeyError) as error:
-        raise ProtocolError(f"what was kept of an output cannot be read: {error}") from error
+        raise ProtocolError(f"a captured output cannot be decoded: {error}") from error
     if start != len(body):
-        raise ProtocolError(f"what was kept of an output has {len(body)} bytes, and says {start}")
+        raise ProtocolError(f"a captured output has {len(body)} bytes, but its head describes {start}")
     return pieces
 
 
@@ -181,6 +181,6 @@ def _unpack_array(body: bytes, entry: _Entry, start: int) -> tuple[np.ndarray, i
     count = prod(entry.shape or ())
     end = start + size * count
     if count < 0 or end > len(body):
-        raise ValueError(f"{entry.dtype} {entry.shape} is more than there is")
+        raise ValueError(f"{entry.dtype} {entry.shape} exceeds the captured bytes")
     array = np.frombuffer(body, np.dtype(entry.dtype), count, start).reshape(entry.shape or ())
     return array, end

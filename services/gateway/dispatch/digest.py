@@ -1,4 +1,4 @@
-"""A digest of what a stream said, however it was cut into chunks: so that a replay can be compared."""
+"""Digest of a stream's content, independent of its chunks, to compare replays."""
 
 import hashlib
 from typing import Any
@@ -9,13 +9,13 @@ import numpy as np
 from omnibus.structured.calls import CALL
 from omnibus.tensors.item import Item
 
-#: What the closing chunk of an answer says about it.
+#: Fields of the closing chunk of an answer.
 _CLOSING = frozenset({"finish_reason", "usage"})
 _encode = msgspec.json.Encoder(order="sorted").encode
 
 
 class Fingerprint:
-    """Text and lists are joined by their key, arrays one after the other; other values count chunk by chunk."""
+    """Digest that joins texts and lists by key, and arrays; other values count per chunk."""
 
     def __init__(self) -> None:
         self._texts: dict[str, Any] = {}
@@ -23,8 +23,7 @@ class Fingerprint:
         self._chunks: list[dict[str, Any]] = []
         self._arrays = hashlib.sha256()
         self._nbytes = 0
-        #: How much there was: characters of texts by key, calls of tools, and arrays with their rows, and the shape of
-        #: a row.
+        #: Sizes of the content: characters of texts by key, tool calls, arrays, their rows, and the shape of a row.
         self.characters: dict[str, int] = {}
         self.calls = 0
         self.arrays = self.rows = 0
@@ -52,7 +51,7 @@ class Fingerprint:
     def _add_array(self, array: np.ndarray) -> None:
         if not array.nbytes:
             return
-        if not self._nbytes:  # rows may be cut otherwise next time, what a row is may not
+        if not self._nbytes:  # a rerun may cut the rows differently, but not the shape of a row
             self._arrays.update(f"{array.dtype.str}{array.shape[1:]}".encode())
         self._arrays.update(array.tobytes())
         self._nbytes += array.nbytes
@@ -62,25 +61,25 @@ class Fingerprint:
 
     @property
     def lengths(self) -> dict[str, int]:
-        """Elements of the lists, by key."""
+        """Numbers of elements of the lists, by key."""
         return {key: len(found) for key, found in self._lists.items()}
 
     @property
     def values(self) -> int:
-        """Chunks that hold other values, as a number or an object."""
+        """Number of chunks with other values, such as numbers or objects."""
         return len(self._chunks)
 
     @property
     def has_content(self) -> bool:
-        """True if anything but the closing chunk of an answer came."""
+        """True if anything but the closing chunk of an answer arrived."""
         told = self._texts.keys() - _CLOSING or self._lists or self._nbytes
         return bool(told or any(each.keys() - _CLOSING for each in self._chunks))
 
     def hexdigest(self, *, cached: bool = False) -> str:
-        """64 hex digits; of nothing, the empty string.
+        """Return 64 hex digits, or the empty string without content.
 
-        Prompt tokens that a cache had do not count: they are those of the run, not of its answer. With ``cached`` they
-        do, as in records of earlier builds.
+        Cached prompt tokens do not count: they depend on the run, not on its answer. With ``cached`` they count, as in
+        records of earlier builds.
         """
         if not (self._texts or self._lists or self._chunks or self._nbytes):
             return ""

@@ -1,8 +1,8 @@
-"""Dispatch: an invocation goes to all executors of its route at once; answers come back here.
+"""Dispatch of invocations: sends each to all executors of its route, and receives the answers.
 
-An executor that has no subscriber, says ``busy``, falls silent or dies is replaced: its nodes move to a route
-without it, as the next attempt, with those that depend on them. Others go on where what they give is retained
-(``services.gateway.dispatch.restart``). What the client already has is not sent twice.
+An executor is replaced if it has no subscriber, replies ``busy``, falls silent or dies. Its nodes move to a route
+without it, as the next attempt, together with the nodes that depend on them. Other nodes continue if their outputs are
+retained (``services.gateway.dispatch.restart``). The client never receives an output twice.
 """
 
 import asyncio
@@ -51,12 +51,12 @@ log = logging.getLogger(__name__)
 
 SETTLE_SECONDS = 0.25  # seconds that the last nodes have to report their times
 MAX_ATTEMPTS = 4  # routes that an invocation may take
-#: Why an executor's nodes move. For other reasons nobody knows what was lost, and all begins again.
+#: Reasons with a known loss, an executor's nodes. For any other reason the whole invocation restarts.
 _EXECUTOR_LOSS_REASONS = frozenset({"gone", "busy", "silent", "unavailable"})
 
 
 class Dispatcher:
-    """Sends invocations, receives replies, moves what is lost."""
+    """Sends invocations, receives replies, moves lost work."""
 
     def __init__(
         self, gateway: str, bus: Bus, tensors: TensorClient, members: ExecutorTable, limit: int, quarantine: float = 0.0
@@ -71,11 +71,11 @@ class Dispatcher:
         self._watcher = FailureDetector(gateway, bus, members, self._running, self._reroute, self._on_gone)
         self._quarantine = Quarantine(members, quarantine)
         self._emptied = asyncio.Event()
-        #: What is retained of running invocations.
+        #: Retained outputs of running invocations.
         self.retention = OutputRetention(tensors)
         self._restarts = StageRestarts(bus, self.retention, limit)
         self._remote = RemoteChunks(tensors, partial(self._on_chunk, arrived=True), self._on_pull_failed)
-        #: Whether what nodes pass to each other is asked for as well, and kept.
+        #: Whether to capture the outputs that nodes pass to each other.
         self.keeps = False
         self.reply = subjects.reply_subject(gateway)
 
@@ -102,7 +102,7 @@ class Dispatcher:
         return len(self._running)
 
     def fail_all(self, error: OmnibusError) -> None:
-        """End the results of everything in flight with ``error``."""
+        """Fail all invocations in flight with ``error``."""
         for running in list(self._running.values()):
             running.fail(error)
 
@@ -127,10 +127,10 @@ class Dispatcher:
     ) -> InflightInvocation:
         """Send ``invocation`` to every executor of its route; ``work`` is in tokens per node.
 
-        ``again`` finds another route when an executor is lost: what found the first one, for example
-        ``functools.partial(router.route, assignment, ticket, pinned=pinned, pins=pins)``. ``trace`` is of what it
-        is a part; ``prepare`` is called before anything is sent. Of one that is ``mirrored`` all outputs are captured,
-        and what it breaks is held against no input.
+        ``again`` finds another route when an executor is lost. Pass the function that found the first one, for example
+        ``functools.partial(router.route, assignment, ticket, pinned=pinned, pins=pins)``. ``trace`` is the parent
+        trace; ``prepare`` is called before anything is sent. If ``mirrored``, all outputs are captured, and a failure
+        does not make the input a suspect.
         """
         tapes = create_captures(invocation, self._tensors, mirrored) if mirrored or self.keeps else {}
         running = InflightInvocation(invocation, work, again, self._fetch_array, self._members, tapes)
@@ -157,9 +157,9 @@ class Dispatcher:
         elif len(invocation.nodes) > 1 or invocation.attempt:
             invocation = running.invocation = self._restarts.prepare_invocation(running, invocation)
         body = running.body = graph.encode_invocation(running.with_places(invocation, self._tensors.node))
-        if len(body) > self._limit:  # the bus would refuse it in words of its own
+        if len(body) > self._limit:  # the bus would reject it with its own message
             raise TooLarge(
-                f"The request has {len(body)} bytes beside its media, and {self._limit} are accepted: "
+                f"The request has {len(body)} bytes in addition to its media, the limit is {self._limit}: "
                 "shorten its fields"
             )
         headers = running.headers if running.tenant or running.span is not None else None
@@ -173,11 +173,11 @@ class Dispatcher:
             running.on_sent(running)
 
     def create_player(self, name: str, start: int, tapes: Tapes) -> OutputPlayer:
-        """Stands for the executors of the nodes before ``start``, and plays ``tapes``."""
+        """Create a player of ``tapes`` for the nodes before ``start``, without executors."""
         return OutputPlayer(self._bus, self._tensors, self._limit, name, start, tapes)
 
     def finish(self, running: InflightInvocation, status: str) -> None:
-        """One ``end`` event; every holder releases."""
+        """End the invocation: one ``end`` event, at which every holder releases its tensors."""
         if running.over:
             return
         running.over = True
@@ -200,12 +200,12 @@ class Dispatcher:
         self._quarantine.release_turn(running)
 
     def stop_invocation(self, invocation: str, executors: Iterable[str]) -> None:
-        """End what another gateway sent to ``executors`` and did not live to end. Ending twice is harmless."""
+        """End an invocation that another gateway sent to ``executors`` before it died; idempotent."""
         end = InvocationEnd(invocation, "cancelled", MAX_ATTEMPTS)
         publish_end(self._bus, self._limit, end, ((executor, end) for executor in executors))
 
     def _notify_end(self, running: InflightInvocation, status: str) -> None:
-        """Tell the executors that may still hold something, and whoever watches."""
+        """Notify the executors that may still hold tensors, and the observers."""
         invocation = running.invocation
         holders = () if status == "done" and running.all_reported else dict.fromkeys(invocation.route)
         over = InvocationEnd(invocation.id, status, invocation.attempt)
@@ -214,7 +214,7 @@ class Dispatcher:
             publish_end_to_nodes(self._bus, over, elsewhere)
 
     def complete(self, running: InflightInvocation, then: Callable[[], None]) -> None:
-        """The answer is whole: end the invocation as soon as all nodes have reported their times."""
+        """Finish an answered invocation once all nodes have reported their times."""
         timer: asyncio.TimerHandle | None = None
 
         def finish_done() -> None:
@@ -245,7 +245,7 @@ class Dispatcher:
                     self.late_reports.add_report(message)
                 continue
             match message:
-                case Chunk() if running.attempts.get(message.node) == message.attempt:  # one call less for each token
+                case Chunk() if running.attempts.get(message.node) == message.attempt:  # saves a call per token
                     self._on_chunk(running, message)
                 case Hop() if running.is_current(message.node, message.attempt):
                     running.finish_node(message)
@@ -261,7 +261,7 @@ class Dispatcher:
                     self._reroute(running, message.executor, busy, "busy")
 
     def _on_chunk(self, running: InflightInvocation, chunk: Chunk, arrived: bool = False) -> None:
-        """Take ``chunk``; its tensor is viewed here at once, unless it lies on another node and has not ``arrived``."""
+        """Handle ``chunk``. Its tensor is viewed at once, unless it is remote and has not ``arrived``."""
         crosses = chunk.handle is not None and chunk.handle.node != self._tensors.node
         if (crosses or running.arriving) and not arrived and self._remote.must_wait(running, chunk):
             self._remote.add_chunk(running, chunk)
@@ -273,11 +273,11 @@ class Dispatcher:
                 tape.add_chunk(chunk)
             if stream is not None:
                 stream.feed_chunk(chunk)
-                if running.on_taken is not None:  # it has gone through all of them
+                if running.on_taken is not None:  # output passed through all executors of the route
                     running.notify_accepted()
             elif key in running.records:
                 self._restarts.record_chunk(running, chunk)
-        except SequenceGap as error:  # the bus lost a message: run again, without repeats
+        except SequenceGap as error:  # the bus lost a message: rerun, without repeats
             self._reroute(running, "", error, "gap")
         except OmnibusError as error:  # freed memory, or no sidecar
             running.fail(error)
@@ -285,7 +285,7 @@ class Dispatcher:
     def _on_failed(self, running: InflightInvocation, failed: NodeFailed) -> None:
         error = from_problem(failed.problem)
         running.failed = failed.node
-        if isinstance(error, StageUnavailable):  # it lives, but its engine does not: others can take the work
+        if isinstance(error, StageUnavailable):  # the process is alive but its engine is not: others can take the work
             self._reroute(running, error.executor, error, "unavailable")
         elif isinstance(error, NodeUnreachable):
             self._avoid_node(running, error, running.executors[failed.node])
@@ -298,7 +298,7 @@ class Dispatcher:
             running.fail(error)
 
     def _on_pull_failed(self, running: InflightInvocation, chunk: Chunk, error: OmnibusError) -> None:
-        """The tensor of ``chunk`` cannot be had."""
+        """Handle a tensor of ``chunk`` that cannot be pulled."""
         if running.over or running.attempts.get(chunk.node) != chunk.attempt:
             return
         if isinstance(error, NodeUnreachable):
@@ -309,7 +309,7 @@ class Dispatcher:
             running.fail(error)
 
     def _avoid_node(self, running: InflightInvocation, error: NodeUnreachable, reader: str) -> None:
-        """Run again without the node that cannot be reached, or if that cannot be without ``reader``, an executor."""
+        """Rerun without the unreachable node, or else without ``reader``, an executor."""
         for others in (running.executors_on(error.node), frozenset({reader} - {""})):
             if not others:
                 continue
@@ -323,13 +323,13 @@ class Dispatcher:
         running.fail(error)
 
     def _on_refused(self, delivery: Delivery) -> None:
-        """The server says that nobody listens on an executor's subject."""
+        """Handle the server's reply that an executor's subject has no subscriber."""
         if not delivery.refused:
             return
         invocation, attempt, executor = subjects.parse_refused_subject(delivery.subject)
         gone, running = self._watcher.handle_refusal(invocation, attempt, executor), self._running.get(invocation)
         if running is None or gone is None or not (gone or running.has_alternative(executor)):
-            return  # it may only be changing servers, and nobody else can take the work
+            return  # it may only be changing servers, and no other executor can take the work
         if running.invocation.attempt == attempt and executor not in running.lost:
             self._reroute(running, executor, running.gone_error(executor), "gone")
 
@@ -339,14 +339,14 @@ class Dispatcher:
             self._on_gone(status.id, died=False)
 
     def _on_dead_letter(self, delivery: Delivery) -> None:
-        """Another gateway, or this one, refuses an input."""
+        """Refuse an input that this or another gateway refused."""
         try:
             self._quarantine.refuse_inputs(dead_letters.decode_dead_letter(delivery.data).refused, time.monotonic())
         except ProtocolError as error:
             log.warning("%s", error)
 
     def _on_gone(self, executor: str, died: bool = True) -> None:
-        """``executor`` is dead, or left without having ``died``: whatever waits for it moves."""
+        """Move the work of ``executor``, which ``died`` or left."""
         if died:
             self._quarantine.record_death(executor, self._running.values(), time.monotonic())
         self._members.remove(executor)
@@ -357,11 +357,11 @@ class Dispatcher:
     # Move
 
     def _reroute(self, running: InflightInvocation, executor: str, error: OmnibusError, reason: str) -> None:
-        """Take ``executor`` out of the route and start the next attempt, or fail with ``error``."""
+        """Start the next attempt without ``executor``, or fail with ``error``."""
         if executor:
             running.lost.add(executor)
         if running.over or running.failure is not None or running.on_settled is not None:
-            return  # nothing is missing any more
+            return  # no node is missing any more
         refused = self._quarantine.refusal_error(running)
         if refused is not None or running.invocation.attempt + 1 >= MAX_ATTEMPTS:
             running.record_failed_attempt(reason, error)
@@ -372,7 +372,7 @@ class Dispatcher:
     def _retry(self, running: InflightInvocation, error: OmnibusError, reason: str) -> None:
         running.record_failed_attempt(reason, error)
         lost = frozenset[int]()
-        if reason in _EXECUTOR_LOSS_REASONS:  # of all that died since the last attempt: a move may have waited
+        if reason in _EXECUTOR_LOSS_REASONS:  # of all deaths since the last attempt: a move may have been queued
             lost = lost.union(*map(running.unfinished_nodes, running.lost))
         again = self._restarts.nodes_to_restart(running, lost)
         try:

@@ -1,6 +1,6 @@
-"""Watches executors that hold invocations of this gateway: those that fell silent, and those that never answered.
+"""Detection of executors that hold invocations and fell silent or never answered.
 
-Executors that leave say so, and for dead ones the bus says so. What is left is found here, by a look now and then.
+Executors that stop announce it, and the bus reports dead ones. Periodic checks here find the rest.
 """
 
 import asyncio
@@ -20,24 +20,24 @@ from services.gateway.routing.executors import ExecutorTable
 
 log = logging.getLogger(__name__)
 
-POLL_SECONDS = 0.25  # seconds between two looks for silent executors
-RECONNECT_GRACE_SECONDS = 1.5  # seconds after a reconnect that executors have to show up again
-#: Seconds within which a refusal comes, unless the bus or this process stood still: executors leave a bus that does.
+POLL_SECONDS = 0.25  # seconds between two checks for silent executors
+RECONNECT_GRACE_SECONDS = 1.5  # seconds that executors have to reappear after a reconnect
+#: Seconds within which a refusal arrives, unless the bus or this process was frozen. Executors leave a frozen bus.
 MAX_REFUSAL_SECONDS = 1.0
 ACCEPT_TIMEOUT_SECONDS = 3.0  # seconds within which every executor of a route must have answered
 MAX_POLL_DELAY_SECONDS = (
-    1.0  # seconds by which a look may be late: after a longer pause what others said in it is still to be read
+    1.0  # seconds by which a check may be late: after a longer pause, messages sent during it are still unread
 )
 
-#: In the place of an invocation in the subject of a probe's refusal; in the place of the attempt are milliseconds.
+#: Replaces the invocation in the subject of a probe's refusal; milliseconds replace the attempt.
 PROBE = "-"
 
-#: Moves an invocation to another route: away from the executor named, if any, and why.
+#: Moves an invocation to another route: the executor to avoid, if any, the error, and the reason.
 Move = Callable[[InflightInvocation, str, OmnibusError, str], None]
 
 
 class FailureDetector:
-    """Asks silent executors whether they listen; moves what one did not answer, or what the bus may have lost."""
+    """Probes silent executors; moves work that was not accepted, or that the bus may have lost."""
 
     def __init__(
         self,
@@ -56,22 +56,23 @@ class FailureDetector:
         self._on_gone = on_gone
         self._comeback = ReconnectMonitor(bus)
         self._refusals = RefusalMonitor(bus, RECONNECT_GRACE_SECONDS)
-        self._returned: set[str] = set()  # executors whose connection came back, and monotonic seconds of the last
+        self._returned: set[str] = set()  # executors that reconnected, and monotonic seconds of the last
         self._returned_at = 0.0
-        self._stalled_at = -inf  # monotonic seconds of the last refusal that took too long
+        self._stalled_at = -inf  # monotonic seconds of the last late refusal
         self._task: asyncio.Task[None] | None = None
 
     @property
     def is_returning(self) -> bool:
-        """True if the bus came back just now: nobody can tell who is gone and who only reconnects."""
+        """True just after a reconnect, when executors may only be reconnecting."""
         stalled = time.monotonic() - self._stalled_at < RECONNECT_GRACE_SECONDS
         return self._comeback.reconnected_within(RECONNECT_GRACE_SECONDS) or stalled
 
     def handle_refusal(self, invocation: str, attempt: int, executor: str) -> bool | None:
-        """Take the server's word that nobody listens for ``executor``, to which an attempt or a probe was sent.
+        """Handle the server's reply that ``executor`` has no subscriber.
 
-        Returns whether it is gone; None while executors reconnect: what was sent to them is sent again. A word that
-        comes late says that the bus was frozen: our connection outlived that, those of others may not have.
+        ``invocation`` and ``attempt`` are those of the message, or of a probe. Returns True if the executor is gone,
+        and None while executors reconnect, since their messages are sent again. A late reply means that the bus was
+        frozen. Our connection survived, but those of others may not have.
         """
         running = self._inflight.get(invocation)
         sent = attempt / 1000 if invocation == PROBE else inf
@@ -87,9 +88,9 @@ class FailureDetector:
         return gone
 
     def handle_status(self, status: ExecutorStatus) -> bool:
-        """Take a status event; returns whether the executor just left.
+        """Apply a status event; returns True if the executor just left.
 
-        Of a cluster the server of an executor may be lost, and not ours: it says how often it has reconnected.
+        In a cluster, the executor's server may fail while ours does not. So its status counts its reconnects.
         """
         self._refusals.note_sign_of_life(status.id)
         known = self._members.get(status.id)
@@ -99,7 +100,7 @@ class FailureDetector:
         return self._members.handle_status(status)
 
     def start(self) -> None:
-        """Look from now on, and ask all executors to show up."""
+        """Start checking, and ask all executors to announce themselves."""
         self._task = asyncio.get_running_loop().create_task(self._watch_executors())
         self._bus.publish(subjects.event_subject(subjects.CENSUS), b"{}")
 
@@ -118,7 +119,7 @@ class FailureDetector:
                 reconnects, back = self._bus.reconnects, True
                 self._publish_query(subjects.event_subject(subjects.CENSUS), b"{}")
             if back and self.is_returning:
-                continue  # the executors are reconnecting too
+                continue  # the executors are reconnecting as well
             if back:
                 back = False
                 self._retry_all()
@@ -133,16 +134,16 @@ class FailureDetector:
     def _publish_query(self, subject: str, data: bytes, reply: str = "") -> None:
         try:
             self._bus.publish(subject, data, reply=reply)
-        except OmnibusError as error:  # the next look asks again
-            log.warning("cannot ask on %s: %s", subject, error)
+        except OmnibusError as error:  # the next check retries
+            log.warning("cannot send a probe on %s: %s", subject, error)
 
     def _retry_all(self) -> None:
-        """The bus was away and may have lost messages: what is in flight runs again, without repeats."""
+        """Rerun all invocations, without repeats: the bus disconnected and may have lost messages."""
         self._returned.clear()
         self._retry_running(list(self._inflight.values()))
 
     def _retry_returned(self) -> None:
-        """Run again what was sent to executors before they lost their connection, once all have come back."""
+        """Rerun invocations sent to executors before they disconnected, once all have reconnected."""
         if not self._returned or time.monotonic() - self._returned_at < RECONNECT_GRACE_SECONDS:
             return
         returned, self._returned = self._returned, set()
@@ -155,10 +156,10 @@ class FailureDetector:
     def _retry_running(self, invocations: Iterable[InflightInvocation]) -> None:
         for running in invocations:
             if running.failure is None and not running.all_reported:
-                self._move(running, "", BusUnavailable("the bus was away while the request ran: ask again"), "bus")
+                self._move(running, "", BusUnavailable("the bus was disconnected while the request ran: retry"), "bus")
 
     def _replace_silent(self) -> None:
-        """Let others take the work of executors that answered to it, and then fell silent."""
+        """Move the work of executors that accepted it and then fell silent."""
         lost, hopeless = (
             set(self._members.silent_executors(EXECUTOR_LOST_SECONDS)),
             set(self._members.silent_executors(EXECUTOR_LAST_RESORT_SECONDS)),
@@ -170,7 +171,7 @@ class FailureDetector:
                 self._move(running, silent, running.gone_error(silent), "silent")
 
     def replace_overdue(self) -> None:
-        """Replace executors that have not answered what was sent to them."""
+        """Replace executors that have not accepted their work in time."""
         now = time.monotonic()
         for running in list(self._inflight.values()):
             route = set(running.invocation.route)

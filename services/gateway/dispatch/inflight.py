@@ -1,4 +1,4 @@
-"""One invocation in flight: what was sent where, what came back, what is still out."""
+"""State of one invocation in flight: its nodes, their executors and their results."""
 
 import asyncio
 import time
@@ -20,14 +20,14 @@ from services.gateway.dispatch.streams import Fetch, ResultStream
 from services.gateway.routing.executors import ExecutorEntry, ExecutorTable
 from services.gateway.routing.router import ExecutorRoute
 
-#: Routes the invocation again, without the executors named: the same path rules, pins and graph.
+#: Routes the invocation again, without the given executors: the same path rules, pins and graph.
 Again = Callable[[frozenset[str]], ExecutorRoute]
 
 _T = TypeVar("_T")
 
 #: Output of a language model that its client reads.
 TEXT = "text"
-#: Characters of why an attempt was given up.
+#: Characters of the reason for which an attempt was abandoned.
 MAX_REASON_CHARS = 200
 _HANDLE = f'"{HANDLE}"'.encode()
 
@@ -46,47 +46,47 @@ class InflightInvocation:
     ) -> None:
         self.invocation = invocation
         self.again = again
-        self.tapes = tapes or {}  # of what nodes pass to each other, where that is kept
+        self.tapes = tapes or {}  # captures of the outputs that nodes pass to each other
         self.streams = {key: ResultStream(*key, self._wrap_fetch(key, fetch)) for key in invocation.outputs}
         self.hops: dict[int, Hop] = {}
-        #: What was computed in vain, by node and attempt: the option and its seconds.
+        #: Wasted computation by node and attempt: the option and its seconds.
         self.unfinished: dict[tuple[int, int], tuple[str, float]] = {}
         self._earlier_options: dict[int, tuple[str, ...]] = {}  # by attempt
         self.accepted: set[str] = set()
         self.lost: set[str] = set()  # executors that refused, were busy or died
-        self.moves: list[Moved] = []  # attempts that were given up
-        self.failed = -1  # the node that failed, as far as that is known
+        self.moves: list[Moved] = []  # abandoned attempts
+        self.failed = -1  # the node that failed, if known
         self.failure: OmnibusError | None = None
-        #: Components of executors that died holding it, the digests for which it is refused, and whether it goes on
-        #: by itself: see ``services.gateway.dispatch.quarantine``.
+        #: Components of executors that died holding it, the digests for which it is refused, and whether it must run
+        #: alone: see ``services.gateway.dispatch.quarantine``.
         self.died_with: list[frozenset[str]] = []
         self.culprit: frozenset[str] = frozenset()
         self.single = False
-        self.mirrored = False  # nobody waits for it: it is run for comparison alone
+        self.mirrored = False  # it runs only for comparison, without a client
         self.span: Span | None = None  # None while traces are off
-        self.tenant = ""  # its weight and name, as in ``TENANT_HEADER``; empty where there are no tenants
-        #: Executors that nothing is sent to, and what is called when all others were sent an attempt.
+        self.tenant = ""  # its weight and name, as in ``TENANT_HEADER``; empty without tenants
+        #: Executors that receive no messages, and the callback after all others received an attempt.
         self.absent: frozenset[str] = frozenset()
         self.on_sent: Callable[[InflightInvocation], None] | None = None
-        self.records: dict[Key, OutputRecord] = {}  # of what is retained
-        #: Who runs each node, in which attempt.
+        self.records: dict[Key, OutputRecord] = {}  # of retained outputs
+        #: The executor of each node, and its attempt.
         self.executors = list(invocation.route)
         self.attempts = dict.fromkeys(range(len(invocation.nodes)), invocation.attempt)
-        #: Executors and attempts that get an output of a node of an earlier attempt from here.
+        #: Executors and attempts to which this gateway forwards the output of a node of an earlier attempt.
         self.forwards: dict[Key, list[tuple[str, int]]] = {}
-        #: Nodes on which it may have left something.
+        #: Machines on which it may have left tensors.
         self.nodes: set[str] = set()
-        #: Chunks by output that wait until their tensors are here, and the tasks that see to it.
+        #: Chunks by output that wait for their tensors, and the tasks that pull them.
         self.arriving: dict[Key, deque[Chunk]] = {}
         self.pulls: set[asyncio.Task[None]] = set()
-        self.pulled = False  # tensors of it lie in this node's arena, too
-        self.pull_log: PullLog | None = None  # what that cost
+        self.pulled = False  # some of its tensors lie in this node's arena, too
+        self.pull_log: PullLog | None = None  # the cost of these pulls
         self.over = False
         self.body = b""  # the invocation as it was sent
         self.on_settled: Callable[[], None] | None = None
-        #: Called when all nodes have reported, or it has failed: for who reads no output of it.
+        #: Called when all nodes have reported, or it has failed, for callers that read no output.
         self.on_quiet: Callable[[], None] | None = None
-        #: Called once, as soon as no executor can refuse any more: see ``is_accepted``.
+        #: Called once, as soon as no executor can reject it any more: see ``is_accepted``.
         self.on_taken: Callable[[], None] | None = None
         self.sent = 0.0  # when this attempt was sent, monotonic seconds
         self._work = work
@@ -99,13 +99,13 @@ class InflightInvocation:
         return self.invocation.id
 
     def _wrap_fetch(self, key: tuple[int, str], fetch: Fetch) -> Fetch:
-        """Return ``fetch``, or for an output that is kept a reader that gives what was read already."""
+        """Return ``fetch``, or a reader of the captured array, if any."""
         tape = self.tapes.get(key)
         return fetch if tape is None else lambda _: tape.last
 
     @property
     def headers(self) -> Mapping[str, str] | None:
-        """The headers of its messages: what it is a part of, and whose it is."""
+        """The headers of its messages: its parent trace and its tenant."""
         headers = self.span.carrier if self.span is not None else None
         return {**(headers or {}), TENANT_HEADER: self.tenant} if self.tenant else headers
 
@@ -116,30 +116,30 @@ class InflightInvocation:
 
     @property
     def is_accepted(self) -> bool:
-        """True once every executor of the route has said that it works on this, or is done with it."""
+        """True once every executor of the route has accepted it or finished."""
         return all(executor in self.accepted or not self._left[executor] for executor in self.invocation.route)
 
     def notify_when_accepted(self, notify: Callable[[], None]) -> None:
-        """Call ``notify`` once no executor can refuse this any more, at once where that is so."""
+        """Call ``notify`` once no executor can reject this, possibly at once."""
         if self.is_accepted:
             notify()
         else:
             self.on_taken = notify
 
     def notify_accepted(self) -> None:
-        """Tell who waits: the route is taken, or there is output, which says more."""
+        """Notify the waiter: the executors accepted the route, or output has arrived."""
         if self.on_taken is not None:
             notify, self.on_taken = self.on_taken, None
             notify()
 
     def mark_accepted(self, executor: str) -> None:
-        """``executor`` works on this attempt."""
+        """Record that ``executor`` accepted this attempt."""
         self.accepted.add(executor)
         if self.on_taken is not None and self.is_accepted:
             self.notify_accepted()
 
     def charge_executors(self) -> None:
-        """Count this invocation's work at the executors of its route."""
+        """Add this invocation's work to the executors of its route."""
         for node, executor in enumerate(self.invocation.route):
             if not self.invocation.starts_node(node):
                 continue
@@ -153,7 +153,7 @@ class InflightInvocation:
                     member.drain.add_invocation(self.invocation.id)
 
     def finish_node(self, hop: Hop) -> None:
-        """A node is done: its executor has that much less to do."""
+        """Record that a node finished, and remove its work from its executor."""
         self.hops[hop.node] = hop
         if hop.node in self._charged:
             self._discharge_node(hop.node, finished=True)
@@ -163,14 +163,14 @@ class InflightInvocation:
             self.on_quiet()
 
     def add_unfinished(self, hop: Hop) -> None:
-        """A node has failed or was stopped after it had computed for some time; ``hop.attempt`` is negative."""
+        """Record the computation of a failed or stopped node; ``hop.attempt`` is negative."""
         attempt = ~hop.attempt
         options = self._earlier_options.get(attempt, self.invocation.options)
         if 0 <= hop.node < len(options):
             self.unfinished[hop.node, attempt] = options[hop.node], hop.computed
 
     def discharge_all(self) -> None:
-        """Nothing of this invocation is out any more."""
+        """Remove all remaining work from the executors."""
         for node in list(self._charged):
             self._discharge_node(node)
 
@@ -188,21 +188,21 @@ class InflightInvocation:
             member.drain.drop_invocation(self.invocation.id)
 
     def _service_seconds(self, executor: str) -> float:
-        """Seconds that the engines of ``executor`` computed for this invocation; 0 if they do not tell."""
+        """Return the seconds of this invocation in the engines of ``executor``; 0 if unreported."""
         hops = [hop for hop in self.hops.values() if hop.executor == executor and hop.began]
         return max(hop.end for hop in hops) - min(hop.began for hop in hops) if hops else 0.0
 
     @property
     def all_reported(self) -> bool:
-        """True if every node has said when it was finished."""
+        """True if every node has reported that it finished."""
         return len(self.hops) == len(self.invocation.nodes)
 
     def waits_for(self, executor: str) -> bool:
-        """Return whether a node on ``executor`` is not finished yet."""
+        """Return True if a node on ``executor`` is unfinished."""
         return self._left[executor] > 0
 
     def has_alternative(self, executor: str) -> bool:
-        """Return whether another executor can take the work of ``executor``; the only one left is not given up."""
+        """Return True if another executor can take the work; the last one is not abandoned."""
         try:
             self.again(frozenset({*self.lost, executor}))
         except OmnibusError:
@@ -210,16 +210,17 @@ class InflightInvocation:
         return True
 
     def gone_error(self, executor: str) -> StageUnavailable:
-        """Return the error for a dead ``executor``, which names the stage that it runs."""
+        """Return the error for a dead ``executor``, with its stage."""
         nodes, route = self.invocation.nodes, self.executors
         stage = next((node.component for node, each in zip(nodes, route, strict=True) if each == executor), "")
         return StageUnavailable(f"executor {executor} of stage {stage!r} is gone", stage=stage, executor=executor)
 
     @property
     def may_hold_tensors(self) -> bool:
-        """True if something of it may lie in the arena: of its inputs, of a node, or of an earlier attempt.
+        """True if the arena may hold tensors of this invocation.
 
-        A single node with only small inputs puts nothing there. What all others have put there they report.
+        These are inputs, outputs of its nodes, or tensors of an earlier attempt. A single node with only small inputs
+        puts nothing there. Other nodes report their bytes.
         """
         invocation = self.invocation
         if invocation.attempt or self.pulled or not self.body or _HANDLE in self.body:
@@ -229,20 +230,20 @@ class InflightInvocation:
         return not self.all_reported or any(hop.nbytes for hop in self.hops.values())
 
     def record_failed_attempt(self, reason: str, error: OmnibusError) -> None:
-        """This attempt is lost, and why."""
+        """Record the reason for which this attempt is abandoned."""
         where = self.invocation.attempt
         self.moves.append(Moved(where, time.time(), reason, error.executor, error.message[:MAX_REASON_CHARS]))
 
     def is_current(self, node: int, attempt: int) -> bool:
-        """Return whether what ``attempt`` says of ``node`` is of the one that counts."""
+        """Return True if ``attempt`` is the current one of ``node``."""
         return self.attempts.get(node) == attempt
 
     def holds_nodes(self, executor: str, attempt: int) -> bool:
-        """Return whether ``executor`` has nodes in ``attempt`` that count."""
+        """Return True if ``executor`` runs current nodes in ``attempt``."""
         return (executor, attempt) in zip(self.executors, self.attempts.values(), strict=True)
 
     def with_places(self, invocation: Invocation, home: str) -> Invocation:
-        """Return ``invocation`` as executors get it: where it uses other nodes than the gateway's, it says which."""
+        """Return ``invocation`` with its machines, unless all run on ``home``."""
         if self.nodes <= {home}:
             return invocation
         members = [self._members.get(executor) for executor in invocation.route]
@@ -250,18 +251,18 @@ class InflightInvocation:
         return msgspec.structs.replace(invocation, places=places, home=home, sent=time.time())
 
     def executors_on(self, node: str) -> frozenset[str]:
-        """Its executors on ``node``, a machine, as far as they are known."""
+        """Return its known executors on ``node``, a machine."""
         members = ((executor, self._members.get(executor)) for executor in self.executors)
         return frozenset(executor for executor, member in members if member and member.status.node == node)
 
     def unfinished_nodes(self, executor: str) -> frozenset[int]:
-        """The nodes of ``executor`` that have not said that they are finished."""
+        """Return the nodes of ``executor`` that have not reported that they finished."""
         return frozenset(node for node, by in enumerate(self.executors) if by == executor and node not in self.hops)
 
     def begin_attempt(self, route: ExecutorRoute, again: frozenset[int], *, resumes: bool = True) -> None:
-        """Begin the next attempt on ``route`` for the nodes ``again``; others go on, or are done.
+        """Begin the next attempt on ``route`` for the nodes ``again``; others continue, or are done.
 
-        With ``resumes`` they begin behind what the client has of them.
+        With ``resumes`` they begin after the last output that the client received.
         """
         self._earlier_options[self.invocation.attempt] = self.invocation.options
         attempt, left = self.invocation.attempt + 1, tuple(self._resume_states(again) if resumes else ())
@@ -295,9 +296,9 @@ class InflightInvocation:
             tape.restart()
 
     def _resume_states(self, again: frozenset[int]) -> Iterator[tuple[int, str, dict[str, Any]]]:
-        """Yield the state for the nodes ``again`` to begin with: what the client has of them, checkpoints and codes.
+        """Yield the initial state of the nodes ``again``: the client's progress, checkpoints and codes.
 
-        Of an output that is whole, a text alone: others may need what goes with its tokens.
+        A complete output resumes only if it is text: other nodes may need the data of its tokens.
         """
         for (node, output), stream in self.streams.items():
             if node in again and (output == TEXT or not stream.ended) and (progress := stream.progress()):
@@ -311,8 +312,10 @@ class InflightInvocation:
                 yield node, output, {CODES: codes}
 
     def read_codes(self, begin: int) -> list[Any]:
-        """Codes, or frames, of the answer's talker that are known, from number ``begin`` on; none where they are not
-        retained."""
+        """Return the codes (or frames) of the answer's talker from ``begin`` on.
+
+        Empty if they are not retained.
+        """
         record = next((record for (_, output), record in self.records.items() if output == CODES), None)
         return record.joined_list(CODES)[begin:] if record is not None else []
 
@@ -328,7 +331,7 @@ class InflightInvocation:
 def token_resume_states(
     nodes: Sequence[GraphNode], outputs: Sequence[Key], tokens: Sequence[int]
 ) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    """Yield the state that the language model of an answer can begin with where ``tokens`` of it are known."""
+    """Yield the state from which an answer's language model resumes after ``tokens``."""
     written = [node for node, output in outputs if output == TEXT]
     if tokens and len(written) == 1:
         for each in _with_cache_source(nodes, written[0]):
@@ -336,23 +339,23 @@ def token_resume_states(
 
 
 def code_resume_states(nodes: Sequence[GraphNode], codes: Sequence[Any]) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    """Yield the state that the talker of an answer can begin with where ``codes`` of it, or frames, are known."""
+    """Yield the state from which the answer's talker resumes after ``codes``."""
     talkers = {source for node in nodes for source, name in node.uses if name == CODES}
     if codes and len(talkers) == 1:
         yield talkers.pop(), CODES, {CODES: list(codes)}
 
 
 def _with_cache_source(nodes: Sequence[GraphNode], node: int) -> tuple[int, ...]:
-    """``node``, and the half of a language model that fills its cache: both begin behind the same tokens."""
+    """Return ``node`` and the prefill node of its cache: both begin after the same tokens."""
     return (node, *(source for source, name in nodes[node].uses if name in UNRETAINED_OUTPUTS))
 
 
 def _merge_at(old: Sequence[_T], new: Sequence[_T], at: frozenset[int]) -> tuple[_T, ...]:
-    """``old`` with what is ``new`` in the places ``at``."""
+    """Return ``old`` with the values of ``new`` in the places ``at``."""
     return tuple(new[index] if index in at else each for index, each in enumerate(old))
 
 
 def _resumed_size(left: Mapping[str, Any]) -> int:
-    """Return the amount that a node need not compute again: the largest count of rows, steps or list elements."""
+    """Return the amount that a node need not recompute: the most rows, steps or list elements."""
     counts = [left.get("rows", 0), left.get("step", 0), *(len(each) for each in left.values() if type(each) is list)]
     return int(max(counts))

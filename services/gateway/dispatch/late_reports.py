@@ -1,4 +1,4 @@
-"""Reports of invocations that were ended before their nodes were done: what executors had computed for them."""
+"""Late reports of nodes that were still running when their invocation ended."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,12 +7,12 @@ from omnibus.bus.messages import Hop
 from services.gateway.dispatch.inflight import InflightInvocation
 from services.gateway.routing.executors import ExecutorTable
 
-#: Seconds that executors have to report what they had computed for an invocation that was ended early.
+#: Seconds that executors have to report their computation for an invocation that ended early.
 REPORT_SECONDS = 1.0
 
 
 class _Ended:
-    """An invocation that is over, the nodes that are to report, by number and attempt, and who waits for them."""
+    """An ended invocation, its missing reports and a callback."""
 
     def __init__(self, running: InflightInvocation, nodes: set[tuple[int, int]], then: Callable[[], None]) -> None:
         self.running = running
@@ -22,14 +22,14 @@ class _Ended:
 
 
 class LateReports:
-    """Invocations that are over, and whose executors may still report."""
+    """Ended invocations whose executors may still report."""
 
     def __init__(self, members: ExecutorTable) -> None:
         self._members = members
         self._ended: dict[str, _Ended] = {}
 
     def wait(self, running: InflightInvocation, then: Callable[[], None]) -> None:
-        """Call ``then`` when all nodes of ``running``, which is over, have reported, or have had the time for it."""
+        """Call ``then`` when all nodes of ``running`` have reported or timed out."""
         attempts = running.attempts
         nodes = {
             (node, attempts[node])
@@ -43,14 +43,14 @@ class LateReports:
         ended.timer = asyncio.get_running_loop().call_later(REPORT_SECONDS, self._finish, running.id)
 
     def add_report(self, hop: Hop) -> None:
-        """A report of an invocation that is not under way."""
+        """Add a report of an invocation that is not running."""
         ended = self._ended.get(hop.inv)
         if ended is None:
             return
         if hop.attempt < 0:
             ended.running.add_unfinished(hop)
             ended.nodes.discard((hop.node, ~hop.attempt))
-        elif ended.running.is_current(hop.node, hop.attempt):  # it was done before it heard of the end
+        elif ended.running.is_current(hop.node, hop.attempt):  # it finished before it received the end
             ended.running.hops[hop.node] = hop
             ended.nodes.discard((hop.node, hop.attempt))
         if not ended.nodes:
@@ -64,6 +64,6 @@ class LateReports:
             ended.then()
 
     def close(self) -> None:
-        """Wait for no report any more."""
+        """Stop waiting for reports."""
         for id in list(self._ended):
             self._finish(id)

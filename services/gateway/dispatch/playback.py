@@ -1,4 +1,4 @@
-"""Plays what nodes gave when they were recorded, as if they ran: for replays that begin in the middle of a graph."""
+"""Playback of recorded outputs, for replays that begin mid-graph."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ from services.gateway.dispatch.inflight import InflightInvocation
 
 log = logging.getLogger(__name__)
 
-#: Seconds that what is played outlives the deadline.
+#: Seconds that played tensors outlive the deadline.
 DEADLINE_GRACE_SECONDS = 10.0
 
 #: By node and output.
@@ -22,7 +22,7 @@ Tapes = Mapping[tuple[int, str], list[RecordedChunk]]
 
 
 class OutputPlayer:
-    """Stands for the executor ``name`` of the nodes before ``start`` in every attempt of one invocation."""
+    """Replaces the executor ``name`` of the nodes before ``start`` in every attempt."""
 
     def __init__(self, bus: Bus, tensors: TensorClient, limit: int, name: str, start: int, tapes: Tapes) -> None:
         self._bus = bus
@@ -34,13 +34,13 @@ class OutputPlayer:
         self.name = name
 
     def prepare_attempts(self, running: InflightInvocation) -> None:
-        """Play in each attempt of ``running``, which is not sent yet."""
+        """Play in each attempt of ``running``, which must not be sent yet."""
         if self._start:
             running.absent = frozenset({self.name})
             running.on_sent = self._on_attempt_sent
 
     def _on_attempt_sent(self, running: InflightInvocation) -> None:
-        """The attempt is with its executors: what comes before them is done."""
+        """Finish the recorded nodes of an attempt, and play their outputs."""
         self.stop()
         now = time.time()
         for node in range(self._start):
@@ -59,9 +59,9 @@ class OutputPlayer:
                     await self._send_chunk(running, node, output, seq, piece)
         except OmnibusError as error:
             running.fail(error)
-        except Exception:  # whoever waits for the answer must not wait for ever
-            log.exception("%s: what was recorded could not be played", running.id)
-            running.fail(Fatal("what was recorded could not be played: the gateway's log has more"))
+        except Exception:  # the client must not wait forever
+            log.exception("%s: a recorded output could not be played", running.id)
+            running.fail(Fatal("a recorded output could not be played: see the gateway's log"))
 
     async def _send_chunk(
         self, running: InflightInvocation, node: int, output: str, seq: int, piece: RecordedChunk

@@ -1,12 +1,13 @@
-"""Inputs that end executors: suspected after one death, refused for a while after two.
+"""Quarantine of inputs that kill executors: suspected after one death, refused after two.
 
 An executor that dies holds many invocations, and may have been killed from outside, so one death refuses nothing. Each
-unfinished node that it held is a suspect, known by a digest of all that it is computed from. A node that finishes
-anywhere is none any more. Suspects move like anything else, but, where there is a choice, not to an executor that runs
-more components than the one that died. At a further death the suspects with most deaths are compared: are they of one
-request, that input is refused; are they of several, these go on one at a time, so that the next death tells. An
-executor that comes back as the same process has only lost its connection: that was no death. No clock and no I/O here;
-times are seconds of one clock.
+unfinished node that it held becomes a suspect, identified by a digest of all its inputs. A node that finishes anywhere
+is cleared. Suspects move like other nodes, but avoid executors with more components than the dead one, if possible.
+
+At a further death, the suspects with the most deaths are compared. If they belong to one request, its input is refused.
+If they belong to several, these requests run one at a time, so the next death identifies the culprit. An executor
+that returns as the same process only lost its connection, which does not count as a death. This module uses no clock
+and no I/O; times are seconds of one clock.
 """
 
 from collections import OrderedDict, deque
@@ -21,20 +22,20 @@ from services.gateway.dispatch.inflight import InflightInvocation
 from services.gateway.routing.executors import ExecutorTable
 from services.gateway.routing.router import ExecutorRoute
 
-#: Deaths after which an input is refused, if there is one alone to suspect.
+#: Deaths after which an input is refused, if it is the only suspect.
 MAX_DEATHS = 2
-#: Suspects, and refused inputs, that are remembered; those of longest ago are forgotten first.
+#: Suspects and refused inputs that are remembered; the oldest are evicted first.
 MAX_SUSPECTS = 4096
 MAX_REFUSED_INPUTS = 256
-#: Dead executors that are remembered, in case that they come back.
+#: Dead executors that are remembered, in case they return.
 MAX_DEAD_EXECUTORS = 64
 
-#: Digests of nodes that together end executors.
+#: Digests of nodes that together kill executors.
 Culprit = frozenset[str]
 
 
 def node_keys(nodes: Sequence[GraphNode]) -> list[str]:
-    """A digest of each node and all that it is computed from. Equal inputs have equal keys, whoever sends them."""
+    """Return a digest of each node and all its inputs; equal inputs have equal keys for all senders."""
     keys: list[str] = []
     for node in nodes:
         digest = blake2b(node.digest.encode(), digest_size=12)
@@ -45,21 +46,21 @@ def node_keys(nodes: Sequence[GraphNode]) -> list[str]:
 
 
 class Quarantine:
-    """Inputs that this gateway suspects and refuses. ``seconds`` 0: none."""
+    """Inputs that this gateway suspects and refuses for ``seconds``; 0 disables it."""
 
     def __init__(self, members: ExecutorTable, seconds: float = 0.0) -> None:
         self._members = members
         self._seconds = seconds
         self._suspects: OrderedDict[str, int] = OrderedDict()  # deaths by key
         self._refused: OrderedDict[Culprit, float] = OrderedDict()  # until when
-        self._dead: OrderedDict[str, tuple[ExecutorStatus, Culprit]] = OrderedDict()  # last status, and what it held
+        self._dead: OrderedDict[str, tuple[ExecutorStatus, Culprit]] = OrderedDict()  # last status, and its suspects
         self._single: InflightInvocation | None = None
         self._waiting: deque[tuple[InflightInvocation, int, Callable[[], None]]] = deque()
 
     # Refusing
 
     def check_invocation(self, invocation: Invocation, now: float) -> None:
-        """Raise ``BadInput`` for an input that is refused. What an operator runs again is not."""
+        """Raise ``BadInput`` for a refused input. Replays by an operator are exempt."""
         if not self._refused or invocation.replay_of:
             return
         keys = set(node_keys(invocation.nodes))
@@ -70,7 +71,7 @@ class Quarantine:
                 raise _refusal_error(until - now)
 
     def refuse_inputs(self, culprit: Iterable[str], now: float) -> None:
-        """Refuse inputs with all of ``culprit`` from now on, for example because another gateway does."""
+        """Refuse inputs with all of ``culprit``, for example as another gateway does."""
         refused = frozenset(culprit)
         if refused and self._seconds:
             self._refused[refused] = now + self._seconds
@@ -80,9 +81,9 @@ class Quarantine:
     # Suspecting
 
     def record_death(self, executor: str, inflight: Iterable[InflightInvocation], now: float) -> None:
-        """Note what ``executor`` held when it died; ``running.culprit`` is what of it is refused from now on.
+        """Record the suspects of a dead ``executor``; sets the ``culprit`` of refused invocations.
 
-        The word of a death comes several times, of each request that it refuses: the first one is counted.
+        Each request that a dead executor rejects reports its death again: only the first report counts.
         """
         member = self._members.get(executor)
         if member is None:
@@ -108,12 +109,12 @@ class Quarantine:
         self._judge_suspects(held, now)
 
     def note_status(self, status: ExecutorStatus) -> None:
-        """Take back the death of an executor that goes on: the same process, whose connection came back."""
+        """Revoke the death of an executor if the same process reconnected."""
         if not self._dead or status.id not in self._dead:
             return
         last, suspects = self._dead.pop(status.id)
         if status.pid != last.pid or status.reconnects <= last.reconnects:
-            return  # another one in its place
+            return  # another process replaced it
         for key in suspects & self._suspects.keys():
             self._suspects[key] -= 1
             if not self._suspects[key]:
@@ -122,7 +123,7 @@ class Quarantine:
             del self._refused[culprit]
 
     def clear_suspect(self, running: InflightInvocation, node: int) -> None:
-        """``node`` is done: its input is no suspect."""
+        """Clear the input of ``node``, which finished."""
         if not self._suspects and not self._refused:
             return
         key = node_keys(running.invocation.nodes)[node]
@@ -131,7 +132,7 @@ class Quarantine:
             del self._refused[culprit]
 
     def _judge_suspects(self, held: Mapping[InflightInvocation, Culprit], now: float) -> None:
-        """Refuse the input that has most deaths, if it is one; of several each is to go on by itself."""
+        """Refuse the input with the most deaths; if there are several, make each run alone."""
         deaths = max((self._suspects.get(key, 0) for keys in held.values() for key in keys), default=0)
         if deaths < MAX_DEATHS:
             return
@@ -145,27 +146,27 @@ class Quarantine:
                 running.single = True
 
     def refusal_error(self, running: InflightInvocation) -> BadInput | None:
-        """The error for an input that ended its executors; None for any other."""
+        """Return the error for an input that killed its executors; None for any other."""
         return _refusal_error(self._seconds) if running.culprit else None
 
     # Moving
 
     def find_route(self, running: InflightInvocation) -> ExecutorRoute:
-        """The next route of ``running``, if possible past executors of more components than one that died with it.
+        """Return the next route of ``running``, if possible without suspiciously large executors.
 
-        Raises as ``running.again`` does.
+        These run more components than an executor that died with it. Raises as ``running.again`` does.
         """
         lost = frozenset(running.lost)
         larger = frozenset[str]().union(*map(self._members.larger_executors, running.died_with))
         if larger:
             try:
                 return running.again(lost | larger)
-            except StageUnavailable:  # there is no other
+            except StageUnavailable:  # there are no others
                 pass
         return running.again(lost)
 
     def schedule_move(self, running: InflightInvocation, move: Callable[[], None]) -> None:
-        """Call ``move`` now, or, if ``running`` has to go on by itself, when no other one does."""
+        """Call ``move`` now; if ``running`` must run alone, after the other ones that must."""
         if running.single and self._single not in (None, running):
             self._waiting.append((running, running.invocation.attempt, move))
             return
@@ -174,7 +175,7 @@ class Quarantine:
         move()
 
     def release_turn(self, running: InflightInvocation) -> None:
-        """``running`` is over: the next one goes on."""
+        """Start the next move that must run alone, because ``running`` ended."""
         if self._single is not running:
             return
         self._single = None
@@ -185,13 +186,13 @@ class Quarantine:
 
 
 def _unfinished_keys(running: InflightInvocation, executor: str) -> Culprit:
-    """Keys of the nodes that ``executor`` has not finished."""
+    """Return the keys of the unfinished nodes of ``executor``."""
     keys, route = node_keys(running.invocation.nodes), running.invocation.route
     return frozenset(keys[node] for node, by in enumerate(route) if by == executor and node not in running.hops)
 
 
 def _refusal_error(seconds: float) -> BadInput:
     return BadInput(
-        f"this input ended {MAX_DEATHS} executors and is refused for {ceil(seconds)} seconds; send another one, or ask "
-        "the operator, who has it among the dead letters"
+        f"this input ended {MAX_DEATHS} executors and is refused for {ceil(seconds)} seconds: send another one, or ask "
+        "the operator, who finds it among the dead letters"
     )

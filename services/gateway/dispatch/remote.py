@@ -1,7 +1,7 @@
-"""Chunks whose tensors lie on another node: pulled here, and fed in the order in which they came.
+"""Chunks with tensors on another node: pulled here, and fed in order.
 
-Chunks of one output wait for each other, so that its stream sees no gap; other outputs go on. A local chunk that comes
-behind one that is still on its way waits, too.
+Chunks of one output wait for each other, so that its stream has no gap; other outputs continue. A local chunk also
+waits for earlier chunks that are still being pulled.
 """
 
 import asyncio
@@ -19,9 +19,9 @@ from services.gateway.dispatch.inflight import InflightInvocation
 
 log = logging.getLogger(__name__)
 
-#: Takes a chunk whose tensor can be viewed here.
+#: Handles a chunk whose tensor can be viewed here.
 FeedChunk = Callable[[InflightInvocation, Chunk], None]
-#: Takes an error of a pull, and the chunk that it was for.
+#: Handles the error of a pull, and its chunk.
 FailChunk = Callable[[InflightInvocation, Chunk, OmnibusError], None]
 
 
@@ -34,16 +34,16 @@ class RemoteChunks:
         self._fail = fail
 
     def must_wait(self, running: InflightInvocation, chunk: Chunk) -> bool:
-        """Return whether ``chunk``, with a tensor of another node or behind one, cannot be fed at once."""
+        """Return True if ``chunk`` must wait for its or an earlier pull."""
         key = (chunk.node, chunk.output)
         if key in running.arriving:
             return True
-        # What is only retained is not read here.
+        # Outputs that are only retained are not read here.
         read = key in running.streams or key in running.tapes
         return read and chunk.handle is not None and chunk.handle.node != self._tensors.node
 
     def add_chunk(self, running: InflightInvocation, chunk: Chunk) -> None:
-        """Feed ``chunk`` once its tensor is here and those before it have been fed."""
+        """Feed ``chunk`` after its tensor has arrived and earlier chunks were fed."""
         key = (chunk.node, chunk.output)
         waiting = running.arriving.get(key)
         if waiting is not None:
@@ -70,7 +70,7 @@ class RemoteChunks:
             del running.arriving[key]
 
     async def _open_tensor(self, running: InflightInvocation, chunk: Chunk, opened: Handle | None) -> Handle | None:
-        """Have the bytes of ``chunk`` here; returns the handle whose read is open."""
+        """Pull the bytes of ``chunk``; returns the handle whose read is open."""
         handle, rows = chunk.handle, chunk.rows
         if handle is None or self._tensors.is_local(handle):
             return opened
@@ -87,19 +87,19 @@ class RemoteChunks:
 
 
 def publish_end(bus: Bus, limit: int, over: InvocationEnd, holders: Iterable[tuple[str, InvocationEnd]]) -> None:
-    """Tell ``holders``, executors, their end of an invocation, and all who watch that it is ``over``."""
+    """Send executors in ``holders`` their end of an invocation, and observers ``over``."""
     try:
         for executor, end in holders:
             (frame,) = messages.join_frames([messages.encode(end)], limit)
             bus.publish(subjects.edge_subject(executor), frame)
-        # Nobody acts on it who is not told above.
+        # Only observers read this one: the executors were notified above.
         bus.publish(subjects.end_subject(over.inv), messages.encode(over), lazy=True)
     except OmnibusError as error:  # holders fall back on the deadline
         log.warning("end of %s not sent: %s", over.inv, error)
 
 
 def publish_end_to_nodes(bus: Bus, over: InvocationEnd, nodes: Iterable[str]) -> None:
-    """Let the sidecars of other ``nodes`` free what the invocation left there."""
+    """Let the sidecars of other ``nodes`` free the tensors of the invocation."""
     for node in nodes:
         try:
             bus.publish(subjects.node_subject(node), messages.encode(over))

@@ -1,7 +1,7 @@
-"""A lost stage begins again, and those that depend on it: nodes before it go on where they are.
+"""Restart of a lost stage and its dependents, but not their producers.
 
-What such a node gives arrives at the gateway as well (``services.gateway.dispatch.retention``), and is sent on from
-here to the executors that begin again: first what it gave before, then what still comes.
+The gateway also receives the outputs of these nodes (``services.gateway.dispatch.retention``). It forwards them to the
+executors that restart: first the earlier chunks, then the new ones.
 """
 
 import logging
@@ -19,12 +19,12 @@ from services.gateway.dispatch.retention import CHECKPOINT, Key, OutputRetention
 
 log = logging.getLogger(__name__)
 
-#: Bytes of a message that are left for its frame.
+#: Bytes of a message that are reserved for its frame.
 _FRAME_OVERHEAD_BYTES = 512
 
 
 class StageRestarts:
-    """Says which nodes of an invocation begin again, and feeds them."""
+    """Determines which nodes of an invocation restart, and feeds them."""
 
     def __init__(self, bus: Bus, retention: OutputRetention, limit: int) -> None:
         self._bus = bus
@@ -34,7 +34,7 @@ class StageRestarts:
     # What is retained
 
     def prepare_invocation(self, running: InflightInvocation, invocation: Invocation) -> Invocation:
-        """``invocation`` as it is sent: with the outputs that are retained of it, in records that begin here."""
+        """Return ``invocation`` with the outputs to retain, and open their records."""
         keys = self.retention.retained_outputs(invocation)
         for key in keys:
             if key not in running.records:
@@ -42,28 +42,28 @@ class StageRestarts:
         return self._fit_message(msgspec.structs.replace(invocation, retained=keys) if keys else invocation)
 
     def _fit_message(self, invocation: Invocation) -> Invocation:
-        """Return ``invocation``, without the largest of what nodes can begin with if its message has no room for it."""
+        """Return ``invocation`` without the largest resume states that exceed the message size."""
         while invocation.resumes and len(graph.encode_invocation(invocation)) + _FRAME_OVERHEAD_BYTES > self._limit:
-            log.info("%s begins again from less: its message is full", invocation.id)
+            log.info("%s restarts with less progress: its message is full", invocation.id)
             _, _, largest = max(invocation.resumes, key=lambda each: len(msgspec.json.encode(each)))
             left = tuple([each for each in invocation.resumes if each[2] != largest])  # both halves of a model, or none
             invocation = msgspec.structs.replace(invocation, resumes=left)
         return invocation
 
     def record_chunk(self, running: InflightInvocation, chunk: Chunk) -> None:
-        """A node has sent ``chunk`` to another one. Raises ``SequenceGap`` where one that begins again needs it."""
+        """Record ``chunk`` between two nodes. Raises ``SequenceGap`` if a restarted reader misses it."""
         key = (chunk.node, chunk.output)
         record = running.records[key]
         targets = running.forwards.get(key, ())
         if self.retention.record_chunk(record, chunk):
             self._forward_chunk(chunk, targets)
         elif targets:
-            raise SequenceGap(f"{chunk.output} of node {chunk.node} cannot be sent on: a chunk of it is missing")
+            raise SequenceGap(f"{chunk.output} of node {chunk.node} cannot be forwarded: a chunk of it is missing")
 
     # Which nodes
 
     def nodes_to_restart(self, running: InflightInvocation, lost: frozenset[int]) -> frozenset[int]:
-        """The nodes that begin again, with those ``lost``: all of them where nothing is retained."""
+        """Return the nodes that restart with the ``lost`` ones; all of them without retention."""
         everything = frozenset(range(len(running.attempts)))
         if not running.records or not lost:
             return everything
@@ -74,7 +74,7 @@ class StageRestarts:
         return affected_nodes(running.invocation, lost, running.hops, usable)
 
     def end_messages(self, running: InflightInvocation, again: frozenset[int]) -> Iterable[tuple[str, InvocationEnd]]:
-        """Yield each executor of the nodes that begin ``again``, with the ``InvocationEnd`` message for it."""
+        """Yield each executor of the nodes ``again`` and its ``InvocationEnd`` message."""
         invocation = running.invocation
         for executor in dict.fromkeys(running.executors[node] for node in sorted(again)):
             own = frozenset(node for node, by in enumerate(running.executors) if by == executor)
@@ -87,17 +87,17 @@ class StageRestarts:
             )
 
     def drop_outputs(self, running: InflightInvocation, again: frozenset[int]) -> None:
-        """Drop what the nodes ``again`` have given: they will give it again."""
+        """Drop the outputs of the nodes ``again``, which will send them again."""
         for key in [key for key in running.records if key[0] in again]:
             if key[1] == CHECKPOINT:
-                running.records[key].restart()  # it is what its node begins with
+                running.records[key].restart()  # its node resumes from it
             else:
                 self.retention.drop_record(running.records.pop(key))
 
     # Feeding them
 
     def feed_nodes(self, running: InflightInvocation, again: frozenset[int]) -> None:
-        """Send the nodes ``again`` what those before them have given, and from now on what they give."""
+        """Forward earlier and future outputs to the nodes ``again``."""
         forwards: dict[Key, list[tuple[str, int]]] = {}
         new: dict[Key, list[tuple[str, int]]] = {}
         for reader, node in enumerate(running.invocation.nodes):
@@ -119,4 +119,4 @@ class StageRestarts:
                 for frame in messages.join_frames([body], self._limit):
                     self._bus.publish(subjects.edge_subject(executor), frame)
             except OmnibusError as error:  # the reader's deadline covers it
-                log.warning("%s: a chunk was not sent on to %s: %s", chunk.inv, executor, error)
+                log.warning("cannot forward a chunk of %s to %s: %s", chunk.inv, executor, error)

@@ -1,10 +1,10 @@
-"""Retained outputs of running invocations, so that a lost stage can begin again without those before it.
+"""Retention of running invocations' outputs, to restart a lost stage alone.
 
-Chunks that nodes send to each other come here as well, as small records: tensors stay in the arena, where they are
-retained after their last reader until the invocation ends. An output that other stages read on another executor is
-worth that: what it would cost to compute it again is lost with its reader. Codes of a talker are what it begins behind
-itself, so they are retained whoever reads them. Bytes are bounded here, and the sidecar drops what is retained before
-it refuses memory to anybody.
+The gateway receives the chunks that nodes send to each other as well, as small records. Their tensors stay in the
+arena after their last reader, until the invocation ends. An output read by a stage on another executor is worth
+retaining: otherwise the death of that stage would make the producer run again. A talker resumes after its own codes,
+so they are always retained. The bytes are bounded here, and the sidecar drops retained tensors before it rejects an
+allocation.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,46 +20,46 @@ from services.gateway.dispatch.streams import MAX_RESUMED_VALUES
 #: Node and output.
 Key = tuple[int, str]
 
-#: What a denoiser leaves every few steps: latents to go on from. Nobody else reads it.
+#: Latents that a denoiser sends every few steps to resume from. Only the gateway reads them.
 CHECKPOINT = "checkpoint"
-#: What a talker says: small, and what it begins behind, whoever reads it. Its chunks hold a list of this name.
+#: Codes of a talker: small, and always the point to resume from. Its chunks hold a list of this name.
 CODES = "codes"
-#: Unit tasks that leave checkpoints begin with this.
+#: Prefix of unit tasks that send checkpoints.
 _CHECKPOINTED_TASK_PREFIX = "denoise-"
-#: Never retained: of the size of a model's memory, and made for one reader who asks when it has room.
+#: Never retained: as large as a model's memory, and made for one reader that requests it.
 UNRETAINED_OUTPUTS = frozenset({"cache"})
-#: What a chunk without a tensor counts for, and a number of a list in it.
+#: Bytes that count for a chunk without a tensor, and for a number of a list in it.
 RECORD_BYTES, NUMBER_BYTES = 1024, 32
-#: Shapes of invocations that are remembered.
+#: Shapes of invocations that are cached.
 MAX_SHAPES = 1024
-#: Policies: nothing; what is read on another executor; all that nodes read of each other.
+#: Policies: nothing; outputs read on another executor; all outputs that nodes read of each other.
 OFF, AUTO, ALL = "off", "auto", "all"
 
 
 class OutputRecord:
-    """The chunks of one output in order; of a checkpoint the last one alone."""
+    """The chunks of one output in order; only the last one of a checkpoint."""
 
     __slots__ = ("chunks", "expected", "handles", "intact", "latest", "nbytes", "seen", "whole")
 
     def __init__(self, latest: bool = False) -> None:
         self.chunks: list[Chunk] = []
         self.handles: dict[Handle, None] = {}
-        self.seen: set[Handle] = set()  # those whose read by this gateway is over
-        self.whole = False  # its last chunk came
+        self.seen: set[Handle] = set()  # those that this gateway has released or retained
+        self.whole = False  # its last chunk arrived
         self.intact = True  # no chunk is missing
         self.latest = latest
         self.nbytes = 0
         self.expected = 0
 
     def joined_list(self, key: str) -> list[Any]:
-        """The lists of this name in all chunks, one behind the other: ``MAX_RESUMED_VALUES`` numbers at most."""
+        """Return the concatenated lists of this name: ``MAX_RESUMED_VALUES`` numbers at most."""
         if not self.intact:
             return []
         joined = [value for chunk in self.chunks for value in chunk.data.get(key, ())]
         return joined[: MAX_RESUMED_VALUES // max(1, _numbers_in(joined[:1]))]
 
     def restart(self) -> None:
-        """Its node begins again, from what is here."""
+        """Prepare for its node, which restarts from the retained chunks."""
         self.expected, self.whole, self.intact = 0, False, True
 
 
@@ -74,7 +74,7 @@ class OutputRetention:
         self._known: dict[object, tuple[Key, ...]] = {}
 
     def retained_outputs(self, invocation: Invocation) -> tuple[Key, ...]:
-        """The outputs of nodes that begin in this attempt and are worth retaining: the same for all of one shape."""
+        """Return the outputs worth retaining of nodes that begin in this attempt; cached per shape."""
         shape = tuple([(node.task, node.uses) for node in invocation.nodes])
         attempt = (invocation.attempts, invocation.attempt) if invocation.attempts else ()
         key = (self.policy, shape, invocation.route, invocation.outputs, attempt)
@@ -103,7 +103,7 @@ class OutputRetention:
         return OutputRecord(latest=key[1] == CHECKPOINT)
 
     def record_chunk(self, record: OutputRecord, chunk: Chunk) -> bool:
-        """Record ``chunk``; returns whether the record is intact."""
+        """Record ``chunk``; returns True if the record is intact."""
         in_order = chunk.seq == record.expected
         record.expected += 1
         if not (record.intact and in_order and self._retain_chunk(record, chunk)):
@@ -133,7 +133,7 @@ class OutputRetention:
         if handle is not None:
             try:
                 self._tensors.retain(handle)
-            except OmnibusError:  # it was freed
+            except OmnibusError:  # it was already freed
                 return False
             record.handles[handle] = None
             record.seen.add(handle)
@@ -142,7 +142,7 @@ class OutputRetention:
         return True
 
     def _replace_checkpoint(self, record: OutputRecord, chunk: Chunk) -> None:
-        """Let go of the checkpoint before ``chunk``."""
+        """Drop the checkpoint before ``chunk``."""
         for handle in [each for each in record.handles if each != chunk.handle]:
             self._drop_handle(record, handle)
         record.chunks.clear()
@@ -158,18 +158,18 @@ class OutputRetention:
         self.drop_record(record)
 
     def is_usable(self, record: OutputRecord | None) -> bool:
-        """Return whether all that came of an output can be read again."""
+        """Return True if all received chunks of an output are still readable."""
         if record is None or not record.intact:
             return False
         try:
             for handle in record.handles:
                 self._tensors.check_handle(handle)
-        except OmnibusError:  # others needed the memory, or its producer died before it was complete
+        except OmnibusError:  # the arena reclaimed the memory, or the producer died before it was complete
             return False
         return True
 
     def drop_record(self, record: OutputRecord) -> None:
-        """Nobody begins again from it."""
+        """Drop the chunks of ``record``, which no node will resume from."""
         for handle in list(record.handles):
             self._drop_handle(record, handle)
         self.nbytes -= record.nbytes
@@ -177,14 +177,14 @@ class OutputRetention:
         record.chunks.clear()
 
     def close_records(self, records: Mapping[Key, OutputRecord]) -> None:
-        """Their invocation is over; its end frees their memory."""
+        """Uncount the records of an ended invocation; its end frees their memory."""
         for record in records.values():
             self.nbytes -= record.nbytes
             record.nbytes = 0
 
 
 def _numbers_in(values: Sequence[Any]) -> int:
-    """Count the numbers of a list of numbers, or of lists that are as long as the first."""
+    """Count the numbers of a list of numbers or of equal lists."""
     return len(values) * (len(values[0]) if values and type(values[0]) is list else 1)
 
 
@@ -195,9 +195,9 @@ def _leaves_checkpoints(invocation: Invocation, node: int) -> bool:
 def affected_nodes(
     invocation: Invocation, lost: Iterable[int], finished: Iterable[int], usable: Mapping[Key, bool]
 ) -> frozenset[int]:
-    """The nodes that begin again when ``lost`` nodes do.
+    """Return the nodes that restart when ``lost`` nodes do.
 
-    Those that depend on them and are not ``finished``, and those before them whose outputs are not ``usable``.
+    These are the dependents that are not ``finished``, and the producers whose outputs are not ``usable``.
     """
     again, done = set(lost), set(finished)
     while True:

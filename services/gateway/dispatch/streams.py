@@ -1,7 +1,7 @@
-"""Results as the app sees them: streams that survive a change of executor.
+"""Streams of results for the app, which survive a change of executor.
 
-When a node moves to another executor it runs again, from the start or from where it says. Seeds make it produce the
-same answer, so a stream skips what the client already has and checks that it is the same.
+A node that moves to another executor runs again, from the start or from a position that it reports. Seeds make it
+produce the same answer. So a stream skips the part that the client already received and checks that it is the same.
 """
 
 import asyncio
@@ -20,22 +20,24 @@ from omnibus.tensors.inline import unpack_tensor
 from omnibus.tensors.item import RESUMED_AT, Item, JoinedText
 from services.gateway.dispatch.digest import Fingerprint
 
-#: Most numbers of a list that a node can begin with: they travel in its message.
+#: Most numbers of a list that a node can resume from: they travel in its message.
 MAX_RESUMED_VALUES = 4096
 
-#: Reads a handle's tensor and gives the memory back.
+#: Reads a handle's tensor and releases the memory.
 Fetch = Callable[[Handle], np.ndarray]
 
 
 class _RepeatableOutput:
-    """Strings and lists that grow chunk by chunk, by key and type. A later attempt tells them again, in chunks
-    of its own: how many tokens share a chunk depends on how busy the executor is."""
+    """Strings and lists that grow chunk by chunk, by key and type.
+
+    A later attempt repeats them in different chunks: the number of tokens per chunk depends on the executor's load.
+    """
 
     def __init__(self) -> None:
         self._pieces: dict[_Key, list[Any]] = {}
-        self._whole: list[dict[str, Any]] = []  # chunks of plain values, which are never cut otherwise
+        self._whole: list[dict[str, Any]] = []  # chunks of plain values, which are never cut differently
         self._repeated = 0
-        self.again: dict[_Key, Any] = {}  # what this attempt still has to repeat
+        self.again: dict[_Key, Any] = {}  # the rest that this attempt must repeat
 
     def restart(self) -> None:
         self.again = {key: _join_values(told) for key, told in self._pieces.items()}
@@ -43,7 +45,7 @@ class _RepeatableOutput:
         self._repeated = 0
 
     def number_lists(self) -> dict[str, list[int]]:
-        """Of each list of whole numbers what was told first, up to ``MAX_RESUMED``."""
+        """Return the first ``MAX_RESUMED_VALUES`` elements of each list of whole numbers."""
         found = {key: _join_values(pieces) for (key, type_), pieces in self._pieces.items() if type_ is list and pieces}
         return {
             key: all_[:MAX_RESUMED_VALUES] for key, all_ in found.items() if all(type(each) is int for each in all_)
@@ -51,29 +53,29 @@ class _RepeatableOutput:
 
     @property
     def is_missing(self) -> bool:
-        """True if this attempt has not repeated all that was told before."""
+        """True if this attempt has not repeated all earlier output."""
         return any(self.again.values()) or self._repeated < len(self._whole)
 
     def skip_repeated(self, data: dict[str, Any]) -> dict[str, Any]:
-        """Return the part of ``data`` that is new. Raises ``StageFailed`` when it differs from what came before."""
+        """Return the new part of ``data``. Raises ``StageFailed`` if it differs from earlier output."""
         if not self.again and KEY not in data and self._add_pieces(data):
             return data
         if type(data.get(KEY)) is list and len(data) == 1:
-            return self._skip_repeated_chunk(data)  # a list that is a part by itself
+            return self._skip_repeated_chunk(data)  # a list that is a whole part
         grows = [key for key, value in data.items() if type(value) in _GROWING_TYPES]
         told = [key for key in grows if data[key]]
         if not told and data and (not grows or any(data.values())):
             return self._skip_repeated_chunk(data)
         fresh = {key: self._skip_repeated_value(key, value) for key, value in data.items()} if self.again else data
         if told and not any(fresh[key] for key in told):
-            return {}  # told before, with all that came along
+            return {}  # repeated, with all other fields of the chunk
         for key in told:
             if fresh[key]:
                 self._pieces.setdefault((key, type(data[key])), []).append(fresh[key])
         return fresh
 
     def _add_pieces(self, data: dict[str, Any]) -> bool:
-        """Remember the text and lists of ``data``, all of which is new; returns whether there are any."""
+        """Remember the text and lists of ``data``, which are new; returns True if there are any."""
         told = False
         for key, value in data.items():
             if value and type(value) in _GROWING_TYPES:
@@ -82,7 +84,7 @@ class _RepeatableOutput:
         return told
 
     def _skip_repeated_chunk(self, data: dict[str, Any]) -> dict[str, Any]:
-        """A chunk without text or lists comes again as it was."""
+        """Skip a chunk without text or lists, which repeats unchanged."""
         self._repeated += 1
         if self._repeated > len(self._whole):
             self._whole.append(data)
@@ -103,7 +105,7 @@ class _RepeatableOutput:
 
 _Key = tuple[str, type]
 _GROWING_TYPES = (str, list)
-_DIVERGED_MESSAGE = "another executor continued differently, so the answer cannot be resumed: ask again"
+_DIVERGED_MESSAGE = "another executor continued differently, so the answer cannot be resumed: retry the request"
 
 
 def _join_values(pieces: list[Any]) -> Any:
@@ -111,16 +113,16 @@ def _join_values(pieces: list[Any]) -> Any:
 
 
 class ItemStream:
-    """Items as they arrive: for one reader, which takes what is ready or waits for more."""
+    """Items as they arrive, for one reader."""
 
     def __init__(self) -> None:
         self.ended = False
         self.notify: Callable[[], None] | None = None
-        #: Takes each item as it comes, in place of a reader; ``notify`` is then called at the end alone.
+        #: Receives each item on arrival, instead of a reader; ``notify`` is then called only at the end.
         self.consumer: Callable[[Item], None] | None = None
-        self.first: Item | None = None  # kept, for graphs that use it later
-        self.began = 0.0  # when it came, Unix seconds
-        self.fingerprint: Fingerprint | None = None  # of what is recorded of it
+        self.first: Item | None = None  # for graphs that use it later
+        self.began = 0.0  # when it arrived, Unix seconds
+        self.fingerprint: Fingerprint | None = None  # of its recorded content
         self._ready: list[Item] = []
         self._failure: OmnibusError | None = None
         self._waiters: list[asyncio.Future[None]] = []
@@ -136,7 +138,7 @@ class ItemStream:
             self._ready.append(item)
 
     def consume_by(self, consumer: Callable[[Item], None]) -> None:
-        """Have ``consumer`` take what is ready, and each item as it comes."""
+        """Pass the ready items to ``consumer``, and each later item on arrival."""
         self.consumer = consumer
         ready, self._ready = self._ready, []
         for item in ready:
@@ -147,14 +149,14 @@ class ItemStream:
         self.wake_reader()
 
     def fail(self, error: OmnibusError) -> None:
-        """End with ``error`` in place of what is missing. What came to its end is whole, whatever fails beside it."""
+        """End with ``error`` if the stream is incomplete; a complete stream ignores failures elsewhere."""
         if not self.ended:
             self._failure = error
             self.ended = True
             self.wake_reader()
 
     def wake_reader(self) -> None:
-        """Something arrived: tell who waits."""
+        """Wake the waiting reader after an arrival."""
         if self.notify is not None:
             self.notify()
         if self._waiters:
@@ -164,10 +166,10 @@ class ItemStream:
                     waiter.set_result(None)
 
     def stop(self) -> None:
-        """Nobody reads it any more."""
+        """Stop reading."""
 
     def take_ready(self) -> list[Item]:
-        """Everything that is ready. Raises the failure once all before it was taken."""
+        """Return all ready items. Raises the failure once all items before it were taken."""
         items = self._ready
         if items:
             self._ready = []
@@ -176,7 +178,7 @@ class ItemStream:
         return items
 
     async def next_items(self) -> list[Item]:
-        """Everything that is ready, at least one item; empty after the last."""
+        """Return all ready items, at least one; empty after the last."""
         while not (items := self.take_ready()):
             if self.ended:
                 return []
@@ -184,12 +186,12 @@ class ItemStream:
         return items
 
     async def wait_first(self) -> Item:
-        """The first item, also when it was taken before. Raises ``StageFailed`` when there is none."""
+        """Return the first item, even if already taken. Raises ``StageFailed`` if there is none."""
         while self.first is None:
             if self._failure is not None:
                 raise self._failure
             if self.ended:
-                raise StageFailed("an output that a later step needs ended without a value: ask again")
+                raise StageFailed("an output that a later step needs ended without a value: retry the request")
             await self._wait_arrival()
         return self.first
 
@@ -200,35 +202,35 @@ class ItemStream:
 
     @property
     def has_ready(self) -> bool:
-        """True if items wait for a reader."""
+        """True if items are ready for a reader."""
         return bool(self._ready)
 
     @property
     def is_whole(self) -> bool:
-        """True if all of it has come, whether or not it was read."""
+        """True if all items arrived, whether or not they were read."""
         return self.ended and self._failure is None
 
     @property
     def is_exhausted(self) -> bool:
-        """True if its reader has got all that there is, and it did not fail."""
+        """True if all items were read and the stream did not fail."""
         return self.ended and not self._ready and self._failure is None
 
 
 class ResultStream(ItemStream):
-    """One output of one node, as it arrives, over all attempts of its invocation."""
+    """One output of one node over all attempts of its invocation."""
 
     def __init__(self, node: int, output: str, fetch: Fetch) -> None:
         super().__init__()
         self.origin = (node, output)
         self._fetch = fetch
         self._expected = 0
-        self.closing: dict[str, Any] = {}  # what came with the last chunk
+        self.closing: dict[str, Any] = {}  # the data of the last chunk
         self.samples = 0  # array rows delivered in all attempts together
         self._told = _RepeatableOutput()
-        self._skip = 0  # array rows still to be skipped in this attempt
+        self._skip = 0  # array rows that this attempt must still skip
 
     def feed_chunk(self, chunk: Chunk) -> None:
-        """Take a chunk of the current attempt. Raises ``SequenceGap`` when one before it was lost."""
+        """Handle a chunk of the current attempt. Raises ``SequenceGap`` if an earlier one was lost."""
         if self.ended:
             return
         if chunk.seq != self._expected:
@@ -251,7 +253,7 @@ class ResultStream(ItemStream):
             if fresh is chunk.data or any(fresh.values()):
                 self.add_item(JoinedText(fresh, chunk.cuts) if chunk.cuts and fresh is chunk.data else Item(fresh))
         if chunk.last and (self._skip or self._told.is_missing):
-            raise StageFailed("another executor ended the answer earlier, so it cannot be resumed: ask again")
+            raise StageFailed("another executor ended the answer earlier, so it cannot be resumed: retry the request")
 
     def _add_rows(self, chunk: Chunk) -> None:
         if chunk.inline is not None:
@@ -271,13 +273,13 @@ class ResultStream(ItemStream):
             self.add_item(Item(data, array[dropped:]))
 
     def restart(self) -> None:
-        """The invocation begins again elsewhere."""
+        """Expect the output again, because the invocation restarts elsewhere."""
         self._expected = 0
         self._skip = self.samples
         self._told.restart()
 
     def progress(self) -> dict[str, Any]:
-        """Return the client's progress, for a node that can begin behind it.
+        """Return the client's progress, from which a node can resume.
 
         It consists of lists of numbers, and the number of rows of arrays.
         """
@@ -286,7 +288,7 @@ class ResultStream(ItemStream):
 
 
 async def merge_streams(streams: Mapping[str, ItemStream]) -> AsyncIterator[list[tuple[str, Item]]]:
-    """Chunks of several streams in turn: all that is ready at once, then the next lot."""
+    """Yield the ready chunks of several streams, in turn."""
     loop = asyncio.get_running_loop()
     waiter: asyncio.Future[None] = loop.create_future()
 

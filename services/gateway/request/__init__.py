@@ -1,1 +1,1 @@
-"""One client request: its segments, inputs, admission, records and figures."""
+"""One client request: its segments, inputs, admission, records and metrics."""

@@ -1,4 +1,4 @@
-"""Parts of one answer that have come so far, and the summary of them that is recorded."""
+"""Accumulated parts of one answer, and the recorded summary of them."""
 
 import hashlib
 import time
@@ -17,11 +17,11 @@ from services.gateway.request.latency import StreamLatency
 
 
 class AnswerAccumulator:
-    """Parts of one answer that have come so far: enough for the JSON body, the usage and the record."""
+    """Received parts of one answer: enough for the JSON body, the usage and the record."""
 
     def __init__(self, model: str, created: float) -> None:
         self.first = 0.0
-        #: Why the answer ends. ``length`` where its speech is cut: its tokens are among those of the answer.
+        #: Why the answer ends. ``length`` if its speech is cut: its tokens are among those of the answer.
         self.finish = "stop"
         self.speech_cut = False  # whether a limit of codes or seconds has ended the speech
         self.rate = 24000
@@ -31,12 +31,12 @@ class AnswerAccumulator:
         self._text: list[str] = []
         self._reasoning: list[str] = []
         self._calls: list[str] = []
-        self.structured = False  # whether there is more than text and sound
+        self.structured = False  # whether there is more than text and audio
         self.logprobs: list[chat_response.TokenLogprob] = []
         self._pcm: list[bytes] = []
         self._samples = 0
         self._usage: dict[str, int] = {}
-        #: GPU-seconds and money, where the client asked for them and all of the answer has come.
+        #: GPU-seconds and money, if the client requested them and the answer is complete.
         self.price: RequestUsage | UnsetType = UNSET
         self._pace = StreamLatency(created)
 
@@ -70,16 +70,16 @@ class AnswerAccumulator:
             self._pace.record_audio(len(array) / self.rate)
 
     def _add_logprobs(self, at: int, tokens: list[Any]) -> None:
-        """Take those of ``tokens``, from number ``at`` on; an attempt after the first one gives some again."""
+        """Append ``tokens``, which begin at number ``at``; a later attempt repeats some."""
         self.structured = True
         self.logprobs += [chat_response.token_logprob(*each) for each in tokens[max(0, len(self.logprobs) - at) :]]
 
     def record_latency(self) -> dict[str, float]:
-        """The client has all of it; returns the seconds that it saw, by figure, without those that it has not."""
+        """Record a complete answer; returns the seconds that its client observed, by figure."""
         return self._pace.publish_metrics(self.model, self._usage.get("completion_tokens", 0))
 
     def add_pcm(self, pcm: bytes) -> None:
-        """16-bit samples as they left."""
+        """Add 16-bit samples that were sent."""
         self._pcm.append(pcm)
 
     @property
@@ -92,11 +92,11 @@ class AnswerAccumulator:
 
     @property
     def calls(self) -> tuple[tuple[str, str], ...]:
-        """Names and arguments of the calls of tools."""
+        """Names and arguments of the tool calls."""
         return tuple(split_calls("".join(self._calls)))
 
     def structured_parts(self, *, logprobs: bool) -> chat_response.StructuredParts:
-        """Parts besides text and sound; ``logprobs``: whether the client sees probabilities."""
+        """Return parts other than text and audio; the client sees probabilities if ``logprobs``."""
         if not (self.structured or logprobs):
             return chat_response.NO_PARTS
         found = self.logprobs if logprobs else None

@@ -1,4 +1,4 @@
-"""Calls of apps as they are recorded, with a digest of the answer: another version can be given the same."""
+"""Recorded calls of apps, with answer digests to compare other versions."""
 
 from hashlib import sha256
 
@@ -8,19 +8,19 @@ from omnibus.graph import Invocation
 from omnibus.recording.records import AppCall
 from services.gateway.media.blob_store import MediaStore
 
-#: Bytes of a request that its record repeats; a longer one is kept beside it.
+#: Bytes of a request that its record repeats; a longer one is stored in the media store.
 MAX_BODY_BYTES = 16 << 10
 
 
 class AnswerDigest:
-    """A digest of an answer, however its texts were cut into parts."""
+    """Digest of an answer, independent of the cuts between its parts."""
 
     def __init__(self) -> None:
         self._hash = sha256()
         self._in_text = False
 
     def add_part(self, body: bytes) -> None:
-        """Take the next part, or a whole answer: JSON."""
+        """Add the next part, or a whole answer, as JSON."""
         if body.startswith(b'"'):
             text: str = msgspec.json.decode(body)
             self._hash.update((b"" if self._in_text else b"\0") + text.encode("utf-8", "surrogatepass"))
@@ -34,7 +34,7 @@ class AnswerDigest:
 
 
 class AppCallLog:
-    """One call, while it is answered. ``placed``: ``body`` names media that the gateway placed."""
+    """One call while it runs. If ``placed``, ``body`` names media that the gateway placed."""
 
     def __init__(self, kind: str, number: int, body: bytes, *, placed: bool) -> None:
         self._kind = kind
@@ -44,7 +44,7 @@ class AppCallLog:
         self.answer = AnswerDigest()
 
     def to_record(self, first: Invocation, media: MediaStore) -> AppCall:
-        """Return the record of this call, whose ``first`` segment has ended; a long body is put into ``media``."""
+        """Return the record of this call, whose ``first`` segment ended; ``media`` stores a long body."""
         body, digest = self._body.decode(), ""
         if len(self._body) > MAX_BODY_BYTES:
             body, digest = "", sha256(self._body).hexdigest()

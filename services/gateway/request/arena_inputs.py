@@ -1,4 +1,4 @@
-"""Inputs that are too large for the bus: into the arena once, and kept by content hash for replay."""
+"""Inputs too large for the bus: put into the arena once, and stored by hash for replay."""
 
 import time
 from hashlib import sha256
@@ -18,9 +18,9 @@ from services.gateway.routing.affinity import BEGINNING
 
 #: Seconds that inputs outlive the deadline.
 DEADLINE_GRACE_SECONDS = 10.0
-#: Reads of an input that several segments may use; its memory is free when the request ends.
+#: Reads of an input that several segments may use; its memory is freed when the request ends.
 MAX_READERS = 60_000
-#: Bytes of the beginning of a sound, behind the header of a WAV file, which says how long it is: 1.4 s of a microphone.
+#: Bytes of the beginning of an audio file, after the WAV header, which has its length: 1.4 s of a microphone.
 BEGINNING_BYTES, HEADER_BYTES = 1 << 16, 44
 
 
@@ -36,7 +36,7 @@ async def place_input(
 ) -> dict[str, Any]:
     """Put one input into the arena for every attempt of ``invocation``; returns its literal.
 
-    ``about`` is its modality, mime type and SHA-256; what is computed of it is shared under one ``salt``.
+    ``about`` is its modality, mime type and SHA-256. Results computed from it are shared under one ``salt``.
     """
     modality, mime, digest = about
     began = time.perf_counter()
@@ -56,7 +56,7 @@ async def place_input(
 
 
 class TensorPlacer:
-    """Puts tensors that earlier segments made into the arena again, for ``invocation``."""
+    """Puts tensors of earlier segments into the arena again, for ``invocation``."""
 
     def __init__(self, tensors: TensorClient, keep: MediaStore | None, invocation: str, deadline: float) -> None:
         self._tensors = tensors
@@ -65,7 +65,7 @@ class TensorPlacer:
         self._deadline = deadline
 
     async def put(self, item: Item, nodes: int) -> dict[str, Any]:
-        """The literal of a tensor that ``nodes`` inputs are given, in every attempt."""
+        """Return the literal of a tensor that ``nodes`` inputs read per attempt."""
         array = np.ascontiguousarray(item.array)
         handle = await self._tensors.put(
             array,
@@ -89,9 +89,9 @@ async def restore_input(
     deadline: float,
     readers: int = MAX_ATTEMPTS + 1,
 ) -> dict[str, Any]:
-    """An input that was recorded by its content hash, at a new handle.
+    """Put an input, recorded by its hash, at a new handle.
 
-    Raises ``NotFound``, and ``ProtocolError`` for a tensor that is not what its record says.
+    Raises ``NotFound``, and ``ProtocolError`` for a tensor that does not match its record.
     """
     data = await keep.get(str(value.get("sha256", "")))
     array = np.frombuffer(data, np.uint8)

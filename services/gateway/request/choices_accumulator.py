@@ -1,15 +1,15 @@
-"""Parts of several answers to one request, and the summary of all of them that is recorded."""
+"""Accumulated parts of several answers to one request, and their recorded summary."""
 
 from typing import Any
 
 from services.gateway.request.accumulator import AnswerAccumulator
 
-#: Stands between the answers in the text that is recorded.
+#: Separates the answers in the recorded text.
 SEPARATOR = "\n\n"
 
 
 class ChoicesAccumulator(AnswerAccumulator):
-    """The answers, ``choices``, and what they are together: texts one after the other, tokens summed.
+    """The answers, ``choices``, and their summary: concatenated texts and summed tokens.
 
     They have one prompt, which counts once.
     """
@@ -19,7 +19,7 @@ class ChoicesAccumulator(AnswerAccumulator):
         self.choices = [AnswerAccumulator(model, created) for _ in range(count)]
 
     def add_text(self, place: int, data: dict[str, Any]) -> None:
-        """Take a chunk of the text of answer number ``place``."""
+        """Add a chunk of the text of answer number ``place``."""
         choice = self.choices[place]
         choice.add_item("text", data, None)
         self.first = self.first or choice.first
@@ -33,7 +33,7 @@ class ChoicesAccumulator(AnswerAccumulator):
         self._usage = {**counted, **summed}
 
     def record_latency(self) -> dict[str, float]:
-        """Seconds of the slowest answer by figure."""
+        """Record all answers; returns the seconds of the slowest one by figure."""
         found: dict[str, float] = {}
         for choice in self.choices:
             for figure, seconds in choice.record_latency().items():
@@ -45,5 +45,5 @@ class ChoicesAccumulator(AnswerAccumulator):
         return SEPARATOR.join(choice.text for choice in self.choices)
 
 
-#: Tokens that each answer has of its own.
+#: Tokens that each answer has separately.
 _SUMMED = ("completion_tokens", "reasoning_tokens")

@@ -1,13 +1,13 @@
-"""Streamed chats that survive their gateway: any other one continues them, without a token or sample lost or repeated.
+"""Streamed chats that any other gateway can continue without gaps or repeats.
 
-promise   the request, its seed and its deadline are in the store before the first event leaves; each event's id says
-          how much of the answer has left
-tokens    the ids of its tokens follow every tenth of a second, those of all answers of a gateway together
-continue  any gateway makes the answer once more from the same seed, leaves out what the client has, and goes on; a
-          language model that can begins behind the tokens that are known
-claim     of several that send one answer the last one stays; who sent it before is told on the bus, and stops
+- promise: the request, its seed and its deadline are stored before the first event is sent. The id of each event
+  contains the position in the answer.
+- tokens: every tenth of a second a gateway writes the token ids of all its answers together.
+- continue: any gateway generates the answer again from the same seed, skips the part that the client received, and
+  continues. A language model that can resume begins after the known tokens.
+- claim: if several gateways send one answer, the last one wins. It notifies the former one on the bus, which stops.
 
-Tokens are kept to be fast, not to be right: without them the same answer is made from its beginning.
+Tokens are stored for speed, not for correctness: without them the same answer is generated from its beginning.
 """
 
 import asyncio
@@ -43,35 +43,35 @@ from services.gateway.tenancy.shares import tenant_account
 
 log = logging.getLogger(__name__)
 
-#: What ``OMNIBUS_GATEWAY_CONTINUE_STREAMS`` may be.
+#: Values of ``OMNIBUS_GATEWAY_CONTINUE_STREAMS``.
 MODES = ("off", "requested", "always")
-#: Asks for a stream that can be continued; in the answer, what names it.
+#: Requests a stream that can be continued; in the response, the name of the stream.
 HEADER = b"x-omnibus-continue"
-#: Seconds that the first event waits for the store before the stream goes on as one that cannot be continued.
+#: Seconds that the first event waits for the store before the stream proceeds without a promise.
 STORE_WAIT_SECONDS = 2.0
-#: Seconds between two writes of the tokens of all answers; what came after the last one is generated again.
+#: Seconds between two writes of the tokens of all answers; later tokens are generated again.
 TOKEN_WRITE_INTERVAL_SECONDS = 0.1
-#: Seconds that a record outlives its deadline, so that who comes late is told why.
+#: Seconds that a record outlives its deadline, so that late clients get the reason.
 DEADLINE_GRACE_SECONDS = 60.0
-#: Seconds that it outlives its answer, for a client that lost the end of it.
+#: Seconds that it outlives its answer, for a client that missed the end of it.
 FINISHED_TTL_SECONDS = 15.0
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """On the bus: ``owner`` does not send its answer any more."""
+    """Message on the bus: ``owner`` must stop sending its answer."""
 
     owner: str
 
 
 class OriginalRequest(msgspec.Struct, frozen=True):
-    """A chat request as it came: its body, and the path that it is pinned to."""
+    """A chat request as received: its body, and the path that it is pinned to."""
 
     body: bytes
     path: str
 
 
 class ResumableStream:
-    """One streamed answer that can be continued elsewhere, as long as it is sent here."""
+    """A streamed answer that is sent here and can be continued elsewhere."""
 
     def __init__(
         self,
@@ -83,12 +83,12 @@ class ResumableStream:
     ) -> None:
         self._reserve = reserve
         self.token = token
-        self.owner = secrets.token_hex(8)  # whoever sends it
+        self.owner = secrets.token_hex(8)  # names this sender
         self.record: StreamRecord | None = None  # None: not promised
-        self.after: Position | None = None  # what its client has
-        self.request: OriginalRequest | None = None  # what is still to be saved
-        self.known: tuple[int, ...] = ()  # tokens that a language model can begin behind
-        self.ids: list[int] = []  # of the tokens that have come here
+        self.after: Position | None = None  # the client's position
+        self.request: OriginalRequest | None = None  # not saved yet
+        self.known: tuple[int, ...] = ()  # tokens after which a language model can begin
+        self.ids: list[int] = []  # of the tokens that were generated here
         self._made_ids = TokenIds()
         self._store = store
         self._forget = forget
@@ -97,8 +97,9 @@ class ResumableStream:
         self._run: ClientRequest | None = None
 
     async def save_record(self, run: ClientRequest) -> list[tuple[bytes, bytes]]:
-        """Promise it: write down what another gateway needs; returns the headers that say so. Without a store it is a
-        stream as any other."""
+        """Store the record that another gateway needs; returns the headers that announce it.
+
+        While the store is unavailable the stream cannot be continued."""
         request, self.request = self.request, None
         if request is not None:
             await self._put_record(run, request)
@@ -127,21 +128,21 @@ class ResumableStream:
 
     @property
     def deadline(self) -> float:
-        """Deadline of the answer's first request, Unix seconds; 0: there is no record of it yet."""
+        """Deadline of the answer's first request, Unix seconds; 0 without a record."""
         return self.record.deadline if self.record is not None else 0.0
 
     def number_events(self, stream: ChatStream, format: str) -> ChatStream | NumberedStream:
-        """``stream`` with ids, without what the client has."""
+        """Return ``stream`` with ids, without the part that the client received."""
         return NumberedStream(stream, self.token, format, self.after) if self.record is not None else stream
 
     def add_token_ids(self, ids: Sequence[int]) -> None:
-        """Keep the ids of tokens that have come. What has no such ids is made from its beginning elsewhere."""
+        """Store the ids of new tokens; an answer without ids restarts from its beginning elsewhere."""
         if self.record is not None and not self._claimed and (fresh := self._made_ids.add(ids)):
             self.ids.extend(fresh)
             self._grown(self)
 
     def attach_request(self, run: ClientRequest) -> None:
-        """Let ``run`` make the answer, by the deadline of its first request and behind the tokens that are known."""
+        """Generate the answer with ``run``, after the known tokens and in time."""
         self._run = run
         if self.record is not None:
             run.resume_until(self.deadline)
@@ -151,25 +152,25 @@ class ResumableStream:
             self.mark_claimed()
 
     def mark_claimed(self) -> None:
-        """Another one sends the answer from now on: its client waits for the rest elsewhere."""
+        """Stop sending: another gateway took over the answer, and the client waits there."""
         self._claimed = True
         if self._run is not None:
             self._run.fail(Conflict("the answer is continued on another connection"))
             self._run.end("cancelled")
 
     def close(self) -> None:
-        """It is not sent here any more."""
+        """Stop sending the stream here."""
         whole = self._run is not None and self._run.status == "done"
         self._forget(self, whole and not self._claimed)
 
 
 class Continuations:
-    """Promises that streams can be continued, and continues those of others."""
+    """Promises that streams can be continued, and continues those of other gateways."""
 
     def __init__(self, settings: GatewaySettings, store: Store, bus: Bus) -> None:
         if settings.continue_streams not in MODES:
             modes = ", ".join(MODES)
-            raise BadRequest(f"OMNIBUS_GATEWAY_CONTINUE_STREAMS={settings.continue_streams!r}: it is one of {modes}")
+            raise BadRequest(f"OMNIBUS_GATEWAY_CONTINUE_STREAMS={settings.continue_streams!r} must be one of {modes}")
         self._settings = settings
         self._store = store
         self._bus = bus
@@ -179,13 +180,13 @@ class Continuations:
         self._saving = False
 
     async def startup(self) -> None:
-        """Listen to who takes streams over."""
+        """Subscribe to the claims of other gateways."""
         await self._bus.subscribe(subjects.event_subject(subjects.CLAIM), self._on_claim)
 
     def begin_stream(
         self, chat: ChatRequest, headers: Mapping[bytes, bytes], request: OriginalRequest
     ) -> ResumableStream | None:
-        """Promise the answer to ``chat``; None for one that cannot be continued, or whose client does not ask."""
+        """Promise the answer to ``chat``; None if not requested or not possible."""
         mode = self._settings.continue_streams
         requested = mode == "always" or (mode == "requested" and headers.get(HEADER, b"").strip().lower() == b"true")
         fits = len(request.body) <= self._settings.continue_bytes
@@ -201,7 +202,7 @@ class Continuations:
         return made
 
     async def adopt_stream(self, token: str, last_event_id: str) -> tuple[ResumableStream, StreamRecord]:
-        """Take the answer ``token`` over; returns it and its original request.
+        """Take over the answer ``token``; returns it and its original request.
 
         Raises ``NotFound``, also for another tenant's, ``DeadlineExceeded``, ``BadRequest`` and ``StoreUnavailable``.
         """
@@ -209,10 +210,10 @@ class Continuations:
         if last_event_id:
             named, after = parse_event_id(last_event_id)
             if named != token:
-                raise BadRequest("this is the id of an event of another answer", param="Last-Event-ID")
+                raise BadRequest("the event id is from another answer", param="Last-Event-ID")
         record, known = await asyncio.gather(self._store.stream(token), self._store.stream_tokens(token))
         if record is None or not tenants.current_tenant().owns(record.tenant):
-            raise NotFound("no streamed answer has this name, or its time is over: send the request again")
+            raise NotFound("unknown or expired stream: send the request again")
         left = record.deadline - time.time()
         if left <= 0:
             raise DeadlineExceeded("the request took longer than its deadline")
@@ -249,7 +250,7 @@ class Continuations:
             self._start_task(self._save_tokens())
 
     async def _save_tokens(self) -> None:
-        """Write the tokens of all answers that have grown, until none has."""
+        """Write the tokens of all answers that grow, while there are any."""
         try:
             await asyncio.sleep(TOKEN_WRITE_INTERVAL_SECONDS)
             while self._unsaved:
@@ -258,8 +259,8 @@ class Continuations:
                 tokens = {each.token: (each.ids, each.deadline - now) for each in grown}
                 try:
                     await self._store.put_stream_tokens(tokens)
-                except StoreUnavailable as error:  # the answers are made from their beginning then
-                    log.warning("tokens of %d answers were not written: %s", len(tokens), error)
+                except StoreUnavailable as error:  # then the answers restart from their beginning
+                    log.warning("cannot write the tokens of %d answers: %s", len(tokens), error)
                 await asyncio.sleep(TOKEN_WRITE_INTERVAL_SECONDS)
         finally:
             self._saving = False
@@ -274,8 +275,8 @@ class Continuations:
         try:
             await self._store.forget_stream(token, FINISHED_TTL_SECONDS)
             await self._reserve_bytes(token, record, FINISHED_TTL_SECONDS)
-        except StoreUnavailable as error:  # it expires by itself, later
-            log.warning("a stream that has ended is kept until its deadline: %s", error)
+        except StoreUnavailable as error:  # it expires later
+            log.warning("cannot delete a finished stream, which expires at its deadline: %s", error)
 
     def _stop_former_sender(self, owner: str) -> None:
         """Stop the former sender of an answer."""
@@ -284,14 +285,14 @@ class Continuations:
         elif owner:
             try:
                 self._bus.publish(subjects.event_subject(subjects.CLAIM), msgspec.json.encode(Claim(owner)))
-            except OmnibusError as error:  # it stops when it sees that its client is gone, or at the deadline
-                log.warning("the former gateway of a stream was not told: %s", error)
+            except OmnibusError as error:  # it stops when it notices the disconnect, or at the deadline
+                log.warning("cannot notify the former gateway of a stream: %s", error)
 
     def _on_claim(self, delivery: Delivery) -> None:
         try:
             owner = msgspec.json.decode(delivery.data, type=Claim).owner
         except msgspec.MsgspecError as error:
-            log.warning("a claim cannot be read: %s", error)
+            log.warning("cannot decode a claim: %s", error)
             return
         if owner in self._sent:
             self._sent[owner].mark_claimed()

@@ -11,12 +11,12 @@ from omnibus.recording import dead_letters
 from omnibus.recording.dead_letters import EXECUTOR_LOSS_REASONS, DeadLetter
 from services.gateway.dispatch.inflight import InflightInvocation
 
-#: Models and reasons whose dead letters are told apart.
+#: Models and reasons whose dead letters are counted separately.
 MAX_LABEL_PAIRS = 512
 
 
 class DeadLetters:
-    """Publishes to the stream without waiting. ``full`` keeps inputs; ``limit`` is the bus's, in bytes."""
+    """Publishes to the stream without waiting. ``full`` includes inputs; ``limit`` is the bus's, in bytes."""
 
     def __init__(self, bus: Bus, full: bool, limit: int) -> None:
         self._bus = bus
@@ -26,12 +26,13 @@ class DeadLetters:
 
     @property
     def records_lost(self) -> int:
-        """Records and dead letters that the bus gave up."""
+        """Records and dead letters that the bus dropped."""
         return self._bus.records_lost
 
     def write(self, running: InflightInvocation, digested: Invocation, may_keep: bool = True) -> None:
-        """Keep what failed if it is a dead letter; ``digested`` is its invocation without users' content, which is all
-        that is kept unless it ``may_keep`` that."""
+        """Write a dead letter of ``running`` if its failure requires one.
+
+        ``digested`` is its invocation without users' content; the letter has only that unless ``may_keep``."""
         invocation, failure = running.invocation, running.failure
         why = dead_letters.dead_letter_reason(failure, running.failed, running.moves, invocation.attempt)
         if not why or failure is None:
@@ -68,11 +69,11 @@ class DeadLetters:
         )
 
     def _count_letter(self, model: str, why: str) -> None:
-        # Who replays by hand may write a record as he likes.
+        # An operator who replays by hand may write a record with any model.
         known = (model, why) in self.counts or len(self.counts) < MAX_LABEL_PAIRS
         self.counts[model if known else "other", why] += 1
 
 
 def _first_node(invocation: Invocation, executor: str) -> int:
-    """The first node that ``executor`` was to run."""
+    """Return the first node on the route of ``executor``; -1 without any."""
     return invocation.route.index(executor) if executor in invocation.route else -1

@@ -1,4 +1,4 @@
-"""One request's way in while executors are being added: it waits for room, and is counted from when it came."""
+"""Entrance of a request while executors are being added: it waits for room and is counted on arrival."""
 
 from services.gateway.pricing.quantities import Estimates
 from services.gateway.request.load_counters import CountedInvocation
@@ -8,15 +8,15 @@ from services.gateway.routing.assignment import Assignment
 
 
 class Entrance:
-    """Way of a request through the ``WaitingRoom``, before its first segment."""
+    """Passage of a request through the ``WaitingRoom``, before its first segment."""
 
     def __init__(self, room: WaitingRoom, loads: LoadReporter) -> None:
         self._room = room
         self._loads = loads
-        self._entered: tuple[Assignment, CountedInvocation] | None = None  # let in, not sent yet
+        self._entered: tuple[Assignment, CountedInvocation] | None = None  # admitted, not sent yet
 
     async def wait(self, assignment: Assignment, estimates: Estimates, seconds_left: float) -> bool:
-        """Wait where executors can still be added; return whether it had to enter. Raises ``Overloaded``."""
+        """Wait while executors can still be added; returns True if it waited. Raises ``Overloaded``."""
         growth = self._room.growth(assignment)
         if growth is None:
             return False
@@ -33,7 +33,7 @@ class Entrance:
         return True
 
     def leave(self) -> CountedInvocation | None:
-        """The arrival that was counted before the request waited, once; None where it did not wait."""
+        """Return the arrival counted before the wait, once; None if the request did not wait."""
         if self._entered is None:
             return None
         (assignment, counted), self._entered = self._entered, None

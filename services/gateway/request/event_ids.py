@@ -1,9 +1,9 @@
-"""Events of a streamed chat by what was sent up to their end, so that another gateway can go on from any of them.
+"""Ids of a streamed chat's events, from which another gateway can continue.
 
-How many tokens share an event depends on how busy an executor is, so events are not counted: an event's id says how
-much of the answer has left with it, ``<token>.<characters>.<digest>.<bytes of sound>.<digest>.<closing events>``, and
-behind that, once there are any, ``.<characters of reasoning>.<digest>.<characters of calls>.<digest>``. Who continues
-makes the answer again, leaves that much out and checks the digests: a wrong continuation is none.
+The number of tokens per event depends on the executor's load, so events are not counted. Instead an event's id contains
+the amount of the answer that was sent with it: ``<token>.<characters>.<digest>.<bytes of sound>.<digest>.<closing
+events>``. If there are any, ``.<characters of reasoning>.<digest>.<characters of calls>.<digest>`` follow. The gateway
+that continues generates the answer again, skips that amount and checks the digests: a wrong continuation fails.
 """
 
 import re
@@ -15,20 +15,22 @@ from omnibus.errors import BadRequest, CannotContinue
 from services.gateway.openai.chat_response import FinishReason, TokenLogprob, Usage
 from services.gateway.openai.chat_stream import ChatStream
 
-#: Bytes of a digest: enough to tell answers of one request apart; nobody gains by forging the own position.
+#: Bytes of a digest: enough to distinguish answers to one request. A client gains nothing by forging its own position.
 _DIGEST_BYTES = 4
-#: Formats whose bytes follow from the samples one by one: a sample that differs by a step moves nothing after it, so
-#: they are counted. What a codec makes of such samples has other lengths, so its bytes are compared.
+#: Formats whose bytes follow from the samples one by one. A sample that differs by a step moves nothing after it, so
+#: they are only counted. A codec's output for such samples differs in length, so its bytes are compared.
 _COUNTED = ("pcm16", "wav")
-#: Numbers as ids have them, without leading zeros: each position has one id.
+#: Numbers as ids contain them, without leading zeros: each position has one id.
 _NUMBER = r"(0|[1-9]\d{0,14})"
 _PART = rf"\.{_NUMBER}\.([0-9a-f]{{8}})"
 _ID = re.compile(rf"([A-Za-z0-9_-]{{1,64}}){_PART}{_PART}\.(0|[1-9]\d{{0,2}})(?:{_PART}{_PART})?", re.ASCII)
 
 
 class Position(NamedTuple):
-    """Amount of an answer that has left: characters of text, bytes of its sound file, closing events; characters of
-    reasoning, and of calls of tools."""
+    """Amount of an answer that was sent.
+
+    It counts characters of text, bytes of its audio file and closing events, and characters of reasoning and of tool
+    calls."""
 
     text: int
     text_digest: str
@@ -42,10 +44,10 @@ class Position(NamedTuple):
 
 
 def parse_event_id(text: str) -> tuple[str, Position]:
-    """The token and the position in an event's id. Raises ``BadRequest``."""
+    """Return the token and the position in an event's id. Raises ``BadRequest``."""
     match = _ID.fullmatch(text)
     if match is None:
-        raise BadRequest("this is no id of an event of a streamed answer", param="Last-Event-ID")
+        raise BadRequest("the event id must be one of a streamed answer", param="Last-Event-ID")
     token, characters, text_digest, sound, sound_digest, closing, *more = match.groups()
     reasoning, reasoning_digest, calls, calls_digest = more if more[0] is not None else ("0", "", "0", "")
     return token, Position(
@@ -55,7 +57,7 @@ def parse_event_id(text: str) -> tuple[str, Position]:
 
 
 class _SentCounter:
-    """One part of the answer: how much of it has been sent, and how much of it is still to be left out."""
+    """Counter of one part of the answer: the amount sent, and the amount to skip."""
 
     def __init__(self, skip: int, digest: str, exact: bool) -> None:
         self.sent = 0
@@ -69,20 +71,20 @@ class _SentCounter:
         return self._hash.hexdigest()
 
     def count_sent(self, length: int, data: bytes) -> None:
-        """Count ``length`` more as sent."""
+        """Add ``length`` to the amount sent."""
         self.sent += length
         if self._exact:
             self._hash.update(data)
 
     def skip_sent(self, length: int, data: bytes) -> None:
-        """The client has this already. Raises ``CannotContinue`` at its end when that was something else."""
+        """Skip ``length`` that the client has. Raises ``CannotContinue`` at the end if it differs."""
         self.count_sent(length, data)
         self.skip -= length
         if not self.skip and self.digest != self._expected:
             raise CannotContinue(_DIVERGED_MESSAGE)
 
     def skip_text(self, delta: str) -> str:
-        """Count ``delta``; returns what of it the client does not have."""
+        """Count ``delta``; returns the part that the client does not have."""
         known = min(self.skip, len(delta))
         if known:
             self.skip_sent(known, delta[:known].encode())
@@ -95,7 +97,7 @@ _DIVERGED_MESSAGE = "the answer came out differently this time, so it cannot be 
 
 
 class NumberedStream:
-    """A ``ChatStream`` whose events have ids; those up to the position ``after`` are left out."""
+    """A ``ChatStream`` whose events have ids; it skips events up to the position ``after``."""
 
     def __init__(self, stream: ChatStream, token: str, format: str, after: Position | None) -> None:
         self._stream = stream
@@ -107,7 +109,7 @@ class NumberedStream:
         )
         self._reasoning = _SentCounter(after.reasoning if after else 0, after.reasoning_digest if after else "", True)
         self._calls = _SentCounter(after.calls if after else 0, after.calls_digest if after else "", True)
-        self._unsent = b""  # sound that the stream holds back
+        self._unsent = b""  # audio that the stream holds back
         self._closing = 0
         self._skip_closing = after.closing if after else 0
 
@@ -123,7 +125,7 @@ class NumberedStream:
         return self._add_text_events(self._stream.text, deltas)
 
     def _add_text_events(self, encode: Callable[[str], bytes], deltas: Iterable[str]) -> bytes:
-        """An event for each of ``deltas`` that the client has not, each with its id."""
+        """Return an event with an id for each of the new ``deltas``."""
         fresh = map(self._text.skip_text, deltas)
         return b"".join([self._add_event_id(encode(each)) for each in fresh if each])
 
@@ -163,7 +165,7 @@ class NumberedStream:
         return self._add_event_id(rest + b"\n\n") + self._close_event(end)
 
     def complete(self) -> None:
-        """The answer is whole. Raises ``CannotContinue`` when the client has more of it than there is."""
+        """Finish the answer. Raises ``CannotContinue`` if the client has more of it."""
         if any(part.skip for part in (self._text, self._sound, self._reasoning, self._calls)):
             raise CannotContinue(_DIVERGED_MESSAGE)
 

@@ -1,4 +1,4 @@
-"""Requests begin here: each with a number of its own, and no more at once than the gateway may hold."""
+"""Factory of requests: numbers them, and limits the requests in flight."""
 
 from omnibus.errors import Overloaded
 from services.gateway.request.names import app_letters
@@ -10,7 +10,7 @@ class RequestFactory(RequestResources):
     """Opens requests, which share its resources."""
 
     def open_request(self, app: str, model: str = "", *, seed: int | None = None, pinned: str = "") -> ClientRequest:
-        """A new request to ``app``, for ``model`` when it is one model's. Raises ``Overloaded`` at the limit."""
+        """Open a request to ``app``, for ``model`` if it is one model's. Raises ``Overloaded`` at the limit."""
         inflight = self.dispatcher.inflight_count + self.room.waiting
         if inflight >= self.settings.max_inflight:
             self.loads.count_limit_refusal(model)

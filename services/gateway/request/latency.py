@@ -1,4 +1,4 @@
-"""Evenness of a streamed answer: the time between tokens, and whether its sound can be played while it is made."""
+"""Smoothness of a streamed answer: the time between tokens, and gaps in its audio playback."""
 
 import time
 from math import inf
@@ -7,9 +7,9 @@ from omnibus.metrics import GATEWAY
 
 
 class StreamLatency:
-    """Notes when pieces of one answer leave; a client who plays its sound begins with the first piece.
+    """Times of the pieces of one answer. A client plays its audio from the first piece on.
 
-    ``created`` is when the request came, Unix seconds.
+    ``created`` is when the request arrived, Unix seconds.
     """
 
     __slots__ = (
@@ -19,16 +19,16 @@ class StreamLatency:
 
     def __init__(self, created: float) -> None:
         self._born = time.monotonic() - (time.time() - created)
-        self._said = self._last = 0.0  # when the first and the last text left
+        self._said = self._last = 0.0  # when the first and the last text were sent
         self._longest = 0.0
         self._pieces = 0
-        self._first_audio = self._heard = 0.0  # when the first and the last sound left
+        self._first_audio = self._heard = 0.0  # when the first and the last audio were sent
         self._seconds = 0.0
         self._plays_until = inf
         self._pauses, self._silence = 0, 0.0
 
     def record_text(self) -> None:
-        """Some text leaves now."""
+        """Record text that is sent now."""
         now = time.monotonic()
         if self._pieces:
             self._longest = max(self._longest, now - self._last)
@@ -38,7 +38,7 @@ class StreamLatency:
         self._pieces += 1
 
     def record_audio(self, seconds: float) -> None:
-        """Record ``seconds`` of sound that leave now."""
+        """Record ``seconds`` of audio that are sent now."""
         now = self._heard = time.monotonic()
         self._first_audio = self._first_audio or now
         late = now - self._plays_until
@@ -49,8 +49,10 @@ class StreamLatency:
         self._seconds += seconds
 
     def publish_metrics(self, model: str, tokens: int) -> dict[str, float]:
-        """All has left; its text has so many ``tokens``. Returns the seconds of the client by figure
-        (``omnibus.cluster.latency_histogram.FIGURES``); of text that came in one piece nobody saw its first token."""
+        """Publish the metrics of a sent answer with ``tokens`` of text.
+
+        Returns the client's seconds by figure (``omnibus.cluster.latency_histogram.FIGURES``). Text in one piece has
+        no time to the first token."""
         figures = {}
         if self._pieces > 1:
             figures["first_token"] = self._said - self._born

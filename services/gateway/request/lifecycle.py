@@ -1,4 +1,4 @@
-"""The one end of a request, however the work on it is left."""
+"""Exactly one end of a request, on every exit path."""
 
 import asyncio
 import time
@@ -12,8 +12,9 @@ from services.gateway.request.request import ClientRequest
 
 @asynccontextmanager
 async def run_to_end(run: ClientRequest, cancelled: Rejected | None = None) -> AsyncIterator[None]:
-    """End ``run`` when the block is left, with its outcome; the deadline holds inside. ``cancelled`` says why it would
-    be cancelled; if None, the client left. Raises ``DeadlineExceeded``."""
+    """End ``run`` with its outcome when the block exits; the deadline applies inside.
+
+    ``cancelled`` is the reason for a cancellation; if None, the client disconnected. Raises ``DeadlineExceeded``."""
     try:
         async with asyncio.timeout(max(0.0, run.deadline - time.time())):
             yield

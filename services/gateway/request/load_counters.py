@@ -1,4 +1,4 @@
-"""Counters of the load of one model and request type, between two reports of it."""
+"""Load counters of one model and request type, between two reports."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -36,7 +36,7 @@ class LoadCounters:
 
     def clear(self) -> None:
         self.came = self.done = self.failed = self.refused = self.met = self.missed = 0
-        self.ended: list[Mapping[str, float]] = []  # seconds by figure of those that ended well
+        self.ended: list[Mapping[str, float]] = []  # seconds by figure of successful requests
         self.first = self.total = 0.0
         self.quantities = [0.0] * len(QUANTITIES)
         self.estimated = [0.0] * len(QUANTITIES)
@@ -44,7 +44,7 @@ class LoadCounters:
 
     @property
     def is_empty(self) -> bool:
-        """True if there is nothing to tell."""
+        """True if there is nothing to report."""
         return not (self.came or self.done or self.failed or self.refused or self.waiting)
 
     def to_load(self) -> LoadCounts:
@@ -71,19 +71,19 @@ class LoadCounters:
         )
 
     def count_goals(self) -> None:
-        """Count those that ended well within the goals, and the others."""
+        """Count the successful requests that met or missed their goals."""
         for figures in self.ended:
             late = any(figures.get(figure, 0.0) > limit for figure, limit in self.goals.items())
             self.missed += late
             self.met += not late
 
     def count_miss(self) -> None:
-        """Count one that was refused, or failed."""
+        """Count a request that was rejected or failed."""
         self.missed += bool(self.goals)
 
 
 class CountedInvocation(NamedTuple):
-    """An invocation that was counted as come: for each of its parts where that is counted."""
+    """An invocation counted on arrival: the counters of each of its parts."""
 
     slots: tuple[LoadCounters, ...]
     parts: tuple[ModelPart, ...]

@@ -1,7 +1,7 @@
-"""Load of this gateway by model and request type, published once a second while there is something to publish.
+"""Load of this gateway by model and request type, reported each second.
 
-A request only adds to counters. A timer publishes them, and updates those that Prometheus reads; it runs
-from the first request until nothing is in flight and a whole period had nothing new.
+A request only increments counters. A timer publishes them, and updates those that Prometheus scrapes. It runs from the
+first request until nothing is in flight and a whole period had no news.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ _OPTIONAL = CountedInvocation((), ())
 
 
 class LoadReporter:
-    """The counters of one gateway. A graph that several models run counts for each of them, its parts by type."""
+    """Counters of one gateway; a graph that several models run counts for each of them."""
 
     def __init__(self, router: Router, bus: Bus, limit: int) -> None:
         self.inflight = 0  # invocations
@@ -46,7 +46,7 @@ class LoadReporter:
     # The hot path
 
     def count_arrival(self, assignment: Assignment, estimates: Estimates = ()) -> CountedInvocation:
-        """One more invocation; give what is returned to ``ended``, or to ``count_failure``."""
+        """Count an invocation; pass the result to ``count_end`` or ``count_failure``."""
         counted = self._find_counters(assignment)
         for slot in counted.slots:
             slot.came += 1
@@ -57,13 +57,13 @@ class LoadReporter:
         return counted
 
     def count_optional(self) -> CountedInvocation:
-        """One more invocation that nobody asked for: it counts as in flight alone, and brings no executors."""
+        """Count an optional invocation: it is only in flight, and does not add executors."""
         self.inflight += 1
         self._start_timer()
         return _OPTIONAL
 
     def count_waiting(self, counted: CountedInvocation, change: int) -> None:
-        """One more (1), or one less (-1), of those that came waits for room."""
+        """Count one more (1) or one less (-1) arrived request that waits for room."""
         for slot in counted.slots:
             slot.waiting += change
 
@@ -76,9 +76,10 @@ class LoadReporter:
         estimates: Estimates = (),
         figures: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        """It is over; it ``began`` at these Unix seconds. One that found every executor full was refused.
+        """Count the end of an invocation that ``began`` at these Unix seconds.
 
-        ``estimates`` are those that it came with, ``figures`` the seconds that its client saw besides ``done``.
+        If every executor was full, it counts as rejected. ``estimates`` are those of its arrival, ``figures`` the
+        seconds that its client observed in addition to ``done``.
         """
         if not done:
             self.count_failure(counted, running.failure)
@@ -86,21 +87,21 @@ class LoadReporter:
         self.inflight -= 1
         total, streams = time.time() - began, running.streams
         begun = [stream.began for stream in streams.values() if stream.began]
-        first = max(0.0, min(begun) - began) if begun else total  # what was sent early began before it was wanted
+        first = max(0.0, min(begun) - began) if begun else total  # an early request may begin before its client's need
         several = len(counted.slots) > 1
         seen = {"done": total} if several else {"done": total, **figures}
         for slot, part in zip(counted.slots, counted.parts, strict=True):
             slot.done += 1
             slot.first += first
             slot.total += total
-            slot.ended.append(seen)  # counted once a second
+            slot.ended.append(seen)  # evaluated once a second
             for place, value in estimates:
                 slot.estimated_done[place] += value
             own = [stream for key, stream in streams.items() if key[0] in part.nodes] if several else streams.values()
             add_quantities(slot.quantities, own)
 
     def count_failure(self, counted: CountedInvocation, error: BaseException | None) -> None:
-        """It ended with ``error``. One that had no room is taken back from what came: that was refused."""
+        """Count an end with ``error``; a request without room counts as rejected, not as arrived."""
         self.inflight -= 1
         for slot, part in zip(counted.slots, counted.parts, strict=True):
             if isinstance(error, Overloaded):
@@ -110,13 +111,15 @@ class LoadReporter:
                 GATEWAY.rejection_counter(part.model, "executors").inc()
             else:
                 slot.failed += 1
-                if error is not None:  # else its client left
+                if error is not None:  # None: its client disconnected
                     slot.count_miss()
         if counted.parts and isinstance(error, OmnibusError) and error.stage and not isinstance(error, Overloaded):
             _count_stage_failure(counted, error)
 
     def count_limit_refusal(self, model: str) -> None:
-        """There was no room for a request to ``model``, or "" for an app, before its type was known."""
+        """Count a rejection at the limit, before the request's type was known.
+
+        ``model`` is "" for an app."""
         GATEWAY.rejection_counter(model, "gateway").inc()
         if model:
             slot = self._model_counters(model, "")
@@ -125,7 +128,7 @@ class LoadReporter:
             self._start_timer()
 
     def count_rejection(self, assignment: Assignment, estimates: Estimates = ()) -> None:
-        """An invocation never had its turn: somebody wanted it, so the planner hears of it."""
+        """Count an invocation without a turn, as demand for the planner."""
         for slot in self._find_counters(assignment).slots:
             slot.refused += 1
             slot.count_miss()
@@ -136,7 +139,7 @@ class LoadReporter:
     # Once a second
 
     def close(self) -> None:
-        """The last word."""
+        """Publish the last counters."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -169,17 +172,17 @@ class LoadReporter:
         self._timer = asyncio.get_running_loop().call_later(LOAD_REPORT_SECONDS, self._on_timer)
 
     def _on_timer(self) -> None:
-        # What is published while the bus is away arrives at once when it is back, as if all had come just then.
+        # Reports sent while the bus is disconnected arrive together after the reconnect, as if all were recent.
         news = not self._bus.connected or self._flush_counters()
         if news or self.inflight:
             self._schedule_publish()
             return
         self._timer = None
-        self._slots.clear()  # models come and go; whoever is counted here is in flight no more
+        self._slots.clear()  # models change over time; no counted invocation is in flight any more
         self._counted.clear()
 
     def _flush_counters(self) -> bool:
-        """Publish and begin to count anew; whether there was anything new."""
+        """Publish and reset the counters; returns True if there was news."""
         loads, plan = [], self._router.plan
         for (model, kind), slot in self._slots.items():
             if not slot.is_empty:
@@ -210,11 +213,11 @@ class LoadReporter:
         try:
             self._bus.publish(subjects.event_subject(subjects.LOAD), body)
         except OmnibusError as error:
-            log.warning("load not told: %s", error)
+            log.warning("cannot publish the load: %s", error)
 
 
 def _count_stage_failure(counted: CountedInvocation, error: OmnibusError) -> None:
-    """Count ``error`` for the first model that has its stage; what engines call otherwise is one stage, ``other``."""
+    """Count ``error`` for the first model with its stage; unknown stages are ``other``."""
     models = [part.model for part in counted.parts if error.stage in part.kind.split("+")]
     stage = error.stage if models else "other"
     GATEWAY.stage_failures.labels((models or [counted.parts[0].model])[0], stage, error.code).inc()

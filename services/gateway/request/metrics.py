@@ -1,4 +1,4 @@
-"""Prometheus metrics read from state that the gateway has anyway: executors, shares of paths, limits, dead letters."""
+"""Prometheus metrics computed at scrape time: executors, path shares, limits, dead letters."""
 
 from collections import Counter
 
@@ -15,7 +15,7 @@ from services.gateway.routing.router import Router
 def register_metrics(
     settings: GatewaySettings, router: Router, members: ExecutorTable, dispatcher: Dispatcher, dead: DeadLetters
 ) -> None:
-    """Let the metrics of this process be read from these."""
+    """Register these objects as sources of the metrics of this process."""
     GATEWAY.inflight.set_value(lambda: dispatcher.inflight_count)
     GATEWAY.limit.set_value(lambda: settings.max_inflight)
     GATEWAY.retained.set_value(lambda: dispatcher.retention.nbytes)
@@ -29,7 +29,10 @@ def register_metrics(
 
 
 def count_paths(assignment: Assignment, path: str) -> None:
-    """Count a request on its ``path``: for each of the models that run it on its own one, so that paths stay few."""
+    """Count a request on the path of each of its models.
+
+    The single paths are few, unlike their combinations in ``path``.
+    """
     parts = assignment.parts
     if len(parts) == 1 and "=" not in path:
         GATEWAY.path_counter(parts[0].model, parts[0].kind, path).inc()
@@ -46,7 +49,7 @@ def _count_executors(members: ExecutorTable) -> Counter[tuple[str, ...]]:
 
 
 def _outstanding_tokens(members: ExecutorTable) -> dict[tuple[str, ...], float]:
-    """Tokens by model and option."""
+    """Return outstanding tokens by model and option."""
     found: dict[tuple[str, ...], float] = {}
     for status in members.statuses():
         member = members.get(status.id)
@@ -56,6 +59,6 @@ def _outstanding_tokens(members: ExecutorTable) -> dict[tuple[str, ...], float]:
 
 
 def _count_dead_letters(router: Router, dead: DeadLetters) -> dict[tuple[str, str], int]:
-    """Dead letters by model and reason, from 0 on: the first one is a rise as well."""
+    """Count dead letters by model and reason, from 0: the first one is an increase as well."""
     models = router.plan.models if router.plan is not None else ()
     return {(model, reason): 0 for model in models for reason in REASONS} | dead.counts

@@ -6,5 +6,5 @@ from hashlib import sha256
 
 @lru_cache(4096)
 def app_letters(app: str) -> str:
-    """Ids are short: an app's own sequence is told apart by a few letters of it."""
+    """Return a few letters that identify an app in short ids."""
     return sha256(app.encode()).hexdigest()[:4]

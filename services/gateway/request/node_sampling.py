@@ -1,4 +1,4 @@
-"""Sampling of calls of language models that apps make: what a call does not name is as its model recommends."""
+"""Sampling of language model calls by apps: the model's defaults complete each call."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from omnibus import graph
 from omnibus.graph import HANDLE, GraphNode
 from services.gateway.routing.sampling_defaults import ModelSampling
 
-#: How the names of unit tasks begin that choose tokens of text.
+#: Prefixes of unit tasks that sample text tokens.
 _TEXT_TASKS = ("think-", "prefill-", "decode-")
 _encode = msgspec.json.Encoder(order="sorted").encode
 
@@ -17,9 +17,9 @@ _encode = msgspec.json.Encoder(order="sorted").encode
 def complete_nodes(
     nodes: Sequence[GraphNode], model: str, sampling: Callable[[str], ModelSampling]
 ) -> tuple[GraphNode, ...]:
-    """``nodes`` with the ``sampling`` of their models; those that name none are of ``model``.
+    """Return ``nodes`` with the ``sampling`` of their models; nodes without one use ``model``.
 
-    Parameters in the arena are left to the executor, which completes them as well.
+    The executor completes parameters that are in the arena.
     """
     return tuple([_complete_node(node, sampling(node.model or model)) for node in nodes])
 

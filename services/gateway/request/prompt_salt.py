@@ -1,6 +1,6 @@
-"""Salts of prompts: what an engine keeps of a prompt is used for requests with the same salt alone.
+"""Salts of prompts: an engine reuses a cached prompt only for requests with the same salt.
 
-Without one the time to the first token would tell a tenant how much of its prompt another one has sent before.
+Without a salt, the time to the first token would reveal to a tenant how much of its prompt another tenant has sent.
 """
 
 from typing import Any
@@ -10,14 +10,15 @@ import msgspec
 from omnibus import graph
 from omnibus.graph import HANDLE, GraphNode, encode_input
 
-#: How the names of unit tasks begin that read a prompt.
+#: Prefixes of unit tasks that read a prompt.
 _PROMPT_TASKS = ("think-", "prefill-")
 
 
 def salt_prompt(node: GraphNode, salt: str, *, in_conversation: bool = True) -> GraphNode:
-    """``node`` with ``salt`` for its prompt, if it reads one; parameters in the arena got it when they were placed.
+    """Return ``node`` with ``salt`` for its prompt, if it reads one.
 
-    Unless ``in_conversation`` the prompt is not kept for the next turn of its conversation.
+    Parameters in the arena got the salt when they were placed. Unless ``in_conversation``, the prompt is not cached for
+    the next turn of its conversation.
     """
     params = node.inputs.get("params")
     if not node.task.startswith(_PROMPT_TASKS) or not isinstance(params, dict | msgspec.Raw):
@@ -33,7 +34,7 @@ def salt_prompt(node: GraphNode, salt: str, *, in_conversation: bool = True) -> 
 
 
 def salt_params(body: bytes, salt: str) -> bytes:
-    """The JSON ``body`` of ``TextParams`` with ``salt``, if there is one."""
+    """Return the JSON ``body`` of ``TextParams`` with ``salt``, if there is one."""
     if not salt:
         return body
     return encode_input({**msgspec.json.decode(body), "cache_salt": salt})

@@ -1,4 +1,4 @@
-"""The record stream: every invocation as it was sent, and its end with times and the answer's digest."""
+"""Record stream: every invocation as sent, and its end with times and the answer's digest."""
 
 import asyncio
 import hashlib
@@ -38,8 +38,8 @@ log = logging.getLogger(__name__)
 _NO_LINKS = RequestLinks()
 #: Characters of an answer's text that its end record repeats; the digest covers all of it.
 MAX_RECORDED_CHARS = 16_000
-#: Seconds that the beginning of an invocation is held back: with what ends by then it is one message. What is in flight
-#: for longer is known, even if its gateway dies.
+#: Seconds that the beginning of an invocation is held back: if it ends by then, both are one message. Longer ones are
+#: recorded even if their gateway dies.
 HOLD_SECONDS = 0.1
 #: Seconds in which such messages are collected, to be published together, and how many of them at most. A gateway that
 #: is killed loses those of answers that it has just sent.
@@ -50,7 +50,7 @@ MAX_WHOLE_BYTES = 64 << 10
 
 
 class _HeldBegin(NamedTuple):
-    """The beginning of an invocation that is not published yet; ``until`` is the event loop's time."""
+    """The unpublished beginning of an invocation; ``until`` is the event loop's time."""
 
     invocation: Invocation
     body: bytes
@@ -59,9 +59,10 @@ class _HeldBegin(NamedTuple):
 
 
 class Records:
-    """Writes to the stream without waiting; reads it for replay. ``rules`` say whose inputs it keeps, else digests.
+    """Writes to the stream without waiting; reads it for replay.
 
-    The beginning of an invocation is held back for ``hold_seconds``; ``meter`` says what each took.
+    ``rules`` decide whose inputs it stores, or only digests. The beginning of an invocation is held back for
+    ``hold_seconds``. ``meter`` measures usage.
     """
 
     def __init__(
@@ -83,15 +84,15 @@ class Records:
         self._timer: asyncio.TimerHandle | None = None
         self._collected: list[tuple[Invocation, bytes, str]] = []  # whole records, with their ids
         self._collecting: asyncio.TimerHandle | None = None
-        #: Called with each invocation that ends, and how; None while nobody wants to know.
+        #: Called with each invocation that ends, and its status; None without observers.
         self.on_end: Callable[[InflightInvocation, str], None] | None = None
 
     def write_begin(self, running: InflightInvocation, tenant: str = "") -> None:
-        """Record what was sent for ``tenant``: at once, or held back for a moment in which it may end."""
+        """Record an invocation for ``tenant``: at once, or held back for a moment."""
         invocation = running.invocation
         whole = (
             graph.encode_invocation(invocation) if running.tapes else running.body
-        )  # what is kept was asked for besides
+        )  # captured outputs were requested in addition
         body = whole if self.rules.keeps_content(tenant) else graph.encode_invocation(_digest_inputs(invocation))
         id = f"{invocation.id}.{invocation.attempt}"
         if not self._hold_seconds:
@@ -113,13 +114,13 @@ class Records:
             self.publish_begin(name)
 
     def publish_begin(self, name: str) -> None:
-        """Publish the beginning of invocation ``name``, if it is held back."""
+        """Publish the beginning of invocation ``name``, if held back."""
         held = self._held.pop(name, None)
         if held is not None:
             self._publish_record(held.invocation, held.body, held.id)
 
     def close(self) -> None:
-        """Publish everything that is held back."""
+        """Publish all records that are held back."""
         self.publish_collected()
         for name in list(self._held):
             self.publish_begin(name)
@@ -138,8 +139,10 @@ class Records:
         billed: bool = True,
         call: AppCallLog | None = None,
     ) -> RequestUsage:
-        """Write the end of one invocation of ``tenant``; ``got`` is what a chat's client received. What is not
-        ``billed`` has GPU-seconds and no price. ``call`` is what its app was asked. Returns what it has used."""
+        """Write the end of one invocation of ``tenant``; returns its usage.
+
+        ``got`` is the answer that a chat's client received. Unless ``billed``, the usage has GPU-seconds but no price.
+        ``call`` is the call of its app."""
         usage = self.meter.measure(running)
         if not billed:
             usage = msgspec.structs.replace(usage, money=UNSET)
@@ -185,7 +188,7 @@ class Records:
         return usage
 
     def _publish_end(self, invocation: Invocation, body: bytes) -> None:
-        """Publish an end, with the beginning if that is held back and both fit into one message."""
+        """Publish an end, together with a held beginning if both fit."""
         held = self._held.get(invocation.id)
         if held is not None and len(held.body) + len(body) <= MAX_WHOLE_BYTES:
             del self._held[invocation.id]
@@ -195,7 +198,7 @@ class Records:
         self._publish_record(invocation, body, f"{invocation.id}.end")
 
     def _collect_whole(self, invocation: Invocation, body: bytes) -> None:
-        """Publish a whole record, with those that come soon after: the stream is woken once for all of them."""
+        """Collect whole records: the stream wakes once for several of them."""
         self._collected.append((invocation, body, f"{invocation.id}.end"))
         if len(self._collected) >= MAX_COLLECTED:
             self.publish_collected()
@@ -203,7 +206,7 @@ class Records:
             self._collecting = asyncio.get_running_loop().call_later(COLLECT_SECONDS, self.publish_collected)
 
     def publish_collected(self) -> None:
-        """Publish the whole records that wait for others."""
+        """Publish the collected whole records."""
         if self._collecting is not None:
             self._collecting.cancel()
             self._collecting = None
@@ -223,29 +226,29 @@ class Records:
         try:
             dead.write(running, _digest_inputs(running.invocation), self.rules.may_keep_letter(tenant))
         except OmnibusError as error:
-            log.warning("the dead letter of %s was not kept: %s", running.id, error)
+            log.warning("cannot write the dead letter of %s: %s", running.id, error)
 
     def _publish_record(self, invocation: Invocation, body: bytes, id: str) -> None:
         try:
             self.bus.publish_record(subjects.record_subject(invocation.app, invocation.id), body, id)
-        except OmnibusError as error:  # serving goes on without its record
-            log.warning("%s was not recorded: %s", id, error)
+        except OmnibusError as error:  # serving continues without its record
+            log.warning("cannot record %s: %s", id, error)
 
     async def find(self, id: str) -> Record:
-        """A recorded invocation and its end. Raises ``NotFound``."""
+        """Return a recorded invocation and its end. Raises ``NotFound``."""
         self.publish_collected()
         return await records.find_record(self.bus, id)
 
 
 def cut_answer(answer: RecordedAnswer, chars: int) -> RecordedAnswer:
-    """``answer`` with at most ``chars`` characters of each of its texts; digests cover all of them."""
+    """Return ``answer`` with each text cut to ``chars`` characters; digests cover all of it."""
     return msgspec.structs.replace(
         answer, text=answer.text[:chars], calls=answer.calls[:chars], reasoning=answer.reasoning[:chars]
     )
 
 
 def output_digests(running: InflightInvocation) -> dict[str, str]:
-    """Digests of the results that are watched, by ``<node>.<output>``; none of what had not come to its end."""
+    """Return digests of the complete outputs with a fingerprint, by ``<node>.<output>``."""
     return {
         f"{node}.{output}": stream.fingerprint.hexdigest()
         for (node, output), stream in running.streams.items()
@@ -254,7 +257,7 @@ def output_digests(running: InflightInvocation) -> dict[str, str]:
 
 
 def _digest_inputs(invocation: Invocation) -> Invocation:
-    """Without users' content: each literal input as its size and digest."""
+    """Return ``invocation`` without users' content: each literal input as its size and digest."""
     nodes = tuple(
         graph.with_inputs(node, {name: _digest_value(value) for name, value in node.inputs.items()})
         for node in invocation.nodes

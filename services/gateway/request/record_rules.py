@@ -1,4 +1,4 @@
-"""Rules for records, by tenant: content of requests, or sizes and digests alone."""
+"""Rules for records, by tenant: content of requests, or only sizes and digests."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -6,15 +6,15 @@ from types import MappingProxyType
 from omnibus import api_key
 from omnibus.errors import BadRequest
 
-#: What ``OMNIBUS_GATEWAY_RECORD`` may be; see ``GatewaySettings.record``.
+#: Values of ``OMNIBUS_GATEWAY_RECORD``; see ``GatewaySettings.record``.
 MODES = ("full", "stages", "digest")
-#: What it may be for a tenant; what stages give each other is recorded of all tenants or of none.
+#: Values for one tenant; outputs between stages are recorded for all tenants or none.
 TENANT_MODES = ("full", "digest")
 _VARIABLE = "OMNIBUS_GATEWAY_RECORD_TENANTS"
 
 
 class RecordRules:
-    """Says of whose requests content is recorded: of all (``full``), but for ``tenants`` with a rule of their own."""
+    """Decides whose content is recorded: everyone's if ``full``, with exceptions for ``tenants``."""
 
     def __init__(self, full: bool, tenants: Mapping[str, bool] = MappingProxyType({})) -> None:
         self.full = full
@@ -22,22 +22,25 @@ class RecordRules:
 
     @property
     def any_full(self) -> bool:
-        """True where content of any request is recorded."""
+        """True if any request's content is recorded."""
         return self.full or any(self._tenants.values())
 
     def keeps_content(self, tenant: str) -> bool:
-        """Return whether content of requests of ``tenant`` is recorded; it is empty for requests without a key."""
+        """Return True if content of ``tenant`` is recorded; it is empty for requests without a key."""
         return self._tenants.get(tenant, self.full)
 
     def may_keep_letter(self, tenant: str) -> bool:
-        """Return whether dead letters of ``tenant`` may have its inputs, where the setting says that letters have."""
+        """Return True if dead letters of ``tenant`` may include its inputs.
+
+        That also requires the setting for dead letters.
+        """
         return self._tenants.get(tenant, True)
 
 
 def parse_record_rules(mode: str, tenants: str) -> RecordRules:
-    """The rules of the settings ``record`` and ``record_tenants``. Raises ``BadRequest`` that names the variable."""
+    """Parse the settings ``record`` and ``record_tenants``. Raises ``BadRequest`` with the variable."""
     if mode not in MODES:
-        raise BadRequest(f"OMNIBUS_GATEWAY_RECORD={mode!r}: it is one of {', '.join(MODES)}")
+        raise BadRequest(f"OMNIBUS_GATEWAY_RECORD={mode!r} must be one of {', '.join(MODES)}")
     return RecordRules(mode != "digest", dict(_parse_rule(each.strip()) for each in tenants.split(",") if each.strip()))
 
 
@@ -45,5 +48,5 @@ def _parse_rule(text: str) -> tuple[str, bool]:
     tenant, _, mode = text.partition("=")
     if not api_key.TENANT.fullmatch(tenant) or mode not in TENANT_MODES:
         expected = " or ".join(f"TENANT={each}" for each in TENANT_MODES)
-        raise BadRequest(f"{_VARIABLE}: {text[:80]!r}: {expected} is expected, with commas between several")
+        raise BadRequest(f"{_VARIABLE}: {text[:80]!r} must be {expected}, with commas between several")
     return tenant, mode == "full"

@@ -1,10 +1,10 @@
 """One client's request: the segments that it sends, and the one end that they share.
 
-record     a composite task ran with placeholders; out came a ``Segment``
-assign     whose plan runs each node
-route      path by the planned rates, executors by least outstanding work
-dispatch   the invocation to every executor at once, and to the record stream
-end        done, cancelled, expired or failed: everything stops, memory is released
+- record: a composite task ran with placeholders and produced a ``Segment``.
+- assign: choose the model, and so the plan, that runs each node.
+- route: choose the path by the planned rates, and executors by the least outstanding work.
+- dispatch: send the invocation to every executor at once, and to the record stream.
+- end: done, cancelled, expired or failed. Everything stops, memory is released.
 """
 
 import time
@@ -46,36 +46,36 @@ from services.gateway.tenancy import tenant as tenants
 
 
 class ClientRequest:
-    """A request under way. It is the ``Runtime`` of the tasks that its app calls."""
+    """A running request. It is the ``Runtime`` of the tasks that its app calls."""
 
     def __init__(
         self, runs: RequestResources, app: str, model: str, number: int, seed: int | None, pinned: str
     ) -> None:
         self._runs = runs
         self.app = app
-        self.model = self.model_name = model  # the name is an adapter's where the client called one
+        self.model = self.model_name = model  # the name is the adapter's if the client called one
         self._id = ""
         self.created = time.time()
         self.deadline = self.created + max(0.0, runs.settings.deadline - body_budget.upload_seconds())
         self.segments: list[InflightInvocation] = []
         self.failure: OmnibusError | None = None
-        self.known: tuple[int, ...] = ()  # tokens of the answer, made at another gateway, that it goes on behind
-        self.known_codes: tuple[Any, ...] = ()  # and those, or frames of them, that its talker goes on behind
+        self.known: tuple[int, ...] = ()  # tokens of the answer, from another gateway, after which it continues
+        self.known_codes: tuple[Any, ...] = ()  # codes, or frames of them, after which its talker continues
         self.status = ""  # how it ended
         self.estimates: Estimates = ()  # of its first segment
-        self.answer: AnswerAccumulator | None = None  # what a chat's client has received
-        self.call: AppCallLog | None = None  # what its app was asked
+        self.answer: AnswerAccumulator | None = None  # the answer that a chat's client has received
+        self.call: AppCallLog | None = None  # the call of its app
         self.on_end: Callable[[], None] | None = None
         self.trace = tracing.current_context()
         self._number = number
         self._seed = seed
-        self.early = False  # sent before its client wants it: only into spare room, and not billed until then
-        self.cache_key = ""  # of its conversation: it goes where what was computed of that is kept
-        self.is_demand = True  # counted among what the planner provides for
+        self.early = False  # sent before its client needs it: only into spare room, and not billed until then
+        self.cache_key = ""  # of its conversation: it goes where that is cached
+        self.is_demand = True  # counted as demand, for which the planner provides
         self.pinned = pinned  # the path that it must take, empty for any
         self.called: list[str] = []  # requests that its model called for
         self.caller = ""  # the request whose model called for this one
-        self.price: PriceCheck | None = None  # to be checked before it is sent
+        self.price: PriceCheck | None = None  # to check before sending
         self._holds = False
         self._assigned: tuple[Segment, Assignment] | None = None  # of the ticket
         self._counted: list[CountedInvocation] = []  # of each segment
@@ -84,14 +84,14 @@ class ClientRequest:
 
     @property
     def id(self) -> str:
-        """Its name: that of its first segment, once that has one."""
+        """Its name: that of its first segment, once it has one."""
         if not self._id:
             self._id = self._runs.router.new_id(app_letters(self.app))
         return self._id
 
     @property
     def seed(self) -> int:
-        """The client's seed, or one that follows from the id; 63 bits."""
+        """The client's seed, or one derived from the id; 63 bits."""
         if self._seed is None:
             self._seed = int.from_bytes(sha256(self.id.encode()).digest()[:7], "big")
         return self._seed & (2**63 - 1)
@@ -113,7 +113,7 @@ class ClientRequest:
         return self.segments[0].invocation.epoch if self.segments else 0
 
     def notify_when_accepted(self, notify: Callable[[], None]) -> bool:
-        """Call ``notify`` once no executor can refuse what was sent last; False when nothing was sent."""
+        """Call ``notify`` once no executor can reject the last segment; False without segments."""
         if not self.segments:
             return False
         self.segments[-1].notify_when_accepted(notify)
@@ -151,7 +151,7 @@ class ClientRequest:
         return choice_point(self._number, site, salt / 2**64)
 
     def confirm(self) -> None:
-        """Its client wants what was sent early, from now on."""
+        """Confirm an early request, whose client needs it now."""
         self.early, self.created = False, time.time()
 
     # Segments
@@ -163,29 +163,30 @@ class ClientRequest:
 
     @property
     def logs_calls(self) -> bool:
-        """True if its record has what an app was asked."""
+        """True if its record includes the calls of its app."""
         return self._runs.records.rules.keeps_content(self.tenant.name)
 
     @property
     def kept(self) -> MediaStore | None:
-        """The store of its media beside its record; None where nothing of its content is recorded."""
+        """The media store of its record; None if its content is not recorded."""
         return self._runs.kept if self.logs_calls else None
 
     @property
     def salt(self) -> str:
-        """Under which what is computed of this request's media is kept, and shared with others."""
+        """Salt under which results of this request's media are cached and shared."""
         settings = self._runs.settings
         return self.tenant.salt(settings.salt, settings.isolate)
 
     @property
     def prompt_salt(self) -> str:
-        """The same for its prompts; empty where tenants share them, or executors of an earlier build refuse it."""
+        """Salt of its prompts; empty if tenants share them, or an executor's build rejects it."""
         apart = self.tenant.name and self._runs.settings.isolate
         return self.salt if apart and self._runs.router.members.all_take("cache_salt") else ""
 
     async def wait_admission(self, segment: Segment, step: int = 0) -> None:
         """Wait once, for a turn or for room. Raises ``Overloaded``, and as ``PriceCheck.choose_path``.
-        ``release_admission`` if nothing is sent."""
+
+        Call ``release_admission`` if nothing is sent."""
         if self.early:
             self._runs.room.check_spare_room(self._runs.router.assign(segment.nodes, self.model))
         if self.price is not None:
@@ -194,29 +195,29 @@ class ClientRequest:
             self._check_open()
 
     def _check_open(self) -> None:
-        """Raise what ended the request while it waited, if anything did."""
+        """Raise the error that ended the request while it waited, if any."""
         if self.status:
             self.release_admission()
             raise self.failure or request_over_error()
 
     def release_admission(self) -> None:
-        """Give the turn back: nothing is at work any more."""
+        """Release the turn, because no segment runs any more."""
         if (unsent := self._admission.release(self.segments)) is not None:
             self._runs.loads.count_failure(unsent, self.failure)
 
     def resume_until(self, deadline: float) -> None:
-        """Go on with a request that another gateway admitted: by its deadline, Unix seconds, however many wait."""
+        """Continue a request that another gateway admitted, until ``deadline``."""
         self.deadline = deadline
         self.disable_queue_limit()
 
     def disable_queue_limit(self) -> None:
-        """It may take its turn as late as its deadline, however many wait: its client does not, or was let in."""
+        """Let it queue until its deadline: its client is not waiting, or it was admitted."""
         self._admission.disable_queue_limit()
 
     def take_ticket(self, segment: Segment, assignment: Assignment | None = None) -> InvocationTicket:
-        """Take the next number among requests of this kind; it is this request's name from now on.
+        """Take the next number of this kind, which becomes this request's name.
 
-        ``assignment`` is for who knows it already.
+        Pass ``assignment`` if it is known already.
         """
         assignment = assignment or self._runs.router.assign(segment.nodes, self.model)
         self._assigned = segment, assignment
@@ -234,7 +235,7 @@ class ClientRequest:
     ) -> InflightInvocation:
         """Route and dispatch one segment now; ``nodes`` are its own with inputs filled in.
 
-        ``assignment`` is for who knows it already, by the plan in force.
+        Pass ``assignment`` if it is known already, by the plan in force.
         """
         if self.status:
             raise self.failure or request_over_error()
@@ -274,7 +275,7 @@ class ClientRequest:
                 assignment.model, assignment.kind, self._invocation_id(step), self.cache_key
             )
             again = partial(runs.router.route, assignment, ticket, pins=segment.pins, work=segment.work)
-            # A header asks for where to begin, not for failing there.
+            # The pinned path is only for the first attempt: a move may leave it.
             preferred = NO_PATHS if runs.admission is None else self._admission.paths
             route = again(pinned=self.pinned, preferred=preferred)
             self._admission.check_queue_time(self, route)
@@ -313,7 +314,7 @@ class ClientRequest:
         running.tenant = f"{self.tenant.weight:g} {self.tenant.queue or self.tenant.name}"
 
     def _resume_states(self, assignment: Assignment, segment: Segment) -> tuple[tuple[int, str, dict[str, Any]], ...]:
-        """States behind which the nodes of ``segment`` begin, by what is known of the answer."""
+        """Return the states after which the nodes of ``segment`` resume."""
         nodes, frames = assignment.nodes, self.known_codes
         groups = len(frames[0]) if frames and not isinstance(frames[0], int) else 1
         room = max(0, MAX_RESUMED_VALUES - len(self.known))  # both travel in one message
@@ -323,31 +324,31 @@ class ClientRequest:
         )
 
     def _invocation_id(self, step: int) -> str:
-        """The first segment that is sent has the request's own id."""
+        """Return the id of segment ``step``; the first segment uses the request's id."""
         return f"{self.id}_{step}" if self.segments else self.id
 
     @property
     def inputs_name(self) -> str:
-        """Name under which the arena holds the inputs that all segments may read."""
+        """Name in the arena of inputs that all segments may read."""
         self._holds = True
         return f"{self.id}_in"
 
     # The end
 
     def fail(self, error: OmnibusError) -> None:
-        """Everybody who waits for a result of this request gets ``error``."""
+        """Fail all results of this request with ``error``."""
         self.failure = self.failure or error
         for running in self.segments:
             running.fail(error)
 
     def end(self, status: str) -> None:
-        """The one end. Each segment is recorded once its times are in."""
+        """End the request, once. Each segment is recorded when its times have arrived."""
         if self.status:
             return
         self.status = status
         figures = self.answer.record_latency() if self.answer is not None and status == "done" else {}
         model = self.answer.model if self.answer is not None else self.model
-        if model and not self.early and (self.segments or status == "done"):  # what was refused took no time
+        if model and not self.early and (self.segments or status == "done"):  # a rejected request took no time
             GATEWAY.duration_histogram(model).observe(time.time() - self.created)
         for running, counted in zip(self.segments, self._counted, strict=True):
             first = running is self.segments[0]

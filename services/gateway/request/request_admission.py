@@ -1,7 +1,8 @@
-"""The way in of one request: a turn or room that it waits for once, and a queue that is short enough.
+"""Admission of one request: it waits once, for a turn or for room, and its queue must be short.
 
-A gateway with tenants gives each request a turn (``tenancy``), which has to come in time. One without lets it wait for
-room while executors can still be added (``waiting_room``), and refuses what would not end in time.
+A gateway with tenants gives each request a turn (``tenancy``), which must come in time. A gateway without tenants lets
+it wait for room while executors can still be added (``waiting_room``), and rejects requests that would miss their
+deadline.
 """
 
 import time
@@ -23,7 +24,7 @@ from services.gateway.tenancy.tenant import Tenant
 
 
 class AdmissibleRequest(Protocol):
-    """Part of ``services.gateway.request.request.ClientRequest`` that its admission looks at."""
+    """The part of ``services.gateway.request.request.ClientRequest`` that its admission reads."""
 
     model: str
     deadline: float
@@ -40,24 +41,25 @@ class AdmissibleRequest(Protocol):
 
 
 class RequestAdmission:
-    """Admission of one request of ``tenant``, which gives itself to each call: two that held each other would be
-    garbage that waits to be collected."""
+    """Admission of one request of ``tenant``.
+
+    Each call gets the request: references in both directions would make garbage that waits for collection."""
 
     def __init__(self, resources: RequestResources, tenant: Tenant) -> None:
         self._resources = resources
         self._patient = False
-        self._entrance: Entrance | None = None  # where it had to wait for room
+        self._entrance: Entrance | None = None  # if it had to wait for room
         admission = resources.admission
         self._slot = AdmissionSlot(admission, tenant) if admission is not None else None
 
     def disable_queue_limit(self) -> None:
-        """Let it take its turn as late as its deadline, however many wait."""
+        """Let the request queue until its deadline, however many requests wait."""
         self._patient = True
         if self._slot is not None:
             self._slot.patient = True
 
     async def wait(self, request: AdmissibleRequest, segment: Segment, step: int) -> bool:
-        """Wait once, for a turn or for room; return whether there was one to wait for. Raises ``Overloaded``."""
+        """Wait once, for a turn or for room; returns True if it had to. Raises ``Overloaded``."""
         if self._slot is not None:
             await self._acquire_slot(self._slot, request, segment, step)
             return True
@@ -85,22 +87,23 @@ class RequestAdmission:
 
     @property
     def paths(self) -> Mapping[str, str]:
-        """The paths on which it has places, by model; empty where it waited for none."""
+        """The paths of its slots, by model; empty if it waited for none."""
         return self._slot.paths if self._slot is not None else NO_PATHS
 
     def settle_segment(self, running: InflightInvocation, seconds: float) -> None:
-        """The executors of ``running`` have reported all that they will, ``seconds`` of GPUs."""
+        """Settle ``running`` at ``seconds`` of GPUs, after its last reports."""
         if self._slot is not None:
             self._slot.settle_segment(running, seconds)
 
     def take_arrival(self) -> CountedInvocation | None:
-        """The arrival that was counted before the request waited for room, once; None where it did not wait."""
+        """Return the arrival counted before the wait for room, once; None without one."""
         return self._entrance.leave() if self._entrance is not None else None
 
     def check_queue_time(self, request: AdmissibleRequest, route: ExecutorRoute) -> None:
-        """Refuse what would not end in time. Raises ``Overloaded``; what was begun goes on, however long it takes.
+        """Reject a request that would miss its deadline. Raises ``Overloaded``.
 
-        A request that has its turn is in no executor's queue: how long others take there says nothing about it.
+        A request that has begun continues, however long it takes. A request with a turn is in no executor's queue, so
+        the time of others there does not matter.
         """
         if request.segments or self._patient or self._slot is not None:
             return
@@ -108,7 +111,7 @@ class RequestAdmission:
         check_queue_time(drains, request.deadline - time.time(), self._resources.queue_seconds)
 
     def release(self, segments: Sequence[InflightInvocation]) -> CountedInvocation | None:
-        """Give the turn back: none of ``segments`` is at work any more. Returns the arrival of what was not sent."""
+        """Release the turn when none of ``segments`` runs; returns the arrival of an unsent request."""
         unsent = self.take_arrival()
         if self._slot is not None:
             self._slot.release(segments)

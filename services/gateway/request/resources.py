@@ -14,12 +14,12 @@ from services.gateway.request.waiting_room import WaitingRoom
 from services.gateway.routing.router import Router
 from services.gateway.tenancy.admission import Admission
 
-#: Part of the time until the deadline that a queue may take at most before more counts as an overload.
+#: Part of the time until the deadline that a queue may take; more counts as an overload.
 MAX_QUEUE_OVER_DEADLINE = 0.5
 
 
 class RequestResources:
-    """The parts of a gateway that every request shares. Media are kept where content is recorded."""
+    """The parts of a gateway that every request shares. Media are stored if content is recorded."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class RequestResources:
         self.kept = keep if records.rules.any_full else None
         self.loads = loads
         self.admission = admission
-        #: Seconds that a queue may grow to: where deadlines are short, less than would use them up.
+        #: Maximum queue time in seconds: less with short deadlines, which it would use up.
         self.queue_seconds = min(settings.queue_seconds, MAX_QUEUE_OVER_DEADLINE * settings.deadline)
         self.room = WaitingRoom(router)
         self.numbers: dict[str, count[int]] = defaultdict(count)  # by the letters in ids, which apps may share

@@ -1,4 +1,4 @@
-"""Results of a request's earlier segments, filled in for the marks that later segments have in their place."""
+"""Results of a request's earlier segments as inputs of later ones."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -21,12 +21,12 @@ Place = tuple[int, int, str]
 
 
 def has_references(nodes: Sequence[GraphNode]) -> bool:
-    """Return whether ``nodes`` may need something of an earlier segment."""
+    """Return True if ``nodes`` may read results of earlier segments."""
     return any(FROM in str(node.inputs) for node in nodes)
 
 
 def find_earlier(segments: Sequence[InflightInvocation], place: Place) -> ResultStream | None:
-    """The result at ``place``, of the segments that were sent before; None where there is none."""
+    """Return the result at ``place`` of the sent segments; None without one."""
     step, node, output = place
     running = next((each for each in segments if each.invocation.step == step), None)
     return running.streams.get((node, output)) if running is not None else None
@@ -35,9 +35,9 @@ def find_earlier(segments: Sequence[InflightInvocation], place: Place) -> Result
 async def fill_references(
     nodes: Sequence[GraphNode], earlier: Callable[[Place], ResultStream | None], tensors: TensorPlacer
 ) -> tuple[GraphNode, ...]:
-    """``nodes`` with results in place of marks; each tensor is placed once, however many read it.
+    """Return ``nodes`` with results instead of references; each tensor is placed once for all readers.
 
-    Raises ``ProtocolError`` for a mark of what there is not, and what made an earlier result fail.
+    Raises ``ProtocolError`` for a reference to an unknown result, and the error of a failed one.
     """
     counted = Counter(place for node in nodes for value in node.inputs.values() for place in _iterate_references(value))
     made = {}
@@ -56,17 +56,17 @@ async def fill_references(
 
 
 def _to_literal(item: Item) -> Any:
-    """A value as an input. What a task made of a client's JSON must not become an edge, or open memory."""
+    """Return a value as an input. A client's JSON must not become an edge, or open memory."""
     value = unwrap_value(item.data)
     if _has_reserved_key(value):
-        raise ProtocolError(f"a result holds one of the keys {', '.join(_RESERVED_KEYS)}, so no task can be given it")
+        raise ProtocolError(f"a result contains one of the reserved keys {', '.join(_RESERVED_KEYS)}: rename the key")
     return value
 
 
 def _has_reserved_key(value: Any) -> bool:
     if type(value) is dict:
         marks = [mark for mark in _RESERVED_KEYS if mark in value]
-        if marks == [REF] and type(value[REF]) is str:  # that of a JSON schema
+        if marks == [REF] and type(value[REF]) is str:  # the one of a JSON schema
             marks = []
         return bool(marks) or any(map(_has_reserved_key, value.values()))
     return type(value) is list and any(map(_has_reserved_key, value))
@@ -87,7 +87,7 @@ def _parse_reference(mark: Any) -> Place:
     match mark:
         case [int(step), int(node), str(output)]:
             return step, node, output
-    raise ProtocolError(f"a graph refers to {str(mark)[:80]}, which is no result: [step, node, output]")
+    raise ProtocolError(f"a graph refers to {str(mark)[:80]}, but a result must be [step, node, output]")
 
 
 def _fill_value(value: Any, made: dict[Place, Any]) -> Any:

@@ -1,15 +1,15 @@
-"""Graphs come from apps: what is wrong with one would be found only by executors, or by no one."""
+"""Validation of graphs from apps, before executors receive them."""
 
 from omnibus.errors import ProtocolError
 from omnibus.graph import verify_uses
 from omnibus.task import Segment
 from omnibus.task.session import MAX_CALLS, MAX_SEGMENTS, graph_size_error
 
-_MAX_WORK_TOKENS = 1 << 40  # tokens that a call may be expected to take
+_MAX_WORK_TOKENS = 1 << 40  # largest estimate of a call, in tokens
 
 
 def validate_segment(segment: Segment, step: int = 0) -> None:
-    """Refuse what record would not make of segment ``step``.
+    """Reject a segment ``step`` that recording would not produce.
 
     Raises ``TooLarge`` over the limits, and ``ProtocolError``.
     """
@@ -21,5 +21,5 @@ def validate_segment(segment: Segment, step: int = 0) -> None:
     if not all(0 <= work < _MAX_WORK_TOKENS for work in segment.work) or not all(
         0 <= node < count for node, _ in segment.outputs
     ):
-        raise ProtocolError("a graph's estimates are tokens, not negative, and its outputs belong to its own calls")
+        raise ProtocolError("estimates must be tokens, not negative, and outputs must belong to the graph's own calls")
     verify_uses(segment.nodes)

@@ -1,9 +1,9 @@
-"""Requests that wait for room here while the planner can still add executors, instead of being refused at once.
+"""Waiting room of requests while the planner can still add executors.
 
-What executors have been given stays with them: of executors that start, only requests that still wait here have
-anything. So each executor is given twice what it batches, and the rest waits in order, within its deadline. What it
-batches are rows, of which an encoder has one for each item: requests with ten images fill it ten times as soon. Models
-of which no planner says that more can be added (``PlanEvent.growth``) know no waiting room: they refuse by time alone.
+Work stays with the executor that received it, so an executor that starts serves only requests that still wait here. So
+each executor receives twice its batch, and the rest waits in order, within its deadline. A batch consists of rows, and
+each item of an encoder is a row: requests with ten images fill a batch ten times as fast. Models that the planner does
+not report as growing (``PlanEvent.growth``) have no waiting room: they reject by time alone.
 """
 
 import asyncio
@@ -18,13 +18,13 @@ from services.gateway.routing.assignment import Assignment
 from services.gateway.routing.executors import ExecutorEntry
 from services.gateway.routing.router import Router
 
-#: What an executor is given, as a multiple of what it batches: the next batch waits beside it.
+#: Work that an executor receives, as a multiple of its batch: the next batch waits there.
 _BATCHES = 2
-#: Seconds for which what the planner has said is good: it says it again twice as often.
+#: Seconds for which a report of the planner is valid: it repeats twice as often.
 GROWTH_TTL_SECONDS = 10.0
-#: Seconds between two looks for room while somebody waits.
+#: Seconds between two checks for room while a request waits.
 _LOOK_SECONDS = 0.02
-#: Times its mean that a request may take longer than predicted and still has to end by its deadline.
+#: How many times its mean a request may take longer than predicted and still meet its deadline.
 _DEADLINE_MARGIN = 1.25
 
 
@@ -36,16 +36,19 @@ class _Waiter(NamedTuple):
 
 
 class _Stage(NamedTuple):
-    """Executors that run a component, and how many rows of their batches a request takes: one for each of its items."""
+    """Executors of a component, and the rows that a request takes there.
+
+    A request has one row for each of its items.
+    """
 
     entries: list[ExecutorEntry]
     rows: int
 
 
 class WaitingRoom:
-    """Queues of one gateway, one for each model, or set of models that serve a request together.
+    """Queues of one gateway, one for each combination of models.
 
-    ``waiting`` counts the requests in them, ``entering`` those that were let in and have not been sent yet.
+    ``waiting`` counts the requests in them, ``entering`` the admitted requests that have not been sent yet.
     """
 
     def __init__(self, router: Router) -> None:
@@ -57,14 +60,14 @@ class WaitingRoom:
         self._looking: dict[str, asyncio.TimerHandle] = {}
 
     def growth(self, assignment: Assignment) -> ModelGrowth | None:
-        """Growth of the model of ``assignment`` that can grow least; None when one of them cannot."""
+        """Return the growth of the least growing model of ``assignment``; None if one cannot grow."""
         growing = self._router.growing
         if not growing or not all(part.model in growing for part in assignment.parts):
             return None
         return min((growing[part.model] for part in assignment.parts), key=lambda each: each.factor, default=None)
 
     def handle_plan_event(self, event: PlanEvent) -> None:
-        """The planner says what can be added; a planner that is silent adds nothing."""
+        """Apply the growth that the planner reports; its silence means none."""
         self._router.growing = event.growth
         if self._forget is not None:
             self._forget.cancel()
@@ -75,28 +78,30 @@ class WaitingRoom:
         self._router.growing, self._forget = {}, None
 
     def close(self) -> None:
-        """Forget what can be added."""
+        """Cancel the timer that expires the growth."""
         if self._forget is not None:
             self._forget.cancel()
 
     def has_room(self, assignment: Assignment) -> bool:
-        """Return whether a request finds room without waiting."""
+        """Return True if a request finds room without waiting."""
         queue = assignment.model
         return not self._queues.get(queue) and self._free_places(assignment) > self._entering.get(queue, 0)
 
     def check_spare_room(self, assignment: Assignment) -> None:
-        """Raises ``Overloaded`` unless nobody waits and each option that may be chosen has an executor with less than
-        half a batch."""
+        """Check that no request waits and each eligible option has spare room.
+
+        That is an executor with less than half a batch. Raises ``Overloaded``."""
         spare = not self._queues.get(assignment.model) and all(
             any(map(_is_spare, entries)) for entries in self._options(assignment) if entries
         )
         if not spare:
-            raise Overloaded("executors have others' work: nothing is begun before it is wanted")
+            raise Overloaded("the executors are busy: early requests need spare capacity")
 
     async def enter(self, assignment: Assignment, growth: ModelGrowth, left: float) -> None:
-        """Wait until there is room for a request that has ``left`` seconds; ``leave_entrance`` once it is sent, or not.
+        """Wait until there is room for a request that has ``left`` seconds.
 
-        Raises ``Overloaded`` when that would take too long, with all that can be added, or did.
+        Call ``leave_entrance`` once it is sent or abandoned. Raises ``Overloaded`` after a timeout, or if even with all
+        executors that can be added it would miss its deadline.
         """
         if not self.has_room(assignment):
             self._check_time(assignment, growth, left)
@@ -104,7 +109,7 @@ class WaitingRoom:
         self._entering[assignment.model] = self._entering.get(assignment.model, 0) + 1
 
     def leave_entrance(self, assignment: Assignment) -> None:
-        """The request that was let in is at work, or over."""
+        """Note that an admitted request was sent or ended."""
         self._entering[assignment.model] -= 1
 
     async def _wait_in_queue(self, assignment: Assignment, left: float) -> None:
@@ -131,7 +136,7 @@ class WaitingRoom:
             self._looking[name] = loop.call_later(_LOOK_SECONDS, self._let_in, name)
 
     def _let_in(self, name: str) -> None:
-        """Wake as many as there is room for, in the order in which they came."""
+        """Wake the requests that there is room for, in order of arrival."""
         del self._looking[name]
         queue, given = self._queues[name], self._entering.get(name, 0)
         while queue and self._free_places(queue[0].assignment) > given:
@@ -145,14 +150,14 @@ class WaitingRoom:
             del self._queues[name]
 
     def _check_time(self, assignment: Assignment, growth: ModelGrowth, left: float) -> None:
-        """Refuse what cannot have its turn in time. Raises ``Overloaded``."""
+        """Reject a request that would get its turn too late. Raises ``Overloaded``."""
         before = len(self._queues.get(assignment.model, ()))
         rate = min((self._drain_rate(stage.entries) for stage in self._stages(assignment)), default=0.0)
         seconds = (before + 1) / rate if rate > 0 else 0.0
         grown = min(seconds, growth.seconds + max(0.0, seconds - growth.seconds) / growth.factor)
         if grown > left / _DEADLINE_MARGIN:
             raise Overloaded(
-                f"too many requests wait already: with the executors that can be added this one would take {grown:.0f} "
+                f"too many requests wait already: even with more executors this one would take {grown:.0f} "
                 f"s, and it has {left:.0f} s",
                 retry_after=grown - left / _DEADLINE_MARGIN,
             )
@@ -160,8 +165,9 @@ class WaitingRoom:
     # Executors
 
     def _free_places(self, assignment: Assignment) -> float:
-        """Requests that the scarcest stage of ``assignment`` can be given; infinite while nobody serves a stage:
-        routing says so."""
+        """Return the requests that the scarcest stage of ``assignment`` can accept.
+
+        Stages without executors do not count; routing reports them."""
         free = [
             sum(_free_places(entry, stage.rows) for entry in stage.entries)
             for stage in self._stages(assignment)
@@ -170,7 +176,7 @@ class WaitingRoom:
         return min(free, default=float("inf"))
 
     def _stages(self, assignment: Assignment) -> Iterator[_Stage]:
-        """Executors of each component, of whichever option."""
+        """Yield the executors of each component, over all options."""
         router = self._router
         for part in assignment.parts:
             options: dict[str, set[str]] = {}
@@ -182,7 +188,7 @@ class WaitingRoom:
                 yield _Stage(entries, part.components.count(component))
 
     def _options(self, assignment: Assignment) -> Iterator[list[ExecutorEntry]]:
-        """Executors of each option on a path."""
+        """Yield the executors of each option on a path."""
         for part in assignment.parts:
             paths = self._router.find_paths(part)
             for name in sorted({path.options[component] for path in paths for component in part.used}):
@@ -198,6 +204,6 @@ def _is_spare(entry: ExecutorEntry) -> bool:
 
 
 def _free_places(entry: ExecutorEntry, rows: int) -> float:
-    """Requests of so many ``rows`` that an executor can still be given."""
+    """Return how many more requests of ``rows`` rows an executor can receive."""
     slots, credit = entry.status.slots, entry.available_credit
     return max(0.0, min(credit, (_BATCHES * slots - entry.rows) / rows) if slots else credit)

@@ -1,1 +1,1 @@
-"""Paths and executors of a recorded graph, by the plan and the load."""
+"""Routing of a recorded graph: its path and executors, from the plan and the load."""

@@ -1,13 +1,12 @@
-"""Choice of the encoder replica that gets an item: one that knows it, else the one with the least work.
+"""Choice of a replica by affinity: an encoder that cached the item, or the least loaded one.
 
-Executors keep what they have encoded lately, and encode equal items once that come together. So an item goes
-where this gateway sent an equal one last, unless that replica has much more to do than others. An item that
-was not seen goes to a replica with the least work; among equals a hash of the item decides, so that gateways
-that know nothing of each other agree. A request's items are spread one by one, each on top of those before it.
-Nothing is asked of anybody: who forgot an item, or never had it, encodes it.
+Executors cache recent encodings, and encode equal items that arrive together once. So an item goes to the replica
+that last received an equal one from this gateway, unless that replica has much more work than others. A new item goes
+to a replica with the least work. A hash of the item breaks ties, so gateways agree without communication. The items of
+a request are spread one by one, each on top of those before it. No replica is queried: one without the item encodes it.
 
-What was not seen, but begins as something that was, goes where that went, of the replicas with the least work: an
-encoder may have kept the parts of a sound that goes on.
+A new item that begins like an earlier one goes to the same replica, if that is among the least loaded. An encoder may
+have cached the parts of an audio stream that continues.
 
 Method: rendezvous hashing (Thaler and Ravishankar), with bounded loads as in Mirrokni, Thorup and Zadimoghaddam.
 """
@@ -19,21 +18,24 @@ from typing import NamedTuple
 
 from omnibus.graph import GraphNode
 
-#: Replicas whose work differs by less than this part of an item count as equal.
+#: Replicas whose work differs by less than this fraction of an item count as equal.
 NEAR_WORK_FRACTION = 0.5
-#: Items by which the work of the replica that knows one may exceed the least.
+#: Items by which the work of the replica that cached one may exceed the least.
 MAX_EXCESS_ITEMS = 8.0
-#: The part of its work that an item counts for where it is known.
+#: The fraction of its work that an item counts for on a replica that cached it.
 CACHED_WORK_FRACTION = 1 / 16
-#: Name of the digest of how an item begins, in what says where its bytes are.
+#: Key of the digest of how an item begins, in the reference to its bytes.
 BEGINNING = "beginning"
-#: Items whose replica is remembered, and beginnings of items.
+#: Items and beginnings of items whose replica is remembered.
 MAX_TRACKED_ITEMS = 1 << 16
 
 
 class AffinityItem(NamedTuple):
-    """``key`` is equal for equal contents, empty when the content is not known; ``work`` is in tokens. ``beginning`` is
-    equal for contents that begin alike, empty where nobody has said how they begin."""
+    """An item to encode: its key, its work in tokens, and the key of its beginning.
+
+    ``key`` is equal for equal contents, and empty if the content is unknown. ``beginning`` is equal for contents that
+    begin alike, and empty if unknown.
+    """
 
     key: str
     work: float
@@ -41,7 +43,7 @@ class AffinityItem(NamedTuple):
 
 
 def affinity_item(node: GraphNode, work: float) -> AffinityItem:
-    """Return the item of ``node``, without a key if it reads other nodes: its digest does not cover what it reads."""
+    """Return the item of ``node``; without a key if it reads other nodes, which its digest does not cover."""
     if node.uses:
         return AffinityItem("", work)
     media = node.inputs.get("media")
@@ -50,7 +52,7 @@ def affinity_item(node: GraphNode, work: float) -> AffinityItem:
 
 
 class ChosenReplica(NamedTuple):
-    """The replica and what the item counts for there, in tokens."""
+    """A replica and the tokens that the item counts for there."""
 
     executor: str
     work: float
@@ -59,9 +61,9 @@ class ChosenReplica(NamedTuple):
 def pick_replica(
     loads: Mapping[str, float], item: AffinityItem, known: str = "", preferred: Collection[str] = ()
 ) -> ChosenReplica:
-    """The replica for ``item``, of those with ``loads`` in tokens (at least one).
+    """Choose a replica for ``item``; ``loads`` are in tokens (at least one).
 
-    ``known`` was sent an equal one. ``preferred`` go first among those with nearly the least work.
+    ``known`` received an equal item. ``preferred`` replicas come first among those with nearly the least work.
     """
     least = min(loads.values())
     if known in loads and loads[known] <= least + MAX_EXCESS_ITEMS * item.work:
@@ -74,7 +76,7 @@ def pick_replica(
 
 
 class EncoderAffinity:
-    """Remembers what was sent where; the least recently sent is forgotten first."""
+    """Map of items to the replicas that received them; evicts the least recently sent."""
 
     def __init__(self, remembered: int = MAX_TRACKED_ITEMS) -> None:
         self._remembered = remembered
@@ -83,8 +85,9 @@ class EncoderAffinity:
     def assign_items(
         self, loads: dict[str, float], items: Sequence[AffinityItem], preferred: Collection[str] = ()
     ) -> list[ChosenReplica]:
-        """A replica for each of ``items``; ``loads`` grow by what they are given. Without a key the first with the
-        least gets it, of the ``preferred`` if they have no more.
+        """Choose a replica for each of ``items``, and update ``loads``.
+
+        An item without a key goes to the least loaded replica; ``preferred`` replicas win ties.
         """
         found = []
         for item in items:
@@ -109,9 +112,9 @@ class EncoderAffinity:
 
 
 class ConversationAffinity:
-    """Remembers where the last prompt of each conversation was computed: there the next turn finds what is kept of it.
+    """Map of conversations to the executors that cached their last prompts.
 
-    It goes elsewhere where that executor has more to do than the least busy one and this prompt together.
+    A turn goes elsewhere if that executor has more work than the least busy one plus this prompt.
     """
 
     def __init__(self, remembered: int = MAX_TRACKED_ITEMS) -> None:
@@ -121,8 +124,10 @@ class ConversationAffinity:
     def choose_executor(
         self, loads: Mapping[str, float], conversation: str, work: float, preferred: Collection[str] = ()
     ) -> str:
-        """One of those with ``loads`` in tokens (at least one) for a prompt of ``work`` tokens; a new conversation
-        goes to one with the least, of the ``preferred`` if they have no more."""
+        """Choose an executor for a prompt of ``work`` tokens; ``loads`` are in tokens (at least one).
+
+        A new conversation goes to a least loaded executor; ``preferred`` executors win ties.
+        """
         known, least = self._sent.get(conversation, ""), min(loads.values())
         if known not in loads or loads[known] > least + work:
             idle = [id for id, load in loads.items() if load <= least]
@@ -136,15 +141,18 @@ class ConversationAffinity:
 
 
 class ConversationPoints:
-    """Remembers which share of a model's requests each conversation belongs to: its first turn is counted out among
-    all requests, and the others take the same paths, where what was computed of it is kept."""
+    """Map of conversations to their points in a model's path distribution.
+
+    The first turn gets its point like any request. Later turns reuse it and take the same paths, where the conversation
+    is cached.
+    """
 
     def __init__(self, remembered: int = MAX_TRACKED_ITEMS) -> None:
         self._remembered = remembered
         self._points: OrderedDict[tuple[str, str], float] = OrderedDict()
 
     def find_point(self, model: str, conversation: str, point: float) -> float:
-        """The point in [0, 1) of ``conversation``, which is ``point`` if it is new."""
+        """Return the point in [0, 1) of ``conversation``; ``point`` if the conversation is new."""
         found = self._points.setdefault((model, conversation), point)
         self._points.move_to_end((model, conversation))
         if len(self._points) > self._remembered:

@@ -1,4 +1,4 @@
-"""Assignment of nodes to plan models: each node of a graph goes to one plan model that binds its unit task."""
+"""Assignment of graph nodes to the plan models that bind their tasks."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,12 +7,12 @@ from omnibus.errors import BadRequest, StageUnavailable
 from omnibus.graph import GraphNode
 from omnibus.plan import Plan, request_type
 
-#: Shapes of graphs that are remembered per plan.
+#: Shapes of graphs that are cached per plan.
 MAX_CACHED_SHAPES = 2048
 
 
 class ModelPart(NamedTuple):
-    """The nodes of a graph that one plan model runs, and what its plan calls their components.
+    """The nodes of a graph that one plan model runs, with components.
 
     ``kind`` is the request type, ``used`` the same as a set. ``salt`` names the sequence of path choices.
     """
@@ -26,9 +26,11 @@ class ModelPart(NamedTuple):
 
 
 class Assignment(NamedTuple):
-    """A graph with its nodes assigned. With one part ``model`` and ``kind`` are its own (``vision+thinker``) and
-    nodes name no model; with several they are joined (``a+b``; ``a=vision+thinker,b=thinker``), parts are in
-    the order of their models' names, and each node names its model.
+    """A graph with its nodes assigned to models.
+
+    With one part, ``model`` and ``kind`` are those of the part (``vision+thinker``), and nodes name no model. With
+    several parts, both are joined (``a+b``; ``a=vision+thinker,b=thinker``), and each node names its model. Parts are
+    in the order of their models' names.
     """
 
     model: str
@@ -50,11 +52,11 @@ class PlanScope:
         self._known: dict[object, tuple[Assignment, tuple[tuple[str, str], ...]]] = {}
 
     def assign(self, nodes: Sequence[GraphNode], model: str = "") -> Assignment:
-        """Assign ``nodes``; whatever ``model`` binds is its own.
+        """Assign ``nodes``; ``model`` gets every node that it binds.
 
-        A unit task that several models bind goes with its first consumer, else to the model that the node
-        names, else to the first by name. Raises ``StageUnavailable`` for a unit task that nobody binds and
-        ``BadRequest`` for no nodes at all.
+        If several models bind a unit task, the node goes to the model of its first consumer. Without one, it goes to
+        the model that it names, else to the first by name. Raises ``StageUnavailable`` for a unit task that no model
+        binds and ``BadRequest`` for an empty graph.
         """
         key = (model, tuple([(node.task, node.component, node.model, node.uses) for node in nodes]))
         known = self._known.get(key)
@@ -67,7 +69,7 @@ class PlanScope:
         return Assignment(shape.model, shape.kind, shape.parts, written)
 
     def _assign_shape(self, nodes: Sequence[GraphNode], model: str) -> tuple[Assignment, tuple[tuple[str, str], ...]]:
-        """Return what all graphs of this shape have in common: parts, and (model, component) to write per node."""
+        """Return the parts and the (model, component) per node of this shape."""
         if not nodes:
             raise BadRequest("a graph needs at least one call of a unit task")
         deciders = self._decide_models(nodes, model)
@@ -94,26 +96,26 @@ class PlanScope:
         return Assignment(whole, kind, parts, ()), bound
 
     def _decide_models(self, nodes: Sequence[GraphNode], model: str) -> list[tuple[str, dict[str, str]]]:
-        """Per node the model that runs it and the component in each model that could."""
+        """Return per node its model, and the component in each candidate model."""
         owners = [self._find_bindings(node, model) for node in nodes]
         decided: dict[int, str] = {}
         for index, bound in enumerate(owners):
             if model in bound or len(bound) == 1:
                 decided[index] = model if model in bound else next(iter(bound))
-        for index in reversed(range(len(nodes))):  # consumers come later, so they are decided first
+        for index in reversed(range(len(nodes))):  # consumers follow their sources, so this decides them first
             if index not in decided:
                 decided[index] = _consumer_model(index, nodes, owners[index], decided)
         return [(decided[index], bound) for index, bound in enumerate(owners)]
 
     def _find_bindings(self, node: GraphNode, model: str) -> dict[str, str]:
-        """The models that bind the task of ``node``, in the order of their names, and the component in each."""
+        """Return the component of ``node`` by model, sorted by model name."""
         bound = self._owners.get(node.task)
         if bound is not None:
             return bound
         for name in (model, node.model):
             plan = self.plan.models.get(name)
             if plan is not None and not plan.tasks and node.component in plan.components:
-                return {name: node.component}  # a plan without names of tasks goes by components
+                return {name: node.component}  # a plan without task names matches by component
         raise StageUnavailable(
             f"no plan runs unit task {node.task!r}: declare its model, or register an app that brings it",
             stage=node.component,

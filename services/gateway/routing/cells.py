@@ -1,8 +1,8 @@
-"""Choosing the cell of a request: by the shares of the cells, and by the work that they have.
+"""Choice of a request's cell, by the cells' shares and work.
 
-The planned path of a request's number names its cell, as it names all else. Where other cells have a path through the
-same options, the request goes to the one with the least work for its share, so that equal cells are one pool as long as
-all live, and none waits while another idles.
+The planned path of a request's number determines its cell. If other cells have a path through the same options, the
+request goes to the cell with the least work for its share. So equal cells act as one pool while all are alive, and no
+cell queues while another is idle.
 """
 
 import logging
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class CellChooser:
-    """The cells of the plan in force. ``models`` are those that are in cells."""
+    """Cells of the plan in force. ``models`` are the models that have cells."""
 
     def __init__(self, members: ExecutorTable) -> None:
         self._members = members
@@ -26,23 +26,25 @@ class CellChooser:
         self._lost: set[tuple[str, str]] = set()
 
     def use_plan(self, plan: Plan | None) -> None:
-        """From now on the cells are those of ``plan``."""
+        """Switch to the cells of ``plan``."""
         models = plan.models if plan is not None else {}
         self.models = {name: model for name, model in models.items() if has_cells(model)}
         self._same, self._lost = {}, set()
 
     def use_shares(self, shares: Mapping[str, float]) -> None:
-        """From now on cells get these parts of what the plan gives them, by ``model/cell``."""
+        """Scale the planned share of each cell by ``shares``, keyed by ``model/cell``."""
         self._shares, self._same = CellShares(shares), {}
 
     def scale_paths(self, model: str, paths: tuple[Path, ...]) -> tuple[Path, ...]:
-        """``paths`` of ``model`` with the rates that they get."""
+        """Return ``paths`` of ``model`` with their scaled rates."""
         known = self.models.get(model)
         return paths if known is None else self._shares.scale_paths(model, known, paths)
 
     def choose_cell(self, model: str, planned: Path, paths: Sequence[Path]) -> Path:
-        """Of the ``paths`` through the options of ``planned``, one in each cell, that with the least work for its
-        rate; the planned one among equals."""
+        """Choose the cell with the least work for its rate; the planned one wins ties.
+
+        The candidates are the ``paths`` through the options of ``planned``, one in each cell.
+        """
         same = self._same_paths(model, planned, paths)
         if len(same) < 2:
             return planned
@@ -54,7 +56,7 @@ class CellChooser:
         return best
 
     def note_fallback(self, model: str, planned: Path, taken: Path) -> None:
-        """The cell of ``planned`` has no executor for some stage, so a request goes through that of ``taken``."""
+        """Log once that the cell of ``planned`` lost a stage to ``taken``."""
         lost, other = path_cell(self.models[model], planned), path_cell(self.models[model], taken)
         if lost != other and (model, lost) not in self._lost:
             self._lost.add((model, lost))
@@ -75,6 +77,6 @@ class CellChooser:
         return {part: base_option(plan, name) for part, name in path.options.items()}
 
     def _path_work(self, model: str, path: Path) -> float:
-        """Work of the busiest option on ``path``, for its rate."""
+        """Return the work of the busiest option on ``path`` over its rate."""
         options = dict.fromkeys(path.options.values())
         return max(self._members.option_work(model, name) for name in options) / path.rate

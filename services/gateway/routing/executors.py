@@ -1,4 +1,4 @@
-"""Executors that can serve, as this gateway knows them, from their own status events alone."""
+"""Table of the executors that can serve, from their status events alone."""
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -8,22 +8,22 @@ from omnibus.bus.heartbeats import EXECUTOR_LAST_RESORT_SECONDS, EXECUTOR_SUSPEC
 from omnibus.bus.messages import ExecutorStatus
 from services.gateway.routing.draining import DrainRate
 
-#: Seconds that an executor may hold work without a single step before its stage counts as stuck.
+#: Seconds that an executor may hold work without a step before its stage counts as stuck.
 STUCK_AFTER_SECONDS = 15.0
-#: How much of what a heartbeat says of other gateways' work is believed at once. All gateways hear the same
-#: heartbeat: were it believed whole, they would all leave a busy replica together, and then all come back.
+#: Fraction of a heartbeat's foreign work that is applied at once. All gateways receive the same heartbeat: if they
+#: applied all of it, all would leave a busy replica together, and then all return.
 FOREIGN_WORK_WEIGHT = 0.1
-#: Less than this of another gateway's invocation is nothing.
+#: Foreign work below this many invocations counts as zero.
 MIN_FOREIGN_WORK = 0.1
-#: Other gateways' invocations by which replicas may differ and count as equal: a heartbeat is one look at a number
-#: that changes all the time.
+#: Foreign invocations by which replicas may differ and count as equal: a heartbeat is one sample of a number that
+#: changes all the time.
 FOREIGN_WORK_TOLERANCE = 1.0
 #: Invocations whose work is averaged.
 MAX_AVERAGED_INVOCATIONS = 1000
 
 
 class ExecutorPool:
-    """The executors of one option, and how much work this gateway's invocations bring to one of them."""
+    """The executors of one option, and the mean work of an invocation."""
 
     __slots__ = ("members", "sent", "turn", "work")
 
@@ -35,14 +35,16 @@ class ExecutorPool:
 
     @property
     def mean_work(self) -> float:
-        """Tokens of an invocation here, 1 before the first."""
+        """Mean tokens of an invocation here; 1 before the first."""
         return self.work / self.sent if self.sent else 1.0
 
 
 class ExecutorEntry:
-    """One executor. ``outstanding`` is what this gateway sent and has not seen finish, in tokens; ``own``
-    counts the same in invocations, ``nodes`` in nodes of their graphs, such as the items of an encoder, and
-    ``foreign`` the invocations of other gateways, from the heartbeats.
+    """One executor and its load.
+
+    ``outstanding`` is the unfinished work that this gateway sent, in tokens. ``own`` counts it in invocations, and
+    ``nodes`` in nodes of their graphs, such as the items of an encoder. ``foreign`` counts the invocations of other
+    gateways, from the heartbeats.
     """
 
     __slots__ = ("drain", "foreign", "nodes", "outstanding", "own", "pool", "progressed", "seen", "status")
@@ -67,7 +69,7 @@ class ExecutorEntry:
         self.seen = now
 
     def charge_work(self, work: float, first: bool = True) -> None:
-        """A node of ``work`` tokens was sent; ``first`` of its invocation's nodes here."""
+        """Add a node of ``work`` tokens that was sent; ``first`` of its invocation's nodes here."""
         self.outstanding += work
         self.nodes += 1
         pool = self.pool
@@ -79,35 +81,35 @@ class ExecutorEntry:
                 pool.sent, pool.work = pool.sent // 2, pool.work / 2
 
     def discharge_work(self, work: float, last: bool = True) -> None:
-        """A node is finished or needs no work any more; ``last`` of its invocation's nodes here."""
+        """Remove a node that finished or was cancelled; ``last`` of its invocation's nodes here."""
         self.outstanding -= work
         self.nodes -= 1
         self.own -= last
 
     @property
     def rows(self) -> float:
-        """Rows of batches that invocations here take, those of other gateways as if they were like this one's.
+        """Rows of batches that invocations here take; those of other gateways count like this one's.
 
-        Each item of an encoder is a row. Components of one executor batch by themselves: an invocation that goes
-        through all of them takes one row of each.
+        Each item of an encoder is a row. Components of one executor batch separately: an invocation that uses all of
+        them takes one row of each.
         """
         own = max(float(self.own), self.nodes / max(1, len(self.status.components)))
         return own + self.foreign * (own / self.own if self.own else 1.0)
 
     @property
     def available_credit(self) -> float:
-        """Invocations that it can take before it is busy, as far as is known here."""
+        """Invocations that it can accept before it is busy, as estimated here."""
         return self.status.credits - self.own - self.foreign
 
     def is_fit(self, now: float, within: float = EXECUTOR_SUSPECT_SECONDS) -> bool:
-        """Ready and heard of lately."""
+        """Return True if it is ready and sent a heartbeat recently."""
         return self.status.state == "ready" and now - self.seen < within
 
     def is_stuck(self, now: float) -> bool:
         return self.status.inflight > 0 and now - self.progressed > STUCK_AFTER_SECONDS
 
     def health_state(self, now: float) -> str:
-        """``ok``, ``stuck`` or ``silent``."""
+        """Return ``ok``, ``stuck`` or ``silent``."""
         return "stuck" if self.is_stuck(now) else "ok" if self.is_fit(now) else "silent"
 
 
@@ -117,11 +119,11 @@ class ExecutorTable:
     def __init__(self) -> None:
         self._members: dict[str, ExecutorEntry] = {}
         self._pools: dict[tuple[str, str], ExecutorPool] = {}
-        #: Grows whenever an executor comes, leaves, or changes its state.
+        #: Incremented when an executor joins, leaves, or changes its state.
         self.version = 0
 
     def handle_status(self, status: ExecutorStatus) -> bool:
-        """Take a status event; returns whether the executor just left."""
+        """Apply a status event; returns True if the executor just left."""
         member = self._members.get(status.id)
         if status.state == "gone":
             self.remove(status.id)
@@ -147,29 +149,29 @@ class ExecutorTable:
             del self._pools[member.status.model, member.status.option]
 
     def all_take(self, parameter: str) -> bool:
-        """Return whether no executor is of a build that refuses calls with ``parameter``."""
+        """Return True if every executor's build accepts calls with ``parameter``."""
         return all(parameter in member.status.takes for member in self._members.values())
 
     def get(self, executor: str) -> ExecutorEntry | None:
         return self._members.get(executor)
 
     def drain_rates(self, executors: Iterable[str]) -> list[DrainRate]:
-        """Return the drain rates of those ``executors`` that are known."""
+        """Return the drain rates of the known ``executors``."""
         members = self._members
         return [members[id].drain for id in executors if id in members]
 
     def larger_executors(self, components: frozenset[str]) -> frozenset[str]:
-        """Executors that run all of ``components`` and more. Of none there are none."""
+        """Return executors that run all of ``components`` and more; none if ``components`` is empty."""
         return frozenset(
             id for id, member in self._members.items() if components and components < set(member.status.components)
         )
 
     def executors_on(self, node: str) -> frozenset[str]:
-        """Executors on ``node``, a machine."""
+        """Return the executors on ``node``, a machine."""
         return frozenset(id for id, member in self._members.items() if member.status.node == node)
 
     def fit_executors(self, model: str, option: str, exclude: frozenset[str] = frozenset()) -> list[ExecutorEntry]:
-        """Executors of ``option`` that may get work now."""
+        """Return the executors of ``option`` that may get work now."""
         pool = self._pools.get((model, option))
         if pool is None:
             return []
@@ -186,8 +188,9 @@ class ExecutorTable:
     def serving_executors(
         self, model: str, option: str, exclude: frozenset[str] = frozenset(), origin: str = ""
     ) -> list[ExecutorEntry]:
-        """Fit executors of ``option``. Those of another ``origin`` serve only while there is none of this one; those
-        that name none are of any.
+        """Return fit executors of ``option``, those of ``origin`` if it has any.
+
+        Executors that name no origin match any.
         """
         fit = self.fit_executors(model, option, exclude)
         if origin and len(fit) > 1:
@@ -195,9 +198,9 @@ class ExecutorTable:
         return fit
 
     def work_by_executor(self, members: Sequence[ExecutorEntry], turn: int = 0) -> dict[str, float]:
-        """Work in tokens of ``members`` of one option, this gateway's and others', by id.
+        """Return the work of ``members`` of one option by id.
 
-        Who is first takes turns; ``turn`` is where this gateway begins.
+        It is in tokens, and includes other gateways'. The first member rotates; ``turn`` is this gateway's offset.
         """
         if len(members) < 2:
             return {member.status.id: member.outstanding for member in members}
@@ -211,8 +214,9 @@ class ExecutorTable:
         }
 
     def least_loaded(self, members: Sequence[ExecutorEntry], turn: int = 0) -> str:
-        """The first of ``members`` (several) with the least of ``work_by_executor``, which is not built for it: each
-        request pays this for each of its options.
+        """Return the first of ``members`` (several) with the least work.
+
+        Avoids building ``work_by_executor``: each request pays this for each of its options.
         """
         pool = members[0].pool
         first = (turn + pool.turn) % len(members)
@@ -228,13 +232,13 @@ class ExecutorTable:
         return found.status.id
 
     def option_work(self, model: str, option: str) -> float:
-        """Work in tokens that the executors of ``option`` have, this gateway's and others'."""
+        """Return the work of ``option`` in tokens, including other gateways'."""
         pool = self._pools.get((model, option))
         members = pool.members.values() if pool is not None else ()
         return sum(member.outstanding + member.foreign * member.pool.mean_work for member in members)
 
     def silent_executors(self, seconds: float = EXECUTOR_SUSPECT_SECONDS) -> Iterator[str]:
-        """Executors that have missed their heartbeats for so long."""
+        """Yield executors without a heartbeat for ``seconds``."""
         now = time.monotonic()
         for member in list(self._members.values()):
             if now - member.seen >= seconds:
@@ -244,12 +248,12 @@ class ExecutorTable:
         return [member.status for member in self._members.values()]
 
     def executor_states(self) -> list[tuple[tuple[str, str], str]]:
-        """Model and option, and the state, of each."""
+        """Return the model and option, and the state, of each executor."""
         now = time.monotonic()
         return [((one.status.model, one.status.option), one.health_state(now)) for one in self._members.values()]
 
     def stage_states(self, model: str) -> dict[str, str]:
-        """Components of ``model`` that some executor serves: ``ok`` or why it makes no progress."""
+        """Return the state of each served component of ``model``: ``ok`` or why it makes no progress."""
         now = time.monotonic()
         found: dict[str, str] = {}
         for member in self._members.values():
@@ -261,7 +265,7 @@ class ExecutorTable:
         return found
 
     def option_state(self, model: str, option: str) -> str:
-        """Of the executors of ``option`` the best one's state, empty without any."""
+        """Return the best state of the executors of ``option``; empty without any."""
         now = time.monotonic()
         pool = self._pools.get((model, option))
         states = {member.health_state(now) for member in pool.members.values()} if pool is not None else set()

@@ -1,10 +1,10 @@
-"""Preference for executors on the node that holds what they read, within a bound of least outstanding work.
+"""Preference for executors on the node that holds their inputs.
 
-A tensor on the reader's own node is viewed, one on another node is copied over the network. So among executors with
-nearly the same work the one goes first whose node holds most of the inputs: where the stages before it were placed, or
-this gateway's own node, which holds the client's media. Work decides beyond that: waiting behind another request costs
-more than most transfers. Nodes that drain, and pairs of nodes that cannot reach each other, are avoided while there is
-a choice.
+A reader views a tensor on its own node, and copies one from another node over the network. So among executors with
+nearly the same work, the gateway prefers the node that holds most of the inputs. Inputs lie on the executors of earlier
+stages, or on this gateway's node, which holds the client's media. Otherwise work decides: queueing after another
+request costs more than most transfers. Draining nodes, and pairs of nodes that cannot reach each other, are avoided if
+there is a choice.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ from omnibus.errors import StageUnavailable
 from omnibus.graph import GraphNode
 from services.gateway.routing.executors import ExecutorEntry, ExecutorTable
 
-#: Cuts that one search for a route avoids: each doubles the routes that are tried.
+#: Cuts that one search for a route avoids: each doubles the number of routes to try.
 _MAX_AVOIDED_CUTS = 4
 
 
@@ -31,11 +31,12 @@ _Route = TypeVar("_Route", bound=Route)
 
 
 class Nearness:
-    """Chooses among executors by where their inputs are."""
+    """Chooses among executors by the location of their inputs."""
 
     def __init__(self, home: str, members: ExecutorTable, nodes: NodeDirectory, slack: float) -> None:
-        """``home`` is the gateway's node. ``slack`` is the work by which a near executor may exceed the least, in mean
-        invocations of its option.
+        """Configure the gateway's node, ``home``, and the tolerance for a higher load.
+
+        ``slack`` is the work by which a near executor may exceed the least, in mean invocations of its option.
         """
         self._home = home
         self._members = members
@@ -44,20 +45,20 @@ class Nearness:
 
     @property
     def any_draining(self) -> bool:
-        """True while some node drains."""
+        """True while a node drains."""
         return bool(self._nodes.draining)
 
     def without_draining(self, members: list[ExecutorEntry]) -> list[ExecutorEntry]:
-        """Leave out executors on nodes that drain, unless there are no others."""
+        """Drop executors on draining nodes, unless there are no others."""
         draining = self._nodes.draining
         return [member for member in members if member.status.node not in draining] or members if draining else members
 
     def count_sources(
         self, nodes: Sequence[GraphNode], readers: Sequence[int], executors: Sequence[str]
     ) -> Mapping[str, int]:
-        """Count the inputs of the graph nodes ``readers`` by the machines that they lie on, if that is known so far.
+        """Count the inputs of the graph nodes ``readers`` by machine, if known.
 
-        What the request brings lies on the gateway's. Inputs from stages that are not placed yet count for nothing.
+        Inputs of the request itself lie on the gateway's node. Inputs from stages that are not placed yet do not count.
         """
         sources: Counter[str] = Counter()
         for reader in readers:
@@ -72,9 +73,10 @@ class Nearness:
     def near_executors(
         self, serving: Sequence[ExecutorEntry], loads: Mapping[str, float], sources: Mapping[str, int]
     ) -> list[str]:
-        """The executors that hold most of ``sources``, inputs by node, of those with nearly the least of ``loads``.
+        """Return the executors with most of ``sources`` among the least loaded.
 
-        In the order of ``loads``, at least one. Those with the least work are always compared.
+        ``sources`` counts inputs by node, ``loads`` is the work. The result is not empty, and in the order of
+        ``loads``. Executors with the least work are always candidates.
         """
         least = min(loads.values())
         limit = least + self._slack * serving[0].pool.mean_work
@@ -87,15 +89,15 @@ class Nearness:
 
     @property
     def any_cut(self) -> bool:
-        """True while some pair of nodes is known to be cut."""
+        """True while a pair of nodes cannot reach each other."""
         return bool(self._nodes.cuts)
 
     def avoid_cuts(
         self, nodes: Sequence[GraphNode], find_route: Callable[[frozenset[str]], _Route], exclude: frozenset[str]
     ) -> _Route:
-        """A route that crosses only where nodes can reach each other; if there is none, what ``find_route`` gives.
+        """Return a route whose nodes can all reach each other; the first route if there is none.
 
-        ``find_route`` leaves out the executors passed to it, ``exclude`` at first, and its errors pass.
+        ``find_route`` excludes the executors passed to it, ``exclude`` at first. Its errors propagate.
         """
         first = find_route(exclude)
         return self._avoid_cuts(nodes, find_route, first, exclude, _MAX_AVOIDED_CUTS) or first
@@ -126,7 +128,7 @@ class Nearness:
         return None
 
     def _find_cut(self, nodes: Sequence[GraphNode], executors: Sequence[str]) -> tuple[str, str] | None:
-        """The first pair of nodes (reader, source) of a route that is known to be cut; None without any."""
+        """Return the first cut pair of nodes (reader, source) of a route; None without any."""
         members = [self._members.get(executor) for executor in executors]
         places = [member.status.node if member is not None else self._home for member in members]
         for graph_node, reader in zip(nodes, places, strict=True):
@@ -138,5 +140,5 @@ class Nearness:
 
 
 def are_apart(members: Sequence[ExecutorEntry]) -> bool:
-    """Return whether ``members`` are on more than one node."""
+    """Return True if ``members`` are on more than one node."""
     return len({member.status.node for member in members}) > 1

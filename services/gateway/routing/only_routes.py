@@ -1,7 +1,6 @@
-"""Routes of requests for which nothing is to be chosen: one path, and one executor of each option.
+"""Cache of routes without alternatives: one path, and one executor for each option.
 
-They are found once and hold until an executor comes, leaves or changes its state; that none has fallen silent is looked
-at each time.
+A route is valid until an executor joins, leaves or changes its state. Each lookup checks that none has fallen silent.
 """
 
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from services.gateway.routing.nearness import Nearness
 
 
 class ExecutorRoute(NamedTuple):
-    """A path with its executors filled in, per node, and the tokens that each node counts for there.
+    """A path with the executor and the tokens of each node.
 
     When several models run the graph, ``path`` is ``a=E>L,b=L`` and options are ``model/option``.
     """
@@ -26,7 +25,7 @@ class ExecutorRoute(NamedTuple):
 
 
 class _KnownRoute(NamedTuple):
-    """A route, of which graph it is, and the executors that it holds for."""
+    """A cached route with its graph and executors."""
 
     parts: tuple[ModelPart, ...]
     work: Sequence[int]
@@ -36,7 +35,7 @@ class _KnownRoute(NamedTuple):
 
 
 class OnlyRoutes:
-    """Remembers the route of the last graph of each model and request type."""
+    """Cache of the last graph's route for each model and request type."""
 
     def __init__(self, members: ExecutorTable, nearness: Nearness | None) -> None:
         self._members = members
@@ -44,11 +43,11 @@ class OnlyRoutes:
         self._known: dict[tuple[str, str], _KnownRoute] = {}
 
     def clear(self) -> None:
-        """Forget all: another plan is in force."""
+        """Drop all routes, because another plan is in force."""
         self._known.clear()
 
     def find(self, assignment: Assignment, work: Sequence[int]) -> ExecutorRoute | None:
-        """Return the route of ``assignment``, if it was found before and no other one can be better now."""
+        """Return the cached route of ``assignment`` if none can be better."""
         known = self._known.get((assignment.model, assignment.kind))
         if (
             known is None
@@ -67,7 +66,7 @@ class OnlyRoutes:
     def keep(
         self, assignment: Assignment, work: Sequence[int], members: Sequence[ExecutorEntry], route: ExecutorRoute
     ) -> None:
-        """Remember ``route`` through ``members``, the only executors of their options."""
+        """Cache ``route`` through ``members``, the only executors of their options."""
         if len(self._known) >= MAX_CACHED_SHAPES:
             self._known.clear()
         key = assignment.model, assignment.kind

@@ -1,7 +1,11 @@
-"""Paths that a request may take when it restricts them: by the client's header, or by the pins of its tasks' nodes.
+"""Paths that the client's header or its nodes' pins allow.
 
-A node's pin is ``apart`` (in no executor with others; an encoder may stay with other encoders), ``together``
-(all nodes of its part in one executor), ``path:NAME`` (that path of its part), or empty.
+The pin of a node is one of:
+
+- ``apart``: its executor runs no other component (an encoder may share one with other encoders).
+- ``together``: one executor runs all nodes of its part.
+- ``path:NAME``: its part takes that path.
+- empty: no restriction.
 """
 
 from collections.abc import Sequence
@@ -14,10 +18,10 @@ APART, TOGETHER, PATH = "apart", "together", "path:"
 
 
 def find_named_paths(paths: Sequence[Path], part: ModelPart, pinned: str, several: bool) -> list[Path]:
-    """The path that the client named: ``E>L``, or ``model=E>L,other=L`` when several models run the request.
+    """Return the paths that the client named: ``E>L``, or ``model=E>L,other=L`` for several models.
 
-    A model that it does not name is free. An option of another model, ``other/E``, may be named without that one, as it
-    was before both models were found to have the same encoder. Raises ``BadRequest`` for a path that there is not.
+    A model without a name here may take any path. An option of another model, ``other/E``, may be named without that
+    model, as it was before both models shared the encoder. Raises ``BadRequest`` for an unknown path.
     """
     if not several:
         named = [path for path in paths if path.name == pinned]
@@ -34,12 +38,12 @@ def find_named_paths(paths: Sequence[Path], part: ModelPart, pinned: str, severa
 
 
 def _own_name(path: Path) -> str:
-    """The name of ``path`` without those of other models."""
+    """Return the name of ``path`` without those of other models."""
     return ">".join(option.rpartition("/")[2] for option in path.name.split(">"))
 
 
 def check_names(pinned: str, parts: Sequence[ModelPart]) -> None:
-    """Raise ``BadRequest`` when ``pinned`` names a model that runs nothing of the request."""
+    """Raise ``BadRequest`` if ``pinned`` names a model outside the request."""
     for name in pinned.split(","):
         if not any(name.startswith(f"{part.model}=") for part in parts):
             models = ", ".join(part.model for part in parts)
@@ -50,13 +54,13 @@ def check_names(pinned: str, parts: Sequence[ModelPart]) -> None:
 
 
 def filter_by_pins(paths: Sequence[Path], part: ModelPart, pins: Sequence[str], encoders: frozenset[str]) -> list[Path]:
-    """The paths that keep the pins of all nodes of ``part``. Raises ``BadRequest`` when none does."""
+    """Return the paths that satisfy the pins of all nodes of ``part``. Raises ``BadRequest`` if none does."""
     for node, component in zip(part.nodes, part.components, strict=True):
         pin = pins[node]
         if not pin:
             continue
         if pin not in (APART, TOGETHER) and not pin.startswith(PATH):
-            raise BadRequest(f"unknown pin {pin[:80]!r} of {component}: it is {APART}, {TOGETHER} or {PATH}NAME")
+            raise BadRequest(f"unknown pin {pin[:80]!r} of {component}: it must be {APART}, {TOGETHER} or {PATH}NAME")
         found = [path for path in paths if _satisfies_pin(path, part, component, pin, encoders)]
         paths = found or _raise_no_path(f"no path for {part.kind} has {component} {pin[:80]!r}", paths)
     return list(paths)
@@ -74,4 +78,4 @@ def _satisfies_pin(path: Path, part: ModelPart, component: str, pin: str, encode
 
 def _raise_no_path(fault: str, paths: Sequence[Path], param: str = "", prefix: str = "") -> list[Path]:
     names = ", ".join(prefix + path.name for path in paths)
-    raise BadRequest(f"{fault}; there is {names}", param=param)
+    raise BadRequest(f"{fault}; choose one of {names}", param=param)

@@ -1,4 +1,4 @@
-"""The plan that a gateway goes by: read from the store with each new epoch, and announced on the bus."""
+"""Follower of the plan: reads each new epoch from the store, and announces it on the bus."""
 
 import asyncio
 import logging
@@ -14,14 +14,15 @@ from services.gateway.routing.router import Router
 
 log = logging.getLogger(__name__)
 
-#: Seconds until the next attempt to read a plan when the store was at fault.
+#: Seconds between attempts to read a plan while the store is unavailable.
 RETRY_PAUSE_SECONDS = 0.5
 
 
 class PlanFollower:
-    """Keeps plan and cell shares of ``router`` those of ``store``. Without a store what is known stays in force.
+    """Keeps the plan and cell shares of ``router`` up to date.
 
-    ``read`` is set once the plan in force is known, or that there is none. ``node`` is where this gateway runs.
+    They come from ``store``; while it is unavailable, the last ones stay in force. ``read`` is set once the plan in
+    force is known, or if there is none. ``node`` is where this gateway runs.
     """
 
     def __init__(self, router: Router, store: Store, bus: Bus, node: str) -> None:
@@ -39,12 +40,12 @@ class PlanFollower:
             self.read.set()
 
     async def follow_cell_shares(self) -> None:
-        """Route by what operators give cells, until cancelled."""
+        """Apply the cell shares that operators set, until cancelled."""
         async for shares in self._store.cell_share_changes():
             self.router.use_cell_shares(shares)
 
     def announce_status(self, state: str) -> None:
-        """Say which plan is in force here: executors of the one before may go when all gateways have left it."""
+        """Announce the plan in force here: executors of the previous one stop once no gateway uses it."""
         plan = self.router.plan
         if plan is None:
             return
@@ -56,18 +57,18 @@ class PlanFollower:
 
     async def _use_epoch(self, epoch: int) -> None:
         known, plan = self.router.plan, await self._read_plan(epoch)
-        # A store that lost everything counts from 1 again: which plan is newer is a matter of the clock.
+        # A store that lost everything counts from 1 again, so the newer plan is found by its time.
         if plan is not None and (known is None or plan.epoch > known.epoch or plan.created > known.created):
             self.router.plan = plan
             log.info("plan epoch %d: %s", plan.epoch, ", ".join(plan.models))
             self.announce_status("ready")
 
     async def _read_plan(self, epoch: int) -> Plan | None:
-        """The plan of ``epoch``; None when the store has lost it or it cannot be read."""
+        """Read the plan of ``epoch``; None if the store lost it or it cannot be decoded."""
         while True:
             try:
                 return await self._store.plan(epoch)
-            except StoreUnavailable as error:  # an epoch is announced once, so go on with it
+            except StoreUnavailable as error:  # an epoch is announced once, so retry
                 log.warning("plan epoch %d: %s", epoch, error)
                 await asyncio.sleep(RETRY_PAUSE_SECONDS)
             except OmnibusError as error:

@@ -1,4 +1,4 @@
-"""Choosing the replica of each stage: by least outstanding work, for encoders by what they know, and by nearness."""
+"""Choice of the replica of each stage: by outstanding work, encoder caches and nearness."""
 
 import zlib
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ class ReplicaChooser:
         self._turn = zlib.crc32(gateway.encode())  # gateways begin with different replicas
 
     def use_plan(self, plan: Plan | None) -> None:
-        """From now on options are those of ``plan``."""
+        """Switch to the options of ``plan``."""
         models = plan.models if plan is not None else {}
         self._encode = frozenset(
             (name, option)
@@ -48,8 +48,9 @@ class ReplicaChooser:
         )
 
     def is_only(self, model: str, option: str, serving: Sequence[ExecutorEntry]) -> bool:
-        """Return whether ``serving`` are all executors of ``option`` of ``model``, and just one that nothing is chosen
-        for, as the items of encoders are.
+        """Return True if ``option`` has exactly one executor and needs no choice.
+
+        Encoders choose a replica for each item.
         """
         return len(serving) == 1 == len(serving[0].pool.members) and (model, option) not in self._encode
 
@@ -64,13 +65,13 @@ class ReplicaChooser:
         chosen: Sequence[ChosenReplica],
         cache_key: str = "",
     ) -> list[ChosenReplica]:
-        """Choose one of ``serving`` for each node of ``nodes`` that ``option`` of ``model`` runs, those ``found``.
+        """Choose one of ``serving`` for each of ``nodes`` at the indices ``found``.
 
-        ``work`` is in tokens per node, and ``chosen`` are the executors of the nodes before them.
-        ``cache_key`` names a conversation, whose prompts are kept where they were computed.
+        ``option`` of ``model`` runs these nodes. ``work`` is in tokens per node, and ``chosen`` are the executors of
+        earlier nodes. ``cache_key`` names a conversation, whose prompts are cached where they were computed.
         """
         encode = (model, option) in self._encode
-        if len(serving) == 1 and not encode:  # nothing to compare: measured, 4 us less per option
+        if len(serving) == 1 and not encode:  # no comparison needed: measured, 4 us less per option
             only = serving[0].status.id
             return [ChosenReplica(only, work[node] if work else 1) for node in found]
         apart = self._nearness is not None and are_apart(serving)
@@ -90,8 +91,10 @@ class ReplicaChooser:
         sources: Mapping[str, int] | None,
         conversation: str = "",
     ) -> list[ChosenReplica]:
-        """Choose one of ``serving`` (at least one) for each of ``items``; ``sources`` counts inputs by node, if that
-        matters, and ``conversation`` has been where it goes again, if it may.
+        """Choose one of ``serving`` (at least one) for each of ``items``.
+
+        ``sources`` counts inputs by node, if nearness matters. A ``conversation`` returns to its last executor unless
+        that one is busy.
         """
         if encode:
             serving = [member for member in serving if member.available_credit > 0] or serving
@@ -116,7 +119,7 @@ class ReplicaChooser:
         chosen: Sequence[ChosenReplica],
         serving: Sequence[ExecutorEntry],
     ) -> Mapping[str, int] | None:
-        """Count the inputs of ``readers`` by the machines they lie on; None where ``serving`` are on one machine."""
+        """Count the inputs of ``readers`` by machine; None if ``serving`` are on one machine."""
         if self._nearness is None or not are_apart(serving):
             return None
         return self._nearness.count_sources(nodes, readers, [each.executor for each in chosen])

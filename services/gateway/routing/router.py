@@ -1,10 +1,9 @@
-"""Choosing: the request's path by the planned rates, each executor by least outstanding work.
+"""Routing: the path by the planned rates, each executor by the least outstanding work.
 
-Static in the request (Cornserve section 5.3): nothing is asked of anybody. The path follows from the
-invocation's number and the plan; the replica from what this gateway itself has sent and not seen finish,
-from what executors say of the others' work, for an encoder from what this gateway sent to it lately, for a turn of a
-conversation from where its last one went, and with several nodes from where its inputs lie
-(``services.gateway.routing.nearness``).
+Routing is static in the request (Cornserve section 5.3): the gateway queries no executor. The path follows from the
+invocation's number and the plan. The replica follows from the work that this gateway sent and the other work that
+executors report. For an encoder the gateway also considers its recent items, for a turn the executor of the last one.
+With several nodes it considers the location of the inputs (``services.gateway.routing.nearness``).
 """
 
 import zlib
@@ -31,16 +30,16 @@ from services.gateway.routing.replicas import ReplicaChooser
 from services.gateway.routing.sampling_defaults import DefaultSampling
 from services.gateway.routing.ticket import InvocationTicket as InvocationTicket
 
-#: Executors that must get nothing.
+#: An empty exclusion.
 NOBODY: frozenset[str] = frozenset()
-NO_PATHS: Mapping[str, str] = {}  # none is preferred to the planned one
+NO_PATHS: Mapping[str, str] = {}  # no path is preferred to the planned one
 
 
 class Router:
-    """Holds the plan and the members; makes ids and routes."""
+    """Holds the plan and the executors; creates ids and routes."""
 
     def __init__(self, gateway: str, members: ExecutorTable, nearness: Nearness | None = None) -> None:
-        """``nearness`` prefers executors of ``members`` by their nodes; without it all are alike."""
+        """``nearness`` prefers executors of ``members`` by their nodes; without it all are equal."""
         self.gateway = gateway
         self.members = members
         self._nearness = nearness
@@ -52,10 +51,10 @@ class Router:
         self._lent: dict[tuple[str, str], tuple[str, str]] = {}
         #: Adapters of models, and the model that each adapts.
         self.adapter_bases: Mapping[str, str] = {}
-        #: Those of them that were loaded while the system serves.
+        #: The adapters among them that were loaded while the system serves.
         self.loaded_adapters: Mapping[str, AdapterRecord] = {}
         self._stored_adapters: Mapping[str, AdapterRecord] = {}
-        #: Models to which the planner can add executors, as it says.
+        #: Models to which the planner reports that it can add executors.
         self.growing: Mapping[str, ModelGrowth] = {}
         self._origins: dict[tuple[str, str], str] = {}
         self._kinds: dict[str, tuple[int, count[int]]] = {}
@@ -67,7 +66,7 @@ class Router:
 
     @property
     def plan(self) -> Plan | None:
-        """The plan in force, None before the first."""
+        """The plan in force; None before the first."""
         return self._plan
 
     @plan.setter
@@ -96,12 +95,12 @@ class Router:
         }
 
     def use_loaded_adapters(self, stored: Mapping[str, AdapterRecord]) -> None:
-        """Serve these adapters beside the plan's. Names of the plan come first; of models that it lacks none serve."""
+        """Serve these adapters in addition to the plan's, whose names win; those of unknown models do not serve."""
         self._stored_adapters = stored
         self._update_adapters()
 
     def use_cell_shares(self, shares: Mapping[str, float]) -> None:
-        """Give cells these parts of what the plan gives them, by ``model/cell``; others get all of it."""
+        """Scale the planned share of each cell by ``shares``, keyed by ``model/cell``; other cells keep theirs."""
         self._cells.use_shares(shares)
         self._paths = {}
         self._only_routes.clear()
@@ -117,9 +116,9 @@ class Router:
         self.adapter_bases = declared | {name: record.model for name, record in self.loaded_adapters.items()}
 
     def path_shares(self) -> dict[tuple[str, str, str], float]:
-        """Return the share of its type's requests that the plan gives each path, by model, type and path.
+        """Return the planned share of each path in its type's requests.
 
-        Only types that have come are in it.
+        The keys are model, type and path. Contains only types that have arrived.
         """
         found: dict[tuple[str, str, str], float] = {}
         for (model, kind), paths in self._paths.items():
@@ -128,15 +127,15 @@ class Router:
         return found
 
     def get_model(self, name: str) -> ModelPlan:
-        """Raises ``NotFound`` naming what there is, and ``StageUnavailable`` before the first plan."""
+        """Return a model. Raises ``NotFound`` with the known names, ``StageUnavailable`` before the first plan."""
         models = self._require_scope().plan.models
         if name not in models:
             known = ", ".join(sorted([*models, *self.adapter_bases])) or "none"
-            raise NotFound(f"there is no model {name!r}; there is {known}", param="model")
+            raise NotFound(f"unknown model {name!r} (known: {known})", param="model")
         return models[name]
 
     def base_model(self, name: str) -> str:
-        """The model that ``name`` is an adapter of; any other name as it is."""
+        """Return the model that ``name`` is an adapter of; any other name unchanged."""
         return self.adapter_bases.get(name, name)
 
     def _require_scope(self) -> PlanScope:
@@ -145,19 +144,19 @@ class Router:
         return self._scope
 
     def assign(self, nodes: Sequence[GraphNode], model: str = "") -> Assignment:
-        """Assign each node to the model that runs it, by the plan in force; what ``model`` binds is its own.
+        """Assign each node to the model that runs it; ``model`` gets every node that it binds.
 
-        Its ``nodes`` are the ones to send. Raises as ``model`` does, ``StageUnavailable`` that names a unit
-        task which no plan runs, and ``BadRequest`` for no nodes.
+        Send the ``nodes`` of the result. Raises as ``get_model`` does, ``StageUnavailable`` with the unit task that no
+        plan runs, and ``BadRequest`` for an empty graph.
         """
         if model:
             self.get_model(model)
         return self._require_scope().assign(nodes, model)
 
     def issue_ticket(self, model: str, kind: str, id: str = "", cache_key: str = "") -> InvocationTicket:
-        """The next number among requests of ``kind`` to ``model`` (an assignment's, one or several).
+        """Take the next number of ``kind`` to ``model``.
 
-        ``id`` is for who had to name the invocation before its kind was known; else the id is new.
+        Both are an assignment's, one or several. Pass ``id`` if the invocation was named before its kind was known.
         """
         key = f"{model}/{kind}"
         if key not in self._kinds:
@@ -167,12 +166,13 @@ class Router:
         return InvocationTicket(id or self.new_id(f"{index:x}"), kind, number, cache_key)
 
     def new_id(self, of: str) -> str:
-        """An id of this gateway; ``of`` tells apart what it is for. It does not count up, for that would tell each
-        client how many requests all others send."""
+        """Create an id of this gateway for the purpose ``of``.
+
+        It is random: a counter would show each client how many requests the others send."""
         return f"{self.gateway}-{of}-{urandom(8).hex()}"
 
     def choose_path(self, part: ModelPart, ticket: InvocationTicket) -> Path:
-        """The path of this part: the same for the same number and plan seed, whoever computes it."""
+        """Return the path of this part; deterministic in the number and plan seed."""
         return plans.choose_path(self.find_paths(part), self._choice_point(part, ticket))
 
     def _choice_point(self, part: ModelPart, ticket: InvocationTicket) -> float:
@@ -180,8 +180,9 @@ class Router:
         return self._points.find_point(part.model, ticket.cache_key, point) if ticket.cache_key else point
 
     def find_paths(self, part: ModelPart) -> tuple[Path, ...]:
-        """All paths that serve ``part``; a candidate's in the shadow serves nobody, not even where others have no
-        executor. Raises ``StageUnavailable`` when the plan has none."""
+        """Return the paths that serve ``part``, without candidates in shadow.
+
+        Those serve no requests, even as a fallback. Raises ``StageUnavailable`` if the plan has none."""
         key = (part.model, part.kind)
         found = self._paths.get(key)
         if found is None:
@@ -196,7 +197,7 @@ class Router:
         return found
 
     def find_all_paths(self, part: ModelPart) -> tuple[Path, ...]:
-        """All paths that run ``part``, those of candidates too, for who names one."""
+        """Return all paths that run ``part``, including those of candidates."""
         model = self.get_model(part.model)
         return model.paths_for(part.used) if part.used <= frozenset(model.components) else ()
 
@@ -210,14 +211,13 @@ class Router:
         work: Sequence[int] = (),
         preferred: Mapping[str, str] = NO_PATHS,
     ) -> ExecutorRoute:
-        """For each part the planned path if all its stages live, else another path of the type that does.
+        """Return a route per part: the planned path if its stages are alive, else another of its type.
 
-        One executor runs all nodes of an option, but encoders by themselves share a request's items: each goes to
-        a replica that knows it, else to the one with the least work (``services.gateway.routing.affinity``).
-        ``preferred`` names by model a path in the place of the planned one, ``pinned`` a path that must be taken,
-        ``pins`` restrict it per node (``services.gateway.routing.pins``), ``work`` is in tokens per node, else 1.
-        Raises ``StageUnavailable`` that names the stage that stops every path, and ``BadRequest`` for a pin
-        that the plan does not have.
+        One executor runs all nodes of an option. Items of separate encoders are spread: each goes to a replica that
+        cached it, else to the least loaded one (``services.gateway.routing.affinity``). ``preferred`` maps a model to
+        a path that replaces the planned one. ``pinned`` names the only path, and ``work`` is in tokens per node, else
+        1. ``pins`` restrict the path per node (``services.gateway.routing.pins``). Raises ``StageUnavailable`` with
+        the stage that blocks every path, and ``BadRequest`` for a pin that the plan does not have.
         """
         if len(assignment.parts) > 1 and pinned:
             pinning.check_names(pinned, assignment.parts)
@@ -271,7 +271,7 @@ class Router:
         return route
 
     def _stages(self, part: ModelPart, path: Path) -> Mapping[str, Sequence[int]]:
-        """The nodes of ``part`` by the option that runs them on ``path``, found once per plan."""
+        """Return the nodes of ``part`` by option on ``path``; cached per plan."""
         key = (part, path.name)
         stages = self._known_stages.get(key)
         if stages is None:
@@ -283,18 +283,18 @@ class Router:
         return stages
 
     def path_pools(self, part: ModelPart, path: Path) -> tuple[tuple[str, str], ...]:
-        """The model and option of the executors that run the stages of ``part`` on ``path``."""
+        """Return the model and option of each stage's executors on ``path``."""
         return tuple(
             [self._lent.get((part.model, option), (part.model, option)) for option in self._stages(part, path)]
         )
 
     def conversation_path(self, part: ModelPart, conversation: str, paths: Sequence[Path]) -> Path:
-        """Of ``paths`` the one that turns of ``conversation`` take, which is found by its name the first time."""
+        """Return the one of ``paths`` that turns of ``conversation`` take; its hash decides the first time."""
         point = zlib.crc32(conversation.encode()) / (1 << 32)
         return plans.choose_path(paths, self._points.find_point(part.model, conversation, point))
 
     def admissible_paths(self, part: ModelPart, pinned: str, pins: Sequence[str], several: bool) -> Sequence[Path]:
-        """The paths that ``part``, one of ``several`` or not, may take. Raises as ``route``."""
+        """Return the paths that ``part``, one of ``several`` or not, may take. Raises as ``route``."""
         paths: Sequence[Path] = self.find_paths(part)
         if pinned:
             paths = pinning.find_named_paths(self.find_all_paths(part), part, pinned, several)
@@ -305,14 +305,14 @@ class Router:
     def _candidate_paths(
         self, part: ModelPart, ticket: InvocationTicket, pinned: str, pins: Sequence[str], several: bool, preferred: str
     ) -> Sequence[Path]:
-        """The planned or preferred path, then the others."""
+        """Return the planned or preferred path, then the others."""
         paths = self.admissible_paths(part, pinned, pins, several)
         if len(paths) == 1 and paths[0].rate > 0:
             return paths
         first = next((path for path in paths if path.name == preferred), None) if preferred else None
         if first is None:
             if (pinned or any(pins)) and not any(path.rate > 0 for path in paths):
-                return paths  # who asks for a path gets it, planned for others or not
+                return paths  # a client may name a path that has no planned rate
             first = plans.choose_path(paths, self._choice_point(part, ticket))
             if part.model in self._cells.models:
                 first = self._cells.choose_cell(part.model, first, paths)
@@ -321,7 +321,7 @@ class Router:
     def _first_live_path(
         self, part: ModelPart, candidates: Sequence[Path], exclude: frozenset[str]
     ) -> tuple[Path, dict[str, list[ExecutorEntry]]]:
-        """The first path whose options all have executors, and who they are."""
+        """Return the first path whose options all have executors, and those executors."""
         missing: list[list[str]] = []
         for path in candidates:
             serving = {
@@ -344,9 +344,9 @@ class Router:
         exclude: frozenset[str] = NOBODY,
         work: Sequence[int] = (),
     ) -> ExecutorRoute:
-        """A route through the options that were recorded for ``nodes`` of an invocation of ``model``.
+        """Return a route through the recorded ``options`` of ``nodes``.
 
-        Raises ``NotFound`` for a model that is gone and ``StageUnavailable`` for an option without executor.
+        Raises ``NotFound`` for an unknown model and ``StageUnavailable`` for an option without an executor.
         """
         own: dict[str, list[int]] = {}
         for index, option in enumerate(options):
@@ -373,17 +373,17 @@ class Router:
         return ExecutorRoute(",".join(names), tuple(options), executors, counts)
 
     def serving_executors(self, model: str, option: str, exclude: frozenset[str] = NOBODY) -> list[ExecutorEntry]:
-        """Executors that can be given requests to ``option`` of ``model`` now."""
+        """Return the executors that can accept requests to ``option`` of ``model`` now."""
         served = self._lent.get((model, option))
         if served is None:
-            # The plan that lent it may be gone, the lender need not be.
+            # The plan that lent it may be gone while the lender remains.
             known = "/" not in option or option in self.get_model(model).options
             served = (model, option) if known else _split_option(option)
         fit = self.members.serving_executors(*served, exclude, self._origins.get(served, ""))
         return fit if self._nearness is None else self._nearness.without_draining(fit)
 
     def stage_states(self, model: str) -> dict[str, str]:
-        """Components of ``model`` that some executor serves, its own or a lender's: ``ok`` or what is wrong."""
+        """Return the state of each served component, by own or lenders' executors: ``ok`` or the fault."""
         found = self.members.stage_states(model)
         for option, spec in self.get_model(model).options.items():
             lender = self._lent.get((model, option))
@@ -395,6 +395,6 @@ class Router:
 
 
 def _split_option(option: str) -> tuple[str, str]:
-    """``model/option`` in two; models may have slashes in their names."""
+    """Split ``model/option``; model names may contain slashes."""
     model, _, own = option.rpartition("/")
     return model, own

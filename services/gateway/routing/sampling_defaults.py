@@ -1,6 +1,6 @@
-"""Sampling of requests that name none: what models' declarations say, then what their checkpoints do.
+"""Default sampling of requests: from the model's declaration, else from its checkpoint.
 
-Executors report what is in the ``generation_config.json`` of their checkpoint, wherever it is, in their status events.
+Executors report the ``generation_config.json`` of their checkpoint, wherever it is stored, in their status events.
 """
 
 from collections.abc import Mapping
@@ -12,14 +12,14 @@ from omnibus.bus.messages import ExecutorStatus
 from omnibus.plan import ModelPlan, Plan
 from services.gateway.routing.executors import ExecutorTable
 
-#: What requests have in vLLM and in OpenAI's API where nothing else is said.
+#: The default temperature of vLLM and of OpenAI's API.
 NEUTRAL_TEMPERATURE = 1.0
-#: The parameter by which executors are told what holds where their checkpoint says nothing.
+#: The parameter that gives executors the default for checkpoints without one.
 FALLBACK = "fallback_temperature"
 
 
 class ModelSampling(msgspec.Struct, frozen=True):
-    """Sampling of one model. ``complete``: no executor may know more of it than is in ``values``."""
+    """Sampling of one model. If ``complete``, no executor can add to ``values``."""
 
     values: Mapping[str, float] = {}
     complete: bool = True
@@ -30,7 +30,7 @@ _UNKNOWN = ModelSampling(complete=False)
 
 
 class DefaultSampling:
-    """Sampling of the models of the plan, as ``members`` report it; looked up once for each of their changes."""
+    """Sampling of the plan's models as ``members`` report it; cached until they change."""
 
     def __init__(self, members: ExecutorTable) -> None:
         self._members = members
@@ -43,7 +43,7 @@ class DefaultSampling:
         self._known = {}
 
     def of_model(self, name: str) -> ModelSampling:
-        """The sampling of the plan's model ``name``; neutral for an unknown one."""
+        """Return the sampling of the plan's model ``name``; neutral for an unknown one."""
         if self._members.version != self._version:
             self._version = self._members.version
             self._known = {}
@@ -55,7 +55,7 @@ class DefaultSampling:
 
     @property
     def unknown(self) -> ModelSampling:
-        """The sampling of an app's chat, of which nothing is known: whatever models it calls complete it."""
+        """Sampling of an app's chat, which is unknown: the models that it calls complete it."""
         return _UNKNOWN if self._members.all_take(FALLBACK) else NEUTRAL
 
     def _read_model(self, name: str, model: ModelPlan) -> ModelSampling:

@@ -1,11 +1,13 @@
-"""Identity of an invocation, as a route is found for it."""
+"""Identity of an invocation, for which a route is found."""
 
 from typing import NamedTuple
 
 
 class InvocationTicket(NamedTuple):
-    """An invocation's identity: its id says which gateway and which kind of request. Its number is for its route, and
-    its ``cache_key`` names the conversation that it is a turn of, if it is one."""
+    """Identity of an invocation: its id names the gateway and the kind of request.
+
+    Its number determines its route. ``cache_key`` names the conversation that it is a turn of, if any.
+    """
 
     id: str
     kind: str

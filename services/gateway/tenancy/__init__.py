@@ -1,1 +1,1 @@
-"""Tenants: who asks, what they may, and whose turn it is."""
+"""Tenants: their keys, limits and turns."""

@@ -1,9 +1,8 @@
-"""Admission: a request waits here, not in an executor, until it is its tenant's turn and there is room for it.
+"""Admission: a request waits here, not in an executor, for its tenant's turn and for room.
 
-Executors are given as many requests as they batch and no more (``services.gateway.tenancy.places``); the rest wait in
-one short queue per tenant, in the order of ``services.gateway.tenancy.fair_queue``. A request waits once: what a graph
-sends later on goes at once, and is counted. What it costs is what executors report of it, also when it failed or was
-cancelled.
+Executors receive as many requests as they batch (``services.gateway.tenancy.places``). The others wait in one short
+queue per tenant, in the order of ``services.gateway.tenancy.fair_queue``. A request waits once: later segments of its
+graph are sent and counted at once. Its cost is the one that executors report, even if it failed or was cancelled.
 """
 
 import asyncio
@@ -23,15 +22,17 @@ from services.gateway.tenancy.places import ExecutorPlaces, RequestClaim, find_c
 from services.gateway.tenancy.rate_limits import RateLimits
 from services.gateway.tenancy.tenant import Tenant
 
-#: Reasons of refusals that more executors would have made needless; others are limits of a key.
+#: Reasons of rejections that more executors would avoid; others are limits of a key.
 CAPACITY_REASONS = frozenset({"queue", "turn"})
-#: Queues that are kept before those in which nobody is are forgotten: apps, and sets of models with them, come and go.
+#: Queues that are kept before empty ones are evicted: apps, and sets of models with them, change over time.
 _MAX_QUEUES = 1024
 
 
 class PlaceRequest(NamedTuple):
-    """Request for places. ``left`` are the seconds that it has: a ``patient`` one waits as long as that, others
-    for ``admit_wait`` at most. ``pinned`` and ``pins`` are as for ``Router.route``."""
+    """Request for places.
+
+    ``left`` are the seconds until its deadline. A ``patient`` request waits that long, others for ``admit_wait`` at
+    most. ``pinned`` and ``pins`` are as for ``Router.route``."""
 
     assignment: Assignment
     cost: RequestCost
@@ -43,7 +44,7 @@ class PlaceRequest(NamedTuple):
 
 
 class AdmissionGrant:
-    """A request's turn: give its places back by ``close``, and say by ``settle`` what it has used."""
+    """Turn of a request: ``close`` releases its places, and ``settle`` records its usage."""
 
     def __init__(
         self, admission: "Admission", fair: FairQueue, turn: QueueEntry, tenant: Tenant, paths: Mapping[str, str]
@@ -57,16 +58,16 @@ class AdmissionGrant:
         self._settled = False
 
     def add_cost(self, seconds: float) -> None:
-        """Another segment of the request is expected to cost so much; it does not wait."""
+        """Add the expected cost of another segment, which does not wait."""
         self._expected += seconds
         self._admission.charge(self._tenant, seconds)
 
     def close(self) -> None:
-        """Nothing of the request is at work any more. Closing twice is harmless."""
+        """Release the places of the request, which runs no more; idempotent."""
         self._admission.end_request(self._fair, self._turn)
 
     def settle(self, used: float) -> None:
-        """The request has ``used`` so many GPU-seconds. Settling twice is harmless."""
+        """Record that the request ``used`` so many GPU-seconds; idempotent."""
         if not self._settled:
             self._settled = True
             self._admission.charge(self._tenant, used - self._expected)
@@ -75,7 +76,7 @@ class AdmissionGrant:
 
 
 class Admission:
-    """One gateway's queues: one for each model, or set of models that serve a request together."""
+    """Queues of one gateway, one for each combination of models."""
 
     def __init__(
         self,
@@ -100,8 +101,8 @@ class Admission:
     async def acquire_grant(self, tenant: Tenant, request: PlaceRequest) -> AdmissionGrant:
         """Wait for the turn of a request of ``tenant``.
 
-        Raises ``Overloaded`` when its tenant's queue is full, its key's GPU-seconds are used up, or its turn does not
-        come in time, and as ``Router.admissible_paths``.
+        Raises ``Overloaded`` if its tenant's queue is full, its key has no GPU-seconds left, or its turn does not come
+        in time. Also raises as ``Router.admissible_paths``.
         """
         queue = self._model_queue(request.assignment)
         line = tenant.queue or tenant.name
@@ -158,12 +159,12 @@ class Admission:
             async with asyncio.timeout(max(0.0, seconds)):
                 await woken
         except TimeoutError:
-            if turn.state != WAITING:  # its turn came in the same moment
+            if turn.state != WAITING:  # its turn came at the same moment
                 return
             fair.remove_waiting(turn)
-            self._start_ready()  # it may have held up others
+            self._start_ready()  # it may have blocked others
             raise Overloaded(
-                f"it was not this request's turn within {seconds:g} s: its tenant has sent more than its share",
+                f"the request did not get its turn within {seconds:g} s: its tenant has sent more than its share",
                 retry_after=turn.line.retry_after,
                 reason="turn",
             ) from None
@@ -174,12 +175,12 @@ class Admission:
             raise
 
     def charge(self, tenant: Tenant, seconds: float) -> None:
-        """GPU-seconds that are expected, or known, to be used; negative ones are given back."""
+        """Charge ``seconds`` that are expected or used; negative ones are refunded."""
         if tenant.key is not None:
             self._limits.key_allowance(tenant.key).use_gpu_seconds(seconds, self._clock())
 
     def end_request(self, fair: FairQueue, turn: QueueEntry) -> None:
-        """Give the places of ``turn`` back, if it has them, and to those who wait, whichever model they ask for."""
+        """Release the places of ``turn`` and start waiting requests, for any model."""
         fair.finish_entry(turn)
         self._start_ready()
 

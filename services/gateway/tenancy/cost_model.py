@@ -1,12 +1,12 @@
-"""Cost of a request in GPU-seconds: expected when it comes, known when it is over.
+"""Cost of a request in GPU-seconds: expected on arrival, known at the end.
 
-Executors report how many seconds of their engines fell to each node of a request. That is what it has cost. Divided by
-the tokens of the node, it is what a token is expected to cost the next time. Until a component has been heard of, the
-model's profile says what a request of its type costs, and without one a token counts as ``DEFAULT_TOKEN_SECONDS``.
+Executors report the engine seconds of each node of a request, which are its cost. The cost of a node divided by its
+tokens is the expected cost of a token the next time. Until a component has reported, the model's profile contains the
+cost of a request of its type. Without a profile, a token counts as ``DEFAULT_TOKEN_SECONDS``.
 
-What a request is expected to take is known from its own words (prompt, ``max_tokens``). The mean of what requests of
-its tenant and type took, over what they were expected to take, corrects the next expectation: what one tenant sends
-does not change what another one's requests are expected to cost.
+The expectation of a request follows from its parameters (prompt, ``max_tokens``). A correction is learned for each
+tenant and type: the mean of the actual cost over the expected one. So the requests of one tenant do not change the
+expected cost of another's.
 """
 
 from collections import OrderedDict
@@ -21,15 +21,15 @@ from services.gateway.dispatch.streams import ResultStream
 from services.gateway.routing.assignment import Assignment
 from services.gateway.routing.router import Router
 
-#: Seconds of a token of which nothing is known.
+#: Seconds of a token without any measurement.
 DEFAULT_TOKEN_SECONDS = 1e-3
-#: Part of the newest in means of what was seen.
+#: Weight of the newest value in moving means.
 _NEWEST_WEIGHT = 0.1
 #: Codes of a second of speech, by which estimates of talkers and vocoders count.
 _CODES_PER_SECOND = 50.0
 _SPEECH_COMPONENTS = ("talker", "vocoder")
 _SPLIT = ("prefill", "decode")
-#: Tenants, with models and types, whose corrections are remembered: those that came last.
+#: Tenants, with models and types, whose corrections are remembered: the most recent ones.
 _MAX_RATIOS = 4096
 
 
@@ -42,7 +42,7 @@ class RequestCost(NamedTuple):
 
 
 class RequestCostModel:
-    """Costs as one gateway knows them."""
+    """Cost model of one gateway."""
 
     def __init__(self, router: Router) -> None:
         self._router = router
@@ -66,9 +66,9 @@ class RequestCostModel:
         return RequestCost(sum(nodes) * ratio, tokens, nodes)
 
     def learn(self, cost: RequestCost, running: InflightInvocation, seconds: float, tenant: str = "") -> float:
-        """Learn from a segment of ``tenant`` that has used ``seconds`` of GPUs; return what it is charged.
+        """Learn from a segment of ``tenant`` that has used ``seconds`` of GPUs; return its charge.
 
-        That is ``seconds``, or what was expected where executors that worked on it do not tell.
+        The charge is ``seconds``, or the expected cost if its executors do not report.
         """
         if running.failure is not None or not running.all_reported:
             told = running.hops or running.unfinished or not running.accepted
@@ -95,7 +95,7 @@ class RequestCostModel:
                 self._ratios.popitem(last=False)
 
     def _profiled_seconds(self, assignment: Assignment) -> float:
-        """GPU-seconds of such a request by the profiles of its models; 0 where one has none."""
+        """Return the GPU-seconds by the profiles of the models; 0 if any is missing."""
         plan = self._router.plan
         whole = 0.0
         for part in assignment.parts:
@@ -111,7 +111,7 @@ class RequestCostModel:
 def actual_tokens(
     components: Sequence[str], tokens: Sequence[float], streams: Mapping[tuple[int, str], ResultStream]
 ) -> list[float]:
-    """Tokens by node as the answer tells them; those of which it tells nothing are as expected."""
+    """Return the tokens by node that the answer reports; others are as expected."""
     took = list(tokens)
     for (node, _), stream in streams.items():
         usage = stream.closing.get("usage")
@@ -120,7 +120,7 @@ def actual_tokens(
             group = _SPLIT if components[node] in _SPLIT else (components[node],)
             _scale_tokens(took, [index for index, name in enumerate(components) if name in group], count)
         rate = stream.first.data.get("rate") if stream.samples and stream.first is not None else None
-        if isinstance(rate, int | float) and rate >= 1:  # it comes from engines: what is divided by it stays finite
+        if isinstance(rate, int | float) and rate >= 1:  # engines report it: the quotient must stay finite
             for name in _SPEECH_COMPONENTS:
                 own = [index for index, each in enumerate(components) if each == name]
                 _scale_tokens(took, own, _CODES_PER_SECOND * stream.samples / rate)
@@ -128,7 +128,7 @@ def actual_tokens(
 
 
 def profiled_seconds(profile: ModelProfile, model: ModelPlan, kind: str) -> float:
-    """GPU-seconds of a request of type ``kind`` along the path that most of them go; 0: the profile does not say."""
+    """Return the GPU-seconds of type ``kind`` on its main path; 0 if not profiled."""
     paths = model.types.get(kind, ())
     if not paths:
         return 0.0
@@ -147,7 +147,7 @@ def profiled_seconds(profile: ModelProfile, model: ModelPlan, kind: str) -> floa
 
 
 def _scale_tokens(took: list[float], nodes: Iterable[int], count: float) -> None:
-    """Make the tokens of ``nodes`` ``count`` in all."""
+    """Scale the tokens of ``nodes`` to ``count`` in total."""
     own = list(nodes)
     whole = sum(took[node] for node in own)
     for node in own:

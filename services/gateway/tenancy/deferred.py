@@ -1,8 +1,8 @@
-"""Work that goes on after the request for it: batches, videos and responses in the background.
+"""Work that continues after its request: batches, videos and background responses.
 
-It belongs to the API key of that request. The key's limits hold for it, its use is charged to the key, and it stops
-when the key is revoked. What builds before this one wrote down names no key: it runs for its tenant as it did then, as
-long as the tenant has a key.
+It belongs to the API key of that request. The key's limits apply to it, the key is charged for it, and it stops when
+the key is revoked. Records of earlier builds name no key: their work runs for its tenant as long as the tenant has a
+key.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from services.gateway.tenancy.tenant import Tenant
 
 
 class DeferredWork:
-    """Finds the tenants of such work, and tells when it has to stop; without ``keys`` there is nothing to check."""
+    """Finds the tenants of such work, and stops it; without ``keys`` nothing is checked."""
 
     def __init__(
         self, keys: KeyStore | None = None, limits: RateLimits | None = None, events: LogBudget | None = None
@@ -28,7 +28,7 @@ class DeferredWork:
         self._limits = limits
 
     def find_tenant(self, name: str, weight: float, key: str) -> Tenant:
-        """The tenant ``name`` with the key of SHA-256 ``key``, as it is now.
+        """Return the tenant ``name`` with the current key of SHA-256 ``key``.
 
         Raises ``KeyRevoked``, and ``Retryable`` while this gateway has not read the keys yet.
         """
@@ -45,7 +45,7 @@ class DeferredWork:
 
     @contextmanager
     def counted(self, tenant: Tenant) -> Iterator[None]:
-        """Work that counts as one of its key's requests while it lasts."""
+        """Count work as one of its key's requests while the block runs."""
         allowance = self._allowance(tenant)
         if allowance is None:
             yield
@@ -58,13 +58,13 @@ class DeferredWork:
             allowance.wake_waiting()
 
     async def wait_turn(self, tenant: Tenant) -> None:
-        """Wait until the key of ``tenant`` may have one more request at a time."""
+        """Wait until the key of ``tenant`` may run another request."""
         allowance = self._allowance(tenant)
         if allowance is not None:
             await allowance.wait_room()
 
     def check_room(self, tenant: Tenant) -> None:
-        """Raises ``Overloaded`` while the key of ``tenant`` has as many requests at a time as it may."""
+        """Raise ``Overloaded`` while the key of ``tenant`` is at its limit."""
         allowance = self._allowance(tenant)
         if allowance is not None:
             allowance.check_room(starts_work=True)
@@ -76,7 +76,7 @@ class DeferredWork:
 
     @contextmanager
     def stopped_by(self, tenant: Tenant, stop: Callable[[], None]) -> Iterator[None]:
-        """Call ``stop`` when the key of ``tenant`` is revoked while the block lasts."""
+        """Call ``stop`` if the key of ``tenant`` is revoked during the block."""
         allowance = self._allowance(tenant)
         if allowance is None:
             yield
@@ -91,5 +91,5 @@ class DeferredWork:
 
 
 def revoked_error() -> KeyRevoked:
-    """The error of work whose key was revoked."""
+    """Return the error of work whose key was revoked."""
     return KeyRevoked("the API key under which this was requested has been revoked: send it again with a valid key")

@@ -1,4 +1,4 @@
-"""Places for work that is not an executor's, so that the work of one tenant holds up no other tenant's."""
+"""Slots for work outside executors, which no tenant can block."""
 
 import asyncio
 from collections import Counter, deque
@@ -13,11 +13,10 @@ _MAX_TENANT_SHARE = 1 / 4
 
 
 class TenantSlots:
-    """``slots``; a tenant with a name holds at most a quarter of them. Who holds fewest is next, and of equals whose
-    last turn is longest ago.
+    """``slots``, of which a named tenant holds at most a quarter.
 
-    While others wait, a tenant waits for one turn of each of them at most before it has its own. A tenant with a name
-    may have ``queue`` that wait.
+    The tenant with the fewest slots is next; of equals, the one whose last turn was longest ago. While others wait, a
+    tenant waits for at most one turn of each of them. A named tenant may have ``queue`` requests that wait.
     """
 
     def __init__(self, slots: int, queue: int = 0) -> None:
@@ -31,7 +30,7 @@ class TenantSlots:
 
     @asynccontextmanager
     async def hold(self, tenant: str) -> AsyncIterator[None]:
-        """A slot for as long as the block takes. Raises ``Overloaded`` where too many of ``tenant`` wait."""
+        """Hold a slot during the block. Raises ``Overloaded`` if too many of ``tenant`` wait."""
         await self.acquire(tenant)
         try:
             yield
@@ -39,7 +38,7 @@ class TenantSlots:
             self.release(tenant)
 
     async def acquire(self, tenant: str) -> None:
-        """Wait for a slot, which ``release`` gives back. Raises as ``hold``."""
+        """Wait for a slot, which ``release`` frees. Raises as ``hold``."""
         turn = asyncio.get_running_loop().create_future()
         waiting = self._waiting.setdefault(tenant, deque())
         if tenant and self._queue and sum(not each.done() for each in waiting) >= self._queue:
@@ -49,12 +48,12 @@ class TenantSlots:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # its turn came, and so did the end of its patience
+            if turn.done() and not turn.cancelled():  # its turn came at the same moment as its timeout
                 self.release(tenant)
             raise
 
     def release(self, tenant: str) -> None:
-        """Give back a slot that ``tenant`` holds."""
+        """Free a slot that ``tenant`` holds."""
         self._free += 1
         self._held[tenant] -= 1
         if not self._held[tenant]:
@@ -70,7 +69,7 @@ class TenantSlots:
             turn = turns.popleft()
             if not turns:
                 del self._waiting[name]
-            if not turn.done():  # else it was cancelled
+            if not turn.done():  # not cancelled
                 self._free -= 1
                 self._held[name] += 1
                 self._last[name] = next(self._turns)

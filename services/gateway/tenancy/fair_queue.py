@@ -1,18 +1,19 @@
-"""Order of requests: start-time fair queueing of GPU-seconds among tenants. Pure state: no clock, no waits of its own.
+"""Start-time fair queueing of GPU-seconds among tenants.
 
-Start-time fair queueing (Goyal, Vin, Cheng: SIGCOMM 1996) with several requests at work at a time, SFQ(D) (Jin, Chase,
-Kaur: SIGMETRICS 2004). Each tenant has a mark: the GPU-seconds that it has used, divided by its weight, and is ahead of
-it by what its requests at work are expected to cost. The waiting tenant that is least far is next. What a request did
-cost is known when it is over, and counts from then on, as with the virtual token counter (Sheng et al.: Fairness in
-Serving Large Language Models, OSDI 2024). Who comes back after a pause begins at the lowest mark of those who wait, as
-there: a pause earns nothing, and what others have at work, right or wrong in its estimate, does not hold it up.
+This is pure state: no clock, no waits. The method is start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996) with
+several requests in service, SFQ(D) (Jin, Chase, Kaur, SIGMETRICS 2004). Each tenant has a mark: the GPU-seconds that it
+has used, divided by its weight. It is ahead of its mark by the expected cost of its requests in service. The waiting
+tenant with the lowest sum is next. The actual cost of a request replaces its expectation when it ends. That follows the
+virtual token counter (Sheng et al., Fairness in Serving Large Language Models, OSDI 2024). As there, a tenant that
+returns after a pause begins at the lowest mark of the waiting tenants. So a pause earns nothing, and requests of others
+in service do not delay it, even if their estimates are wrong.
 
 A request needs a place at each of the executors on one of its paths (``services.gateway.tenancy.places``). The tenant
-that is least far goes first. When its request finds no place, others may pass it only at executors that it does not
-wait for: so none is idle for its sake, and no stream of other requests keeps it out.
+with the lowest sum goes first. If its request finds no place, others may pass it, but only at executors that it does
+not wait for. So no executor is idle for its sake, and no stream of other requests starves it.
 
-While two tenants both wait for the same executors, what they have used, divided by their weights, differs at most by
-what their requests at work cost and one request more, divided by their weights.
+While two tenants both wait for the same executors, their usage divided by their weights stays close. It differs at most
+by the cost of their requests in service plus one request, divided by their weights.
 """
 
 from collections import deque
@@ -22,16 +23,16 @@ from typing import Protocol
 from omnibus.errors import Overloaded
 
 WAITING, WORKING, OVER = "waiting", "working", "over"
-#: Seconds between which a client that finds its queue full is told to try again.
+#: Bounds of ``Retry-After`` in seconds for a client whose queue is full.
 MIN_RETRY_AFTER_SECONDS, MAX_RETRY_AFTER_SECONDS = 1.0, 60.0
-#: Part of the last pause in the mean of pauses between two turns of a tenant.
+#: Weight of the last pause in the mean pause between two turns of a tenant.
 _NEWEST_WEIGHT = 0.2
-#: Tenants that are remembered before those that have nothing here are forgotten.
+#: Tenants that are kept before idle ones are evicted.
 _MAX_TENANTS = 1024
 
 
 class PlaceClaim(Protocol):
-    """The places that one request needs to be at work."""
+    """The places that one request needs to run."""
 
     @property
     def pools(self) -> Collection[Hashable]:
@@ -39,16 +40,16 @@ class PlaceClaim(Protocol):
         ...
 
     def take(self, claimed: Collection[Hashable]) -> bool:
-        """Take places, if there are some at executors other than ``claimed``, where earlier requests wait."""
+        """Take places outside ``claimed``, where earlier requests wait; False if there are none."""
         ...
 
     def release(self) -> None:
-        """Give the places back."""
+        """Release the places."""
         ...
 
 
 class QueueEntry:
-    """One request: waiting for its turn, at work, or over. ``begin`` is called when its turn comes."""
+    """One request: waiting, in service, or over. ``begin`` is called when its turn comes."""
 
     __slots__ = ("begin", "claim", "cost", "line", "settled", "state", "weight")
 
@@ -67,7 +68,7 @@ class QueueEntry:
 class TenantQueue:
     """One tenant. ``mark`` and ``ahead`` are in GPU-seconds per weight, ``pace`` in seconds between two turns.
 
-    ``unsettled`` counts its requests whose cost is not known yet, those at work and those that are just over.
+    ``unsettled`` counts its requests with unknown cost: those in service and those that have just ended.
     """
 
     __slots__ = ("ahead", "last", "mark", "pace", "tenant", "turns", "unsettled", "waiting", "working")
@@ -76,7 +77,7 @@ class TenantQueue:
         self.tenant = tenant
         self.mark = 0.0
         self.ahead = 0.0
-        self.turns: deque[QueueEntry] = deque()  # those that left are taken out when they are met
+        self.turns: deque[QueueEntry] = deque()  # cancelled ones are removed on reaching the front
         self.waiting = 0
         self.working = 0
         self.unsettled = 0
@@ -85,38 +86,38 @@ class TenantQueue:
 
     @property
     def retry_after(self) -> float:
-        """Seconds in which about half of the queue has had its turn."""
+        """Seconds in which about half of the queue gets its turn."""
         return min(MAX_RETRY_AFTER_SECONDS, max(MIN_RETRY_AFTER_SECONDS, self.pace * self.waiting / 2))
 
     def first_waiting(self) -> QueueEntry:
-        """The next one that still waits; there must be one."""
+        """Return the next entry that still waits; there must be one."""
         while self.turns[0].state != WAITING:
             self.turns.popleft()
         return self.turns[0]
 
 
 class FairQueue:
-    """The tenants of one model. ``queue`` requests of each may wait."""
+    """Tenants of one model. ``queue`` requests of each may wait."""
 
     def __init__(self, queue: int) -> None:
         self.working = 0
         self._queue = queue
         self._lines: dict[str, TenantQueue] = {}
-        self._waiting: dict[str, TenantQueue] = {}  # lines in which somebody waits
-        self._last: TenantQueue | None = None  # whose turn was the last one
+        self._waiting: dict[str, TenantQueue] = {}  # lines with waiting requests
+        self._last: TenantQueue | None = None  # the line of the last turn
 
     @property
     def waiting(self) -> int:
         return sum(line.waiting for line in self._waiting.values())
 
     def tenant_mark(self, tenant: str) -> float:
-        """The mark of ``tenant``: what it has used, in GPU-seconds per weight."""
+        """Return the mark of ``tenant``: its usage, in GPU-seconds per weight."""
         line = self._lines.get(tenant)
         return line.mark if line is not None else self._lowest_mark
 
     @property
     def _lowest_mark(self) -> float:
-        """Mark of a tenant that comes now: the lowest of the waiting tenants, else that of the last one served."""
+        """Mark of a new tenant: the lowest of the waiting tenants, else the last one served."""
         if self._waiting:
             return min(map(_queue_mark, self._waiting.values()))
         return self._last.mark if self._last is not None else 0.0
@@ -130,9 +131,9 @@ class FairQueue:
         begin: Callable[[], None] | None = None,
         patient: bool = False,
     ) -> QueueEntry:
-        """A request of ``cost`` GPU-seconds, to be begun when there are places for its ``claim``.
+        """Add a request of ``cost`` GPU-seconds, which begins when its ``claim`` succeeds.
 
-        Raises ``Overloaded`` when as many wait as may, unless it is ``patient``. Call ``start_next`` afterwards.
+        Raises ``Overloaded`` if the queue is full, unless it is ``patient``. Call ``start_next`` afterwards.
         """
         line = self._lines.get(tenant)
         if line is None:
@@ -185,7 +186,7 @@ class FairQueue:
             self._decrement_waiting(turn.line)
 
     def finish_entry(self, turn: QueueEntry) -> None:
-        """A request is over: its places are free. Call ``start_next`` afterwards, and ``settle_entry`` once."""
+        """Free the places of a request. Call ``start_next`` afterwards, and ``settle_entry`` once."""
         if turn.state != WORKING:
             return
         turn.state = OVER
@@ -194,7 +195,7 @@ class FairQueue:
         turn.line.working -= 1
 
     def settle_entry(self, turn: QueueEntry, used: float) -> None:
-        """A request that was begun has ``used`` so many GPU-seconds in all."""
+        """Record that a request ``used`` so many GPU-seconds in total."""
         if turn.settled:
             return
         turn.settled = True
@@ -211,7 +212,7 @@ class FairQueue:
             self._waiting.pop(line.tenant, None)
 
     def _forget_idle_tenants(self) -> None:
-        """Forget tenants that have no requests here and no advance: they are like new ones."""
+        """Evict tenants without requests that are not ahead: they are like new ones."""
         level = self._lowest_mark
         for tenant, line in list(self._lines.items()):
             if not line.waiting and not line.unsettled and line.mark <= level:

@@ -1,9 +1,9 @@
-"""Number of gateways: each one gives a tenant its part of the tenant's limits.
+"""Number of gateways, by which each divides a tenant's limits.
 
-What holds: a limit is divided by the gateways that were heard lately, so all of them together give no more than the
-limit, rounded up to one request each, and all of it to a tenant whose requests are spread evenly. A tenant that asks
-one of G gateways alone gets a G-th. For ``GATEWAY_ABSENT_SECONDS`` after one has died its part is nobody's, and for one
-heartbeat after one has come there is a part too much.
+A limit is divided by the gateways with recent heartbeats. Together they allow no more than the limit, rounded up to one
+request each. A tenant gets all of it if its requests are spread evenly, and a G-th if it uses one of G gateways. After
+a gateway dies, its part is unused for ``GATEWAY_ABSENT_SECONDS``. After one joins, there is one part too many for one
+heartbeat.
 """
 
 import time
@@ -15,7 +15,7 @@ from omnibus.cluster.presence import PresenceTracker
 
 
 class GatewayPeers:
-    """The gateways, this one included; give events of ``subjects.GATEWAY`` to ``handle_status``."""
+    """All gateways, including this one; pass events of ``subjects.GATEWAY`` to ``handle_status``."""
 
     def __init__(self, me: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._me = me
@@ -29,5 +29,5 @@ class GatewayPeers:
 
     @property
     def count(self) -> int:
-        """At least 1."""
+        """Number of gateways, at least 1."""
         return 1 + len(self._others.entries())

@@ -1,4 +1,4 @@
-"""The API keys that are good: those of a file and those of the store, as they are now."""
+"""The API keys in force: those of a file and those of the store."""
 
 import asyncio
 import logging
@@ -14,13 +14,15 @@ from omnibus.store import Store
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two looks at the file: secrets that are mounted change under a running service.
+#: Seconds between two checks of the file: mounted secrets change while a service runs.
 POLL_SECONDS = 1.0
 
 
 class KeyView(NamedTuple):
-    """API keys that are in force: whether requests have to show one, the keys, the hashes of those of the file, and
-    whether the keys of the store are among them.
+    """API keys in force.
+
+    Contains whether requests require a key, the keys, the hashes of those in the file, and whether the store's keys are
+    included.
     """
 
     required: bool
@@ -30,7 +32,7 @@ class KeyView(NamedTuple):
 
 
 class KeyStore:
-    """Follows both sources. A store or a file that cannot be read leaves what was known in force."""
+    """Follows both sources. If one cannot be read, its last keys stay in force."""
 
     def __init__(
         self, settings: GatewaySettings, store: Store, changed: Callable[[Mapping[str, KeyRecord]], None]
@@ -42,18 +44,18 @@ class KeyStore:
         self._of_store: dict[str, KeyRecord] = {}
         self._seen: tuple[int, int] | None = None
         self.records: dict[str, KeyRecord] = {}
-        #: Whether all sources were read: before that a key that is not among ``records`` may be valid.
+        #: Whether all sources were read: until then, an unknown key may be valid.
         self.is_loaded = self._store is None
 
     def load_file(self) -> None:
-        """Read the file. Raises ``BadRequest``: who names one means it."""
+        """Read the file. Raises ``BadRequest``, because a configured file must be readable."""
         if self._file is not None:
             self._of_file = api_key.read_key_file(self._file)
             self._seen = _file_version(self._file)
             self._merge_records()
 
     async def follow_sources(self) -> None:
-        """For ever."""
+        """Follow both sources, until cancelled."""
         async with asyncio.TaskGroup() as group:
             if self._file is not None:
                 group.create_task(self._follow_file(self._file))
@@ -78,7 +80,7 @@ class KeyStore:
             self.reload_file(path)
 
     def reload_file(self, path: Path) -> None:
-        """Read the file again if it is another one."""
+        """Read the file again if it has changed."""
         mark = _file_version(path)
         if mark is None or mark == self._seen:
             return
@@ -86,12 +88,12 @@ class KeyStore:
         try:
             self._of_file = api_key.read_key_file(path)
         except BadRequest as error:
-            log.error("%s; the keys that it had stay in force", error)
+            log.error("%s; its former keys stay in force", error)
             return
         self._merge_records()
 
     def _merge_records(self) -> None:
-        """Merge the records of both sources; for a key in both, the file's record holds."""
+        """Merge the records of both sources; the file wins for a key in both."""
         self.records = {**self._of_store, **self._of_file}
         self._changed(self.records)
         log.info("%d API keys of %d tenants", len(self.records), len({each.tenant for each in self.records.values()}))

@@ -1,8 +1,8 @@
-"""Bytes of events that tenants write to the log of responses and sessions, which all tenants share.
+"""Budget of each tenant's events in the log of responses and sessions.
 
-The log keeps so many bytes for so many seconds, and its oldest messages leave first: a tenant that writes more than its
-share would push out events of others. Each gateway gives a tenant its part of the share, as a bucket that fills in
-this time.
+All tenants share this log. It keeps a number of bytes for a number of seconds, and drops its oldest messages first. A
+tenant above its share would push out events of others. So each gateway gives a tenant its part of the share, as a
+bucket that fills in this time.
 """
 
 import time
@@ -13,7 +13,7 @@ from services.gateway.tenancy.token_bucket import TokenBucket
 
 
 class LogBudget:
-    """Of ``nbytes`` in ``seconds``, ``share`` for each tenant at all ``gateways``; nothing is counted by default."""
+    """Of ``nbytes`` in ``seconds``, ``share`` for each tenant at all ``gateways``; off by default."""
 
     def __init__(
         self,
@@ -30,18 +30,18 @@ class LogBudget:
         self._buckets: dict[str, TokenBucket] = {}
 
     def check_room(self, tenant: str) -> None:
-        """Raises ``Overloaded`` where ``tenant`` has written its share."""
+        """Raise ``Overloaded`` if ``tenant`` has written its share."""
         bucket = self._bucket(tenant)
         if bucket is not None and (wait := bucket.wait_seconds(1.0, self._clock())):
             raise Overloaded(
-                "your responses and sessions have written as many events as their log keeps for one tenant: wait, or "
-                "ask for a response that is neither streamed nor made in the background",
+                "your responses and sessions have written as many events as their log keeps for one tenant. Wait, or "
+                "request a response that is neither streamed nor in the background",
                 retry_after=wait,
                 reason="events",
             )
 
     def count(self, tenant: str, nbytes: int) -> None:
-        """``tenant`` has written ``nbytes``."""
+        """Count ``nbytes`` that ``tenant`` has written."""
         bucket = self._bucket(tenant)
         if bucket is not None:
             bucket.take_tokens(nbytes, self._clock())

@@ -1,4 +1,4 @@
-"""Prometheus metrics of admission: requests that several models serve together count for each of them."""
+"""Prometheus metrics of admission; requests of several models count for each."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -9,33 +9,33 @@ from services.gateway.tenancy.fair_queue import FairQueue
 
 
 class ModelQueue(NamedTuple):
-    """Queue of requests to a model, or to ``models`` that serve them together."""
+    """Queue of requests to one combination of ``models``."""
 
     models: tuple[str, ...]
     fair: FairQueue
 
 
 def watch_queues(queues: Callable[[], Iterable[ModelQueue]]) -> None:
-    """Let who waits and who works be read from these."""
+    """Register ``queues`` as the source of the gauges of admission."""
     TENANTS.waiting.set_values(lambda: _by_model((queue.models, queue.fair.waiting) for queue in queues()))
     TENANTS.working.set_values(lambda: _by_model((queue.models, queue.fair.working) for queue in queues()))
 
 
 def count_refused(tenant: str, reason: str, *models: str) -> None:
-    """Count a request of ``tenant`` to ``models`` that was refused."""
+    """Count a rejected request of ``tenant`` to ``models``."""
     TENANTS.refusal_counter(tenant, reason).inc()
     for model in models:
         GATEWAY.rejection_counter(model, reason).inc()
 
 
 def observe_wait(seconds: float, models: Iterable[str]) -> None:
-    """Count how long a request to ``models`` waited."""
+    """Record the seconds that a request to ``models`` waited."""
     for model in models:
         TENANTS.wait_histogram(model).observe(seconds)
 
 
 def count_gpu_seconds(tenant: str, seconds: float) -> None:
-    """Count the GPU-seconds of a request of ``tenant`` that is over."""
+    """Count the GPU-seconds of an ended request of ``tenant``."""
     TENANTS.gpu_seconds(tenant).inc(seconds)
 
 

@@ -1,4 +1,4 @@
-"""Long-lived connections that are open at one gateway: how many there may be, and their end when it stops."""
+"""Long-lived connections of one gateway: their limits, and their end when it stops."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from services.gateway.tenancy.tenant import current_tenant
 
 
 class OpenSockets:
-    """Places for connections, with the limits of realtime sessions. ``one`` and ``many`` name them in errors."""
+    """Slots for connections, with the limits of realtime sessions. ``one`` and ``many`` name them in errors."""
 
     def __init__(self, settings: GatewaySettings, one: str, many: str) -> None:
         self._settings = settings
@@ -24,21 +24,21 @@ class OpenSockets:
 
     @property
     def count(self) -> int:
-        """Connections that are open."""
+        """Number of open connections."""
         return sum(self._open.values())
 
     @contextmanager
     def admit(self) -> Iterator[None]:
-        """A place for one more of the current tenant. Raises ``Overloaded`` and ``GatewayStopping``."""
+        """Hold a slot for the current tenant. Raises ``Overloaded`` and ``GatewayStopping``."""
         tenant, limit = current_tenant(), self._settings.realtime_sessions
         if self._stopping.is_set():
             raise GatewayStopping(f"this gateway is stopping: connect again, another gateway will take the {self._one}")
         share = tenant_share(self._settings, limit, tenant.name if tenant.key is not None else "")
         own, tenants = self._open.get(tenant.name, 0), len({*self._open, tenant.name})
-        # When all places are taken, a tenant with less than an equal part of them still gets one.
+        # Even when all slots are taken, a tenant with less than an equal part of them gets one.
         if own >= share or (self.count >= limit and own >= limit // tenants):
             GATEWAY.rejection_counter("", "sessions").inc()
-            raise Overloaded(f"as many {self._many} are open as there may be: try again later", reason="sessions")
+            raise Overloaded(f"the maximum number of {self._many} is open: try again later", reason="sessions")
         self._open[tenant.name] = self._open.get(tenant.name, 0) + 1
         try:
             yield
@@ -49,7 +49,7 @@ class OpenSockets:
             self._closed.set()
 
     def begin_stop(self) -> None:
-        """Open no more, and end each one that is not responding, for its client to go elsewhere."""
+        """Reject new connections, and close idle ones: their clients reconnect elsewhere."""
         self._stopping.set()
 
     async def wait_stop(self) -> None:
@@ -73,7 +73,7 @@ async def wait_revoked(limits: RateLimits | None) -> None:
 
 
 def response_limit(limits: RateLimits | None) -> Callable[[], AbstractContextManager[None]]:
-    """Return what counts a response against the limits of the current tenant's key, while it lasts."""
+    """Return a context manager that counts a response against the key's limits."""
     key = current_tenant().key
     if limits is None or key is None:
         return nullcontext

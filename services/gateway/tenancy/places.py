@@ -1,11 +1,11 @@
-"""Places at executors: how many requests each may be given, who has them, and by which path the next one goes.
+"""Places at executors: their number, their tenants, and the path of the next request.
 
-Each executor is given as many requests as it batches, counted by the option that it runs: paths that share an option
-share its places. A few more (``omnibus.spare_places``) are kept for tenants that have nothing at work there, so that a
-tenant which holds all others for long keeps nobody out; a tenant alone has all others.
+Each executor receives as many requests as it batches, counted by the option that it runs: paths that share an option
+share its places. A few spare places (``omnibus.spare_places``) are reserved for tenants with nothing in service there.
+So a tenant that holds all other places for long does not block the others. A single tenant may use all but these.
 
-Among paths with room the one next in turn by their planned rates is taken: start-time fair queueing of paths. What a
-full path has missed meanwhile is not made up for, as its turn is counted from when it has room again.
+Among the paths with room, the next one by the planned rates is taken: start-time fair queueing of paths. A full path
+does not catch up on missed turns: its turn counts from when it has room again.
 """
 
 import time
@@ -22,20 +22,20 @@ from services.gateway.routing.router import Router
 #: Executors of one option: its model and name.
 Pool = tuple[str, str]
 
-#: Seconds that the count of places is good for.
+#: Seconds for which a count of places is valid.
 CAPACITY_TTL_SECONDS = 0.25
-#: Kinds of requests, and pools, that are remembered.
+#: Kinds of requests, and pools, that are cached.
 _MAX_REMEMBERED = 4096
 
 
 class PathChoice(NamedTuple):
-    """A path of ``model``, and the executors that it goes through."""
+    """A path of ``model``, and its executors."""
 
     model: str
     kind: str
     path: Path
     pools: tuple[Pool, ...]
-    first: bool = False  # it goes by this path if that has room
+    first: bool = False  # preferred if it has room
 
 
 class PathTurns:
@@ -44,10 +44,10 @@ class PathTurns:
     def __init__(self) -> None:
         self._tags: dict[str, float] = {}  # requests for each unit of a path's rate
         self._full: set[str] = set()
-        self._now = 0.0  # tag of the path that was taken last
+        self._now = 0.0  # tag of the last path
 
     def choose(self, choices: Sequence[PathChoice], free: Sequence[PathChoice]) -> PathChoice:
-        """Of those of ``choices`` that are ``free`` the one that is taken: its turn, or the one that goes first."""
+        """Take the preferred or the next one of the ``free`` ``choices``."""
         for choice in free:
             name = choice.path.name
             least = self._now if name in self._full else 0.0
@@ -81,19 +81,20 @@ class ExecutorPlaces:
         self._turns: dict[tuple[str, str], PathTurns] = {}
 
     def path_turns(self, choice: PathChoice) -> PathTurns:
-        """The turns of the paths for requests like that of ``choice``."""
+        """Return the turns of the paths for requests like that of ``choice``."""
         if len(self._turns) > _MAX_REMEMBERED:
             self._turns.clear()
         return self._turns.setdefault((choice.model, choice.kind), PathTurns())
 
     def is_served(self, pool: Pool) -> bool:
-        """Return whether ``pool`` has an executor."""
+        """Return True if ``pool`` has an executor."""
         return self._capacity(pool)[0] > 0
 
     def has_room(self, pool: Pool, tenant: str, claimed: Collection[Hashable]) -> bool:
-        """Return whether a request of ``tenant`` may be given to ``pool`` now, while earlier ones wait for ``claimed``.
+        """Return True if ``pool`` may receive a request of ``tenant`` now.
 
-        A pool without executors is full once it has one request, which finds out that there are none.
+        Earlier requests wait for ``claimed``. A pool without executors is full once it has one request, which fails for
+        that reason.
         """
         places, spare = self._capacity(pool)
         used = self._used[pool]
@@ -114,7 +115,7 @@ class ExecutorPlaces:
                 del self._used_by[pool, tenant]
 
     def _capacity(self, pool: Pool) -> tuple[int, int]:
-        """Places of ``pool`` for this gateway, and those on top for tenants with nothing at work there."""
+        """Return the places of ``pool`` for this gateway, and its spare places."""
         now = self._clock()
         known = self._known.get(pool)
         if known is None or now >= known[0]:
@@ -135,7 +136,7 @@ class ExecutorPlaces:
 
 
 class RequestClaim:
-    """The places that one request of ``tenant`` needs: those of one path for each model that serves it."""
+    """The places of a request of ``tenant``: one path for each of its models."""
 
     def __init__(self, places: ExecutorPlaces, tenant: str, choices: Sequence[Sequence[PathChoice]]) -> None:
         self._places = places
@@ -146,11 +147,11 @@ class RequestClaim:
 
     @property
     def paths(self) -> dict[str, str]:
-        """The path that was taken, by model."""
+        """The chosen path, by model."""
         return {choice.model: choice.path.name for choice in self._taken}
 
     def take(self, claimed: Collection[Hashable]) -> bool:
-        """Take a place at each executor of a path with room, the one next in turn; see ``PlaceClaim``."""
+        """Take a place at each executor of the next free path; see ``PlaceClaim``."""
         free = [[choice for choice in paths if self._has_room(choice, claimed)] for paths in self._choices]
         if not all(free):
             return False
@@ -171,9 +172,9 @@ class RequestClaim:
 def find_choices(
     places: ExecutorPlaces, assignment: Assignment, pinned: str = "", pins: Sequence[str] = (), conversation: str = ""
 ) -> list[list[PathChoice]]:
-    """For each model of ``assignment`` the paths that it may go, of those that live, if any does.
+    """Return the allowed paths per model of ``assignment``, live ones if possible.
 
-    Raises as ``Router.admissible_paths``. A ``conversation`` goes where it has been, if there is room.
+    Raises as ``Router.admissible_paths``. A ``conversation`` prefers its last path if there is room.
     """
     found = []
     for part in assignment.parts:

@@ -1,4 +1,4 @@
-"""Limits of one key: requests per second and at a time, and GPU-seconds per second; this gateway's part of them."""
+"""This gateway's part of a key's limits: request rate, concurrency and GPU-seconds."""
 
 import asyncio
 import time
@@ -13,14 +13,15 @@ from services.gateway.tenancy.token_bucket import TokenBucket
 
 #: Seconds of its GPU-seconds that a key may use at once.
 BURST_SECONDS = 10.0
-#: Key of the scope under which a WebSocket has the limits of its client's key: each response counts by itself.
+#: Key of the scope with the limits of a WebSocket's key: each response counts separately.
 KEY_LIMITS = "omnibus.key_limits"
 
 
 class Allowance:
     """One key at this gateway, which is one of ``gateways``.
 
-    ``inflight`` counts requests, ``deferred`` work that goes on after its request. ``revoked`` is set when the key is.
+    ``inflight`` counts requests, ``deferred`` work that continues after its request. ``revoked`` is set when the key
+    is revoked.
     """
 
     def __init__(self, record: KeyRecord, gateways: int, now: float) -> None:
@@ -35,7 +36,7 @@ class Allowance:
         self._seconds = TokenBucket(*self._gpu_rate(), now)
 
     def update_limits(self, record: KeyRecord, gateways: int, now: float) -> None:
-        """The record was changed, or gateways came or went."""
+        """Apply a changed record, or a changed number of gateways."""
         if record is self._record and gateways == self._gateways:
             return
         self._record, self._gateways = record, gateways
@@ -44,12 +45,12 @@ class Allowance:
         self.wake_waiting()
 
     def has_room(self, starts_work: bool) -> bool:
-        """Return whether one more request may be at work; with ``starts_work`` deferred work counts as well."""
+        """Return True if one more request may run; with ``starts_work`` deferred work counts as well."""
         busy = self.inflight + (self.deferred if starts_work else 0)
         return not self._record.concurrent or busy < ceil(self._record.concurrent / self._gateways)
 
     def check_room(self, starts_work: bool) -> None:
-        """Raises ``Overloaded`` where there is no room."""
+        """Raise ``Overloaded`` if there is no room."""
         if not self.has_room(starts_work):
             raise Overloaded(
                 f"this key may have {self._record.concurrent} requests at a time, work in the background included: "
@@ -58,9 +59,9 @@ class Allowance:
             )
 
     def start_request(self, now: float, starts_work: bool = True) -> None:
-        """One more request. Raises ``Overloaded`` that names the limit.
+        """Count one more request. Raises ``Overloaded`` with the limit.
 
-        One that does not ``starts_work``, as a look at a job, does not wait for what goes on in the background.
+        A request that does not ``starts_work``, such as a status query, ignores background work.
         """
         record = self._record
         self.check_room(starts_work)
@@ -77,24 +78,24 @@ class Allowance:
         self.wake_waiting()
 
     async def wait_room(self) -> None:
-        """Wait until one more may be at work."""
+        """Wait until one more request may run."""
         while not self.has_room(starts_work=True):
             self._room.clear()
             await self._room.wait()
 
     def wake_waiting(self) -> None:
-        """There may be room for who waits."""
+        """Wake the waiters, because there may be room."""
         self._room.set()
 
     def revoke(self) -> None:
-        """The key is not valid any more: stop all that goes on under it."""
+        """Stop all work of the key, which is no longer valid."""
         self.revoked.set()
         for stop in list(self._stops):
             stop()
 
     @contextmanager
     def stopped_by(self, stop: Callable[[], None]) -> Iterator[None]:
-        """Call ``stop`` when the key is revoked while the block lasts; at once if it is already."""
+        """Call ``stop`` if the key is revoked during the block; at once if it already is."""
         self._stops.add(stop)
         try:
             if self.revoked.is_set():
@@ -104,7 +105,7 @@ class Allowance:
             self._stops.discard(stop)
 
     def rate_headers(self, now: float) -> list[tuple[bytes, bytes]]:
-        """Response headers that tell the key's limit on requests, how many are left, and when none will be used."""
+        """Return response headers: the request limit, its remainder and its reset."""
         if not self._record.rate:
             return []
         most, left, seconds = self.rate_state(now)
@@ -112,12 +113,12 @@ class Allowance:
         return [(f"x-ratelimit-{name}-requests".encode(), value.encode()) for name, value in told]
 
     def rate_state(self, now: float) -> tuple[int, int, float]:
-        """Requests that may be sent at once, those of them that are left, and seconds until all are there again."""
+        """Return the maximum burst, the remaining requests and the seconds until full."""
         left, seconds = self._requests.state(now)
         return floor(self._request_rate()[1]), max(0, floor(left)), seconds
 
     def check_gpu_seconds(self, now: float) -> None:
-        """Raises ``Overloaded`` while its GPU-seconds are used up."""
+        """Raise ``Overloaded`` while its GPU-seconds are used up."""
         if self._record.gpu_seconds and (wait := self._seconds.wait_seconds(0.0, now)):
             raise Overloaded(
                 f"this key may use {self._record.gpu_seconds:g} GPU-seconds per second and has used more: wait",
@@ -126,7 +127,7 @@ class Allowance:
             )
 
     def use_gpu_seconds(self, seconds: float, now: float) -> None:
-        """GPU-seconds were used, or are expected to be; negative ones are given back."""
+        """Charge GPU-seconds that are used or expected; negative ones are refunded."""
         if self._record.gpu_seconds:
             self._seconds.take_tokens(seconds, now)
 
@@ -140,7 +141,7 @@ class Allowance:
 
 
 class RateLimits:
-    """The allowances of all keys that were used here; ``gateways`` says how many gateways there are."""
+    """Allowances of all keys that were used here; ``gateways`` returns the number of gateways."""
 
     def __init__(self, gateways: Callable[[], int], clock: Callable[[], float] = time.monotonic) -> None:
         self._gateways = gateways
@@ -149,7 +150,7 @@ class RateLimits:
         self._records: Mapping[str, KeyRecord] = {}
 
     def key_allowance(self, record: KeyRecord) -> Allowance:
-        """The allowance of a key, with its limits as they are now."""
+        """Return the allowance of a key, with its current limits."""
         record = self._records.get(record.sha256, record)
         found = self._known.get(record.sha256)
         if found is None:
@@ -159,11 +160,11 @@ class RateLimits:
 
     @contextmanager
     def limit_request(self, record: KeyRecord, starts_work: bool = True) -> Iterator[None]:
-        """One request of a key, while it lasts. Raises ``Overloaded``."""
+        """Count a request of a key during the block. Raises ``Overloaded``."""
         allowance = self.key_allowance(record)
         try:
             allowance.start_request(self._clock(), starts_work)
-        except Overloaded as error:  # before it is known for which model it is
+        except Overloaded as error:  # its model is not known yet
             metrics.count_refused(record.tenant, error.reason, "")
             raise
         try:
@@ -172,15 +173,15 @@ class RateLimits:
             allowance.end_request()
 
     def rate_headers(self, record: KeyRecord) -> list[tuple[bytes, bytes]]:
-        """Response headers about a key's limits; none where it has no limit on requests."""
+        """Return response headers with a key's limits; empty without a request limit."""
         return self.key_allowance(record).rate_headers(self._clock()) if record.rate else []
 
     def rate_state(self, record: KeyRecord) -> tuple[int, int, float]:
-        """The state of a key's limit on requests, which it has to have."""
+        """Return the state of a key's request limit, which must exist."""
         return self.key_allowance(record).rate_state(self._clock())
 
     def update_keys(self, records: Mapping[str, KeyRecord]) -> None:
-        """These keys are valid from now on, with these limits: what goes on under others stops."""
+        """Replace the valid keys and their limits: work of other keys stops."""
         self._records = records
         now = self._clock()
         for hash, each in list(self._known.items()):

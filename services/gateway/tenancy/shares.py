@@ -1,4 +1,4 @@
-"""Each tenant's part of what a gateway or its store can hold."""
+"""Shares of tenants in the capacity of a gateway and its store."""
 
 from omnibus.settings import GatewaySettings
 from omnibus.store import OVERHEAD_BYTES, BackgroundPlaces, JobRecord, JobRules, Store, TenantAccount
@@ -6,12 +6,12 @@ from services.gateway.tenancy.tenant import current_tenant
 
 
 def tenant_share(settings: GatewaySettings, total: int, tenant: str) -> int:
-    """The most of ``total`` that ``tenant`` may have; all of it where tenants are not told apart."""
+    """Return the most of ``total`` that ``tenant`` may have; all of it without tenants."""
     return max(1, int(total * settings.tenant_share)) if tenant else total
 
 
 def tenant_account(settings: GatewaySettings, tenant: str | None = None) -> TenantAccount:
-    """The account of ``tenant`` in the store, by default of the current one.
+    """Return the store account of ``tenant``, by default of the current one.
 
     Without keys there is one account, with the room of all the tenants that would fill it.
     """
@@ -21,16 +21,16 @@ def tenant_account(settings: GatewaySettings, tenant: str | None = None) -> Tena
 
 
 def background_places(settings: GatewaySettings, tenant: str) -> BackgroundPlaces:
-    """Responses that may be made in the background: of all tenants, and of ``tenant``."""
+    """Return the limits of background responses: of all tenants, and of ``tenant``."""
     return BackgroundPlaces(settings.responses_open, tenant_share(settings, settings.responses_open, tenant))
 
 
 async def put_counted_job(
     settings: GatewaySettings, store: Store, kind: str, job: JobRecord, most_open: int, most_kept: int
 ) -> None:
-    """Add ``job``, whose request counts among the bytes of its tenant.
+    """Add ``job``, whose request counts toward the bytes of its tenant.
 
-    Raises ``LimitReached``, and ``Overloaded`` where all tenants together, or this one, have as many jobs as they may.
+    Raises ``LimitReached``, and ``Overloaded`` if all tenants together, or this one, have too many jobs.
     """
     account, member = tenant_account(settings, job.tenant), f"job:{kind}:{job.id}"
     shares = (tenant_share(settings, each, job.tenant) if job.tenant else 0 for each in (most_open, most_kept))

@@ -1,4 +1,4 @@
-"""One request's stay: its turn, from the time it has it to its end, and what its segments cost meanwhile."""
+"""Slot of one request: its turn from begin to end, and the cost of its segments."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from services.gateway.tenancy.tenant import Tenant
 
 
 class AdmissionSlot:
-    """The stay of a request of ``tenant``. A ``patient`` one waits as long as it has time, however many do."""
+    """Slot of a request of ``tenant``. A ``patient`` one waits until its deadline, without a queue limit."""
 
     def __init__(self, admission: Admission, tenant: Tenant) -> None:
         self.patient = False
@@ -24,7 +24,7 @@ class AdmissionSlot:
         self._grant: AdmissionGrant | None = None
         self._costs: dict[int, RequestCost] = {}  # by the step of each segment
         self._used: dict[int, float] = {}  # GPU-seconds of the segments that are settled
-        self._steps: frozenset[int] | None = None  # that were sent, once nothing is at work any more
+        self._steps: frozenset[int] | None = None  # those sent, once nothing runs any more
 
     @property
     def paths(self) -> Mapping[str, str]:
@@ -34,7 +34,7 @@ class AdmissionSlot:
     async def acquire(
         self, assignment: Assignment, work: Sequence[float], step: int, left: float, pins: Sequence[str] = ()
     ) -> None:
-        """Wait for the turn, at the first segment; count what this one is expected to cost. Raises ``Overloaded``."""
+        """Wait for the turn, at the first segment; count its expected cost. Raises ``Overloaded``."""
         cost = self._admission.costs.expected_cost(assignment, work, self._tenant.name)
         async with self._one_by_one:  # an app may send several at once, and has one turn for all of them
             if self._grant is None:
@@ -45,14 +45,14 @@ class AdmissionSlot:
         self._costs[step] = cost
 
     def release(self, segments: Sequence[InflightInvocation]) -> None:
-        """Give the turn back: nothing of ``segments`` is at work any more. Leaving twice is harmless."""
+        """Release the turn, because none of ``segments`` runs any more; idempotent."""
         if self._grant is not None and self._steps is None:
             self._steps = frozenset(running.invocation.step for running in segments)
             self._grant.close()
             self._settle_request(self._grant)
 
     def settle_segment(self, running: InflightInvocation, seconds: float) -> None:
-        """The executors of a segment have reported all that they will, ``seconds`` of GPUs."""
+        """Settle a segment at ``seconds`` of GPUs, after its last reports."""
         step = running.invocation.step
         cost = self._costs.get(step)
         if self._grant is not None and cost is not None and step not in self._used:

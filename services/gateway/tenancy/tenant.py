@@ -1,4 +1,4 @@
-"""Tenant of the request that is being handled: known from its API key on, wherever its work is done."""
+"""Tenant of the current request and its work, from the API key."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,8 +12,8 @@ from omnibus.api_key import KeyRecord
 class Tenant(NamedTuple):
     """Tenant that sends a request.
 
-    ``name`` is empty where no keys are required, and for the operator; ``key`` is the one sent. Its requests wait in
-    the line ``queue``, by default the one of its name.
+    ``name`` is empty if no keys are required, and for the operator; ``key`` is the one sent. Its requests wait in the
+    line ``queue``, by default the one of its name.
     """
 
     name: str = ""
@@ -22,11 +22,11 @@ class Tenant(NamedTuple):
     queue: str = ""
 
     def owns(self, name: str) -> bool:
-        """Return whether what belongs to tenant ``name`` is this one's; the operator's is everything."""
+        """Return True if this tenant owns the data of tenant ``name``; the operator owns everything."""
         return not self.name or name == self.name
 
     def salt(self, common: str, isolate: bool) -> str:
-        """Return the salt that separates what is kept of this tenant's media from that of other tenants."""
+        """Return the salt that separates this tenant's cached media from other tenants'."""
         if not self.name or not isolate:
             return common
         return sha256(f"{len(common)}:{common}:{self.name}".encode()).hexdigest()[:32]
@@ -37,13 +37,13 @@ _current: ContextVar[Tenant] = ContextVar("tenant", default=NOBODY)
 
 
 def current_tenant() -> Tenant:
-    """The tenant of the request that is being handled."""
+    """Return the tenant of the current request."""
     return _current.get()
 
 
 @contextmanager
 def acting_as(tenant: Tenant) -> Iterator[None]:
-    """Handle all work inside the ``with`` block for ``tenant``, tasks that are begun there included."""
+    """Run the block for ``tenant``, including tasks that begin there."""
     token = _current.set(tenant)
     try:
         yield

@@ -1,8 +1,8 @@
-"""A bucket that fills at a steady rate: how limits of a rate are kept. Pure state: the clock is given."""
+"""Token bucket that fills at a steady rate. Pure state: the caller passes the clock."""
 
 
 class TokenBucket:
-    """Fills by ``rate`` a second up to ``most``. One ``take_tokens`` may overdraw it; then it must fill up first."""
+    """Bucket that fills by ``rate`` a second up to ``most``. One ``take_tokens`` may overdraw it."""
 
     __slots__ = ("_at", "_level", "_most", "_rate")
 
@@ -13,23 +13,23 @@ class TokenBucket:
         self._at = now
 
     def resize(self, rate: float, most: float, now: float) -> None:
-        """From now on another rate; what is in it stays, as far as it fits."""
+        """Change the rate; the level stays, as far as it fits."""
         self._fill(now)
         self._rate, self._most = rate, most
         self._level = min(self._level, most)
 
     def wait_seconds(self, need: float, now: float) -> float:
-        """Seconds until ``need`` is there; 0: now."""
+        """Return the seconds until ``need`` is available; 0 if it is now."""
         self._fill(now)
         return max(0.0, (min(need, self._most) - self._level) / self._rate)
 
     def state(self, now: float) -> tuple[float, float]:
-        """The amount that is in it (negative when it is overdrawn), and the seconds until it is full."""
+        """Return the level (negative if overdrawn) and the seconds until full."""
         self._fill(now)
         return self._level, (self._most - self._level) / self._rate
 
     def take_tokens(self, amount: float, now: float) -> None:
-        """Take ``amount``, or give back a negative one."""
+        """Take ``amount``; a negative amount is returned to the bucket."""
         self._fill(now)
         self._level = min(self._most, self._level - amount)
 

@@ -113,7 +113,7 @@ async def test_the_first_item_is_waited_for():
 
 
 async def test_a_value_that_never_comes_is_an_error():
-    with pytest.raises(StageFailed, match="an output that a later step needs ended without a value: ask again"):
+    with pytest.raises(StageFailed, match="an output that a later step needs ended without a value: retry the request"):
         await stream().wait_first()
     failed = stream(ended=False)
     failed.fail(StageFailed("no more"))

@@ -96,7 +96,7 @@ async def test_a_mark_of_what_there_is_not_is_refused(place: Any):
 
 @pytest.mark.parametrize("wrong", [None, 3, [0, 0], [0, 0, "y", 1], ["0", 0, "y"], [0, 0, 1], {"a": "b" * 1000}])
 async def test_a_mark_that_is_none_is_refused(wrong: Any):
-    with pytest.raises(ProtocolError, match="which is no result: .step, node, output.") as caught:
+    with pytest.raises(ProtocolError, match="but a result must be .step, node, output.") as caught:
         await fill(node(x={"$from": wrong}))
 
     assert len(str(caught.value)) < 200
@@ -107,7 +107,7 @@ async def test_a_mark_that_is_none_is_refused(wrong: Any):
 async def test_what_a_task_said_does_not_become_a_reference_or_a_handle(key: str, wrap: Any):
     said = {(0, 0, "n"): stream(Item(wrap({key: [0, "y"]})))}
 
-    with pytest.raises(ProtocolError, match=r"a result holds one of the keys \$ref, \$from, \$handle"):
+    with pytest.raises(ProtocolError, match=r"a result contains one of the reserved keys \$ref, \$from, \$handle"):
         await fill(node(x=mark(0, 0, "n")), earlier=said)
 
 

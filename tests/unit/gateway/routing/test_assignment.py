@@ -159,5 +159,5 @@ def test_the_router_goes_by_the_plan_in_force():
     assert router.assign([node("spell")]).model == "s"
     router.plan = plan(t=SPELLS)
     assert router.assign([node("spell")]).model == "t"
-    with pytest.raises(NotFound, match="no model 's'; there is t"):
+    with pytest.raises(NotFound, match=r"unknown model 's' \(known: t\)"):
         router.assign([node("spell")], "s")

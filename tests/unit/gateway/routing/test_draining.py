@@ -132,7 +132,7 @@ def test_clients_that_wait_for_their_answers_are_no_overload():
 @pytest.mark.parametrize(
     ("deadline", "queue_seconds", "reason"),
     [
-        (600.0, 30.0, r"would wait 30\.. s for those before it, longer than the 1\.0 s that engines take"),
+        (600.0, 30.0, r"would queue for 30\.. s, longer than the 1\.0 s that engines take"),
         (20.0, 60.0, r"would take 1[67]\.. s, and it has 20\.0 s"),
     ],
     ids=["queue", "deadline"],

@@ -198,12 +198,12 @@ def test_the_stage_that_stops_every_path_is_named(alive: tuple[str, str], stage:
 def test_an_unknown_pin_names_what_there_is():
     made = router("g1", ("x", "EL"))
 
-    with pytest.raises(BadRequest, match="there is E>L, EL"):
+    with pytest.raises(BadRequest, match="choose one of E>L, EL"):
         go(made, pinned="LE")
 
 
 def test_an_unknown_model_names_what_there_is():
-    with pytest.raises(NotFound, match="there is m"):
+    with pytest.raises(NotFound, match="known: m"):
         router().get_model("n")
 
 
