@@ -38,7 +38,7 @@ PLAIN = "async def serve(request):\n"
         ("framing.encode_message(protocol.Cancel(1))", "not a message"),
         (
             "protocol.AppReady(protocol.Description('a', '', (), '', '', {}, {}, False))",
-            "it says twice that it is ready",
+            "the worker reports twice that it is ready",
         ),
         ("protocol.Read(1, 0, 0, 'count')", "'count' of call 0 cannot be read now"),
         ("protocol.Submit(1, -1, SEGMENT)", "segment -1 comes"),
@@ -50,9 +50,9 @@ PLAIN = "async def serve(request):\n"
         ("protocol.AnswerPart(1, b'1 2')", "the answer is not valid JSON"),
         (
             "protocol.AnswerPart(1, b'\"' + b'x' * 200_000 + b'\"'), protocol.AnswerPart(1, b'\"' + b'x' * 200_000 + b'\"')",
-            "faster than they are taken",
+            "faster than they are read",
         ),
-        ("protocol.Give(1, 'text', ())", "'text' is no output that is awaited"),
+        ("protocol.Give(1, 'text', ())", "'text' is not an expected output"),
         ("protocol.PlaceMedia(1, 3, '', b'a'), protocol.PlaceMedia(1, 3, '', b'a')", "file 3 comes twice"),
     ],
 )
@@ -67,7 +67,7 @@ async def test_what_no_app_sends_ends_its_worker(tmp_path, says, why):
     ) as host:
         pid, run = host.pid, Abacus()
 
-        with pytest.raises(AppFailed, match=f"ended: it sent what no app sends .*{why}"):
+        with pytest.raises(AppFailed, match=f"ended: it sent an invalid message .*{why}"):
             await host.invoke(run, b"1").read_answer()
 
         assert run.status == "failed"
@@ -87,7 +87,7 @@ async def test_what_no_app_sends_ends_its_worker(tmp_path, says, why):
         ("protocol.ServeAnswer(1, b'7')", "a chat's answer names no outputs"),
         (
             "protocol.ServeAnswer(1, b'[\"text\"]'), protocol.Give(1, 'audio', ())",
-            "'audio' is no output that is awaited",
+            "'audio' is not an expected output",
         ),
         (
             "protocol.ServeAnswer(1, b'[\"text\"]'), protocol.Give(1, 'text', (PackedItem({}, Array('object', (1,), b'12345678')),))",
@@ -99,7 +99,7 @@ async def test_what_no_chat_sends_ends_its_worker(tmp_path, says, why):
     async with hosted(written(tmp_path, SPEAKS + CHAT + f"    say({says})\n    await asyncio.sleep(1000)\n")) as host:
         pid = host.pid
 
-        with pytest.raises(AppFailed, match=f"ended: it sent what no app sends .*{why}"):
+        with pytest.raises(AppFailed, match=f"ended: it sent an invalid message .*{why}"):
             for output in (await host.invoke_chat(Abacus(), ChatInput(messages=[])).wait_for_outputs()).values():
                 while await output.next_items():
                     pass
@@ -135,7 +135,7 @@ async def test_a_chat_that_ends_before_its_outputs_do_fails(tmp_path):
     async with hosted(written(tmp_path, text)) as host:
         outputs = await host.invoke_chat(Abacus(), ChatInput(messages=[])).wait_for_outputs()
 
-        with pytest.raises(AppFailed, match="ended before its answer was whole"):
+        with pytest.raises(AppFailed, match="ended in the middle of its answer"):
             while await outputs["text"].next_items():
                 pass
 
@@ -210,7 +210,7 @@ async def test_a_forged_graph_is_refused_and_its_worker_lives(tmp_path):
     async with hosted(written(tmp_path, text)) as host:
         run, pid = Abacus(), host.pid
 
-        with pytest.raises(OmnibusError, match="a call of spell is not what its digest says"):
+        with pytest.raises(OmnibusError, match="a call of spell does not match its digest"):
             await host.invoke(run, b"1").read_answer()
 
         assert run.segments == {}
