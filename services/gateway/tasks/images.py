@@ -117,8 +117,8 @@ def check_image_count(model: str, task: CompositeTask, count: int) -> None:
     """Raise ``BadRequest`` unless ``task`` of ``model`` accepts ``count`` reference images."""
     most = max_reference_images(task)
     if count > most:
-        accepts = f"at most {most} reference images" if most > 1 else "one reference image" if most else "no images"
-        raise BadRequest(f"{model} accepts {accepts}, not {count}", param="image")
+        takes = f"at most {most} reference images" if most > 1 else "one reference image" if most else "no images"
+        raise BadRequest(f"{model} accepts {takes}, not {count}", param="image")
     if most and not count:
         raise BadRequest(f"{model} only edits images: send an image to /v1/images/edits", param="image")
 
