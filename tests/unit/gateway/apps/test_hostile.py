@@ -179,16 +179,19 @@ def test_what_record_makes_is_accepted(good):
         (segment(node(x=1), work=(10**9,)), "out of bounds"),
         (segment(node(x=1), pins=("x" * 300,)), "out of bounds"),
         (segment(node(x=1), choices=(0,) * 5000), "out of bounds"),
-        (segment(node(x=1), outputs=((1, "y"),)), "outputs of calls it has not"),
-        (segment(node(x=1), outputs=((-1, "y"),)), "outputs of calls it has not"),
+        (segment(node(x=1), outputs=((1, "y"),)), "outputs of unknown calls"),
+        (segment(node(x=1), outputs=((-1, "y"),)), "outputs of unknown calls"),
         (segment(node(media={**MEDIA, "sha256": "cd"})), "names media"),
         (segment(node(media={HANDLE: {"id": 8}})), "names media"),
         (segment(node(x=[{"y": {**MEDIA, "more": 1}}])), "names media"),
         (segment(node(x={**MEDIA, "inner": {HANDLE: {"id": 9}}})), "names media"),
-        (segment(GraphNode("encode", "vision", {"x": 1}, call_digest("encode", {"x": 2}))), "not what its digest says"),
+        (
+            segment(GraphNode("encode", "vision", {"x": 1}, call_digest("encode", {"x": 2}))),
+            "does not match its digest",
+        ),
         (
             segment(GraphNode("encode", "vision", {"x": 1}, call_digest("encode", {"x": 1}), salt=-1)),
-            "not what its digest says",
+            "does not match its digest",
         ),
     ],
 )
