@@ -275,7 +275,7 @@ RUNNING = [
     Mistake(
         "an app that is not registered",
         "omnibus app invoke nobody '{}'",
-        "omnibus: there is no app 'nobody'; there is …",
+        "omnibus: unknown app 'nobody' (registered apps: …)",
     ),
     Mistake(
         "a request that is no JSON",

@@ -110,7 +110,7 @@ async def test_an_app_lives_from_register_to_unregister(desk: Desk):
 
     assert await desk.good("app", "unregister", "echo") == "echo is unregistered\n"
     assert len((await desk.good("app", "list")).splitlines()) == 1
-    assert "there is no app 'echo'" in await desk.bad("app", "invoke", "echo", "{}")
+    assert "unknown app 'echo'" in await desk.bad("app", "invoke", "echo", "{}")
 
 
 async def test_show_says_everything(desk: Desk):
@@ -201,7 +201,7 @@ async def test_what_the_gateway_refuses_is_one_line(desk: Desk, tmp_path: Path):
     assert "--apps-dir" in await desk.bad("app", "register", "../stray.py")
     assert "no such file" in await desk.bad("app", "register", "none.py")
     assert "register it with POST" in await desk.bad("app", "update", "none")
-    assert "there is no app 'none'" in await desk.bad("app", "show", "none")
+    assert "unknown app 'none'" in await desk.bad("app", "show", "none")
 
 
 async def test_another_gateway_may_be_named_and_needs_its_token(desk: Desk, monkeypatch: pytest.MonkeyPatch):

@@ -152,11 +152,11 @@ async def test_an_output_that_the_app_has_read_of_is_not_handed_on(tmp_path):
         ("ChatOutput(text='a', audio=np.ones(2, np.int16))", "audio holds a value of type ndarray"),
         (
             "ChatOutput(text='a', audio=Audio(rate=1, array=np.ones(2)))",
-            "the app sample_app gave audio that cannot be sent: .*rate",
+            "the app sample_app returned invalid audio: .*rate",
         ),
         (
             "ChatOutput(text=TextChunk(finish_reason='bored'))",
-            "the app sample_app gave text that cannot be sent: .*finish_reason",
+            "the app sample_app returned invalid text: .*finish_reason",
         ),
         ("ChatOutput(text=None)", "has neither text nor audio"),
     ],

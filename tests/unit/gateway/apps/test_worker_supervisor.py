@@ -140,7 +140,7 @@ async def test_a_worker_that_cannot_start_again_is_tried_until_it_can(tmp_path, 
         written(tmp_path, "import no_such_library")
         with caplog.at_level(logging.ERROR):
             os.kill(host.pid, signal.SIGKILL)
-            await until(lambda: "does not start again" in caplog.text)
+            await until(lambda: "does not restart" in caplog.text)
         assert not host.is_ready
 
         written(tmp_path, ECHO)

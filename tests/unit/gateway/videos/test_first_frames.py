@@ -150,4 +150,4 @@ async def test_a_model_without_an_encoder_of_first_frames_says_so(home: House):
     response = await home.http.post(PATH, json={**ASKED, "model": "plain", "input_reference": reference()})
 
     assert (response.status_code, error(response)["param"]) == (400, "input_reference")
-    assert "plain begins no video with an image" in error(response)["message"]
+    assert "plain does not accept a first image" in error(response)["message"]
