@@ -94,7 +94,10 @@ def missing_executor_reason(record: AppRecord, router: Router) -> str:
         if name not in owners:
             return f"no plan has the unit task {name}: is a planner running?"
         if not any(_has_ready_executor(task, model, component, router) for model, component in owners[name]):
-            return f"the unit task {name} has no executor: see the planner's and the executors' log"
+            faults = (router.members.start_fault(model) for model, _ in owners[name])
+            fault = next(filter(None, faults), "")
+            ended = f"its executor ended with {fault}" if fault else "see the planner's and the executors' log"
+            return f"the unit task {name} has no executor: {ended}"
     return ""
 
 

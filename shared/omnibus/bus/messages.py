@@ -183,6 +183,8 @@ class ExecutorStatus(msgspec.Struct, frozen=True):
     #: Sampling that the checkpoints of its language model and talker recommend, see
     #: ``omnibus.checkpoints.generation_config``; None: it does not say.
     sampling: dict[str, int | float] | None = None
+    #: Error that ended it before it was ready; empty: none.
+    fault: str = ""
 
 
 class GatewayStatus(msgspec.Struct, frozen=True):

@@ -38,6 +38,7 @@ class ExecutorIdentity:
         done: tuple[int, ...] = (),
         gpu_bytes: int = 0,
         batches: tuple[BatchCounts, ...] = (),
+        fault: str = "",
     ) -> ExecutorStatus:
         """The status event; ``state`` is ready, draining or gone."""
         return ExecutorStatus(
@@ -64,4 +65,5 @@ class ExecutorIdentity:
             batches=batches,
             takes=TAKES,
             sampling=None if self.sampling is None else dict(self.sampling),
+            fault=fault,
         )

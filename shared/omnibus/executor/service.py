@@ -4,12 +4,16 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import msgspec
 
 from omnibus import checkpoints, tracing
+from omnibus.bus import subjects
 from omnibus.bus.nats import NatsBus
 from omnibus.bus.subjects import subject_token, task_name
 from omnibus.checkpoints import generation_config
-from omnibus.errors import BadRequest
+from omnibus.errors import BadRequest, OmnibusError
 from omnibus.executor.energy_meters import open_meter
 from omnibus.executor.identity import ExecutorIdentity
 from omnibus.executor.loop import Executor
@@ -28,6 +32,7 @@ log = logging.getLogger(__name__)
 
 #: Registers the arena with the driver of a GPU; by name, as engines are, for it needs torch.
 _PIN_MEMORY = "services.pinned_memory:pin_memory"
+_FAULT_CHARS = 400  # of an error that is published
 TRACE_FLUSH_SECONDS = 2.0  # seconds that a stopping process may take to send them
 
 #: Makes the runner of one component; an *engine* in the sense of the design.
@@ -79,6 +84,22 @@ class ExecutorService:
 
     async def startup(self) -> None:
         bus, sidecar = read_settings(BusSettings), read_settings(SidecarSettings)
+        try:
+            await self._start_executor(bus, sidecar)
+        except Exception as error:
+            await self._publish_fault(bus, sidecar.node_name, error)
+            raise
+
+    async def _publish_fault(self, settings: BusSettings, node: str, error: Exception) -> None:
+        """Send the error to the gateways, which show it to the developer of an app whose unit task cannot start."""
+        with suppress(OmnibusError):
+            identity = self.make_identity(node)
+            self._bus = self._bus or await NatsBus.connect(settings, identity.id)
+            fault = f"{type(error).__name__}: {error}"[:_FAULT_CHARS]
+            status = identity.make_status("gone", inflight=0, steps=0, fault=fault)
+            self._bus.publish(subjects.event_subject(subjects.EXECUTOR), msgspec.json.encode(status))
+
+    async def _start_executor(self, bus: BusSettings, sidecar: SidecarSettings) -> None:
         self.make_identity(sidecar.node_name)  # what is wrong with it is reported before a long download
         await self.fetch_checkpoint()
         identity = self.make_identity(sidecar.node_name)

@@ -4,8 +4,11 @@ import asyncio
 import time
 
 import msgspec
+import pytest
 
 from omnibus.app_record import base_app_name
+from omnibus.executor.identity import ExecutorIdentity
+from omnibus.plan import ModelPlan
 from omnibus.store import Store
 from services.gateway.apps.pending_versions import RECORD_GRACE_SECONDS
 from tests.unit.gateway.apps.estate import ECHO, SHOUT, Estate, Gateway, workers
@@ -49,6 +52,27 @@ async def test_without_executors_the_app_is_taken_back_and_the_task_is_named(lan
     assert "no plan has the unit task shout" in error(response)["message"]
     assert await gate.store.apps() == {}
     assert not workers()
+
+
+async def test_the_error_that_ends_its_executor_is_in_the_rejection(land: Estate, monkeypatch: pytest.MonkeyPatch):
+    land.home.serve(VL)
+
+    async def end_executors(models: dict[str, ModelPlan]) -> None:
+        for name, model in models.items():
+            identity = ExecutorIdentity("x", name, *model.options, "n", {}, 1)
+            status = identity.make_status("gone", 0, 0, fault="ModuleNotFoundError: No module named 'librosa'")
+            land.home.router.members.handle_status(status)
+
+    monkeypatch.setattr(land, "_staff", end_executors)
+    land.plan_apps()
+    land.write("shout_x", SHOUT, cls="Shout", fields="")
+    gate = land.gateway(app_ready=6.0)
+
+    response = await gate.ask("POST", "/v1/apps", {"source": {"module": "shout_x", "directory": "."}})
+
+    assert "shout has no executor: its executor ended with ModuleNotFoundError: No module named 'librosa'" in error(
+        response
+    )["message"]
 
 
 async def test_the_old_version_can_be_called_at_every_moment_of_an_update(land: Estate, gate: Gateway):
