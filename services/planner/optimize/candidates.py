@@ -188,7 +188,7 @@ def profile_of(profile: ModelProfile, name: str) -> tuple[str, ...]:
 def _estimated_options(
     model: Model, known: Mapping[str, OptionProfile], gpus: Mapping[str, GpuType]
 ) -> Iterable[tuple[str, OptionProfile]]:
-    """Yield all further sets of components, on hardware with measurements of each alone."""
+    """Yield all further sets of components, on hardware that measured each alone."""
     singles: dict[Hardware, dict[str, OptionProfile]] = {}
     for option in known.values():
         if len(option.components) == 1 and option.is_measured:

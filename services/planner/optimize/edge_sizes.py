@@ -11,7 +11,7 @@ _GB_BYTES = 1e9
 
 
 class TensorHop(NamedTuple):
-    """GB per request from a stop of a path to a later one."""
+    """GB per request from one stop to a later one."""
 
     source: int
     target: int

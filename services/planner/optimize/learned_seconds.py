@@ -1,7 +1,7 @@
 """Measured seconds of executors as factors on their options' profiles. Pure.
 
 A score contains the utilisation of executors, and the utilisation in a simulation of the same requests. Their ratio is
-the error of the profile's seconds. But a language model is as busy with one sequence as with sixteen, and a slower model
+the error of the profile's seconds. But a language model is as busy with one sequence as with sixteen. A slower model
 has larger batches instead of a higher utilisation. So its seconds are compared with the profile's seconds for the very
 passes and steps that it made. This requires that its engine counts them and that no other component runs in it. Both
 methods require a profile with the seconds of requests alone, which show how an option batches.

@@ -21,7 +21,7 @@ def payload_gb_s(node: DeclaredNode | None) -> float | None:
 
 
 def declared_gb_s(nodes: Mapping[str, DeclaredNode], start: str, end: str) -> float | None:
-    """Return the declared GB/s of the slower of two links, for tensors.
+    """Return the declared GB/s of the slower link, for tensors.
 
     It is None if neither is declared.
     """
