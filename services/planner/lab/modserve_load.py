@@ -28,7 +28,7 @@ _GPUS = (32, 64, 128)
 #: Goals as multiples of the time of a request alone, and the one of figure 15: that of figure 14.
 FACTORS = (15.0, 20.0, 30.0, 40.0, 60.0)
 FACTOR = 20.0
-#: Requests behind a 99th percentile, and shortest and longest load in seconds.
+#: Requests of a 99th percentile, and shortest and longest load in seconds.
 _REQUESTS, _MIN_SECONDS, _MAX_SECONDS = 1500, 8.0, 240.0
 #: Relative precision of the highest load, and the smallest load to try, in req/s.
 _PRECISION, _LEAST_RATE = 0.05, 0.1

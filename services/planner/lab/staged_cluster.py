@@ -1,7 +1,7 @@
 """A cluster of simulated executors in virtual time: LLaVA-1.5-7B captions images (TextCaps).
 
-No clock, no process. Goodput is the highest rate at which 90 % of the requests have their first token in time, and 90 %
-of the gaps between tokens (TriInfer, section 2.2).
+No clock, no process. At most 10 % of the requests may have a late first token, and 10 % of the gaps between tokens may
+be late. Goodput is the highest rate within these limits (TriInfer, section 2.2).
 """
 
 import heapq

@@ -90,7 +90,7 @@ class LabModel:
 
     @cached_property
     def devices(self) -> ModelDevices:
-        """Devices that take the times of the engines."""
+        """Devices with the times of the engines."""
         made = self.declared()
         return simulated_devices(made.components, made.kinds, made.encoders, self.times)
 
