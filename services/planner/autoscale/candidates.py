@@ -45,10 +45,8 @@ def faster_plan(
 ) -> PlanningResult:
     """Return ``best``, or a plan of running options with lower latency.
 
-    Both are for ``load``, and the latency is a prediction.
-
-    A burst rarely needs executors of a new option: they win by a part of a GPU, and their requests take longer. The
-    99th percentile is simulated for ``coming``, the current load.
+    Both are for ``load``, and the latency is a prediction. A burst rarely needs executors of a new option: they win by
+    a part of a GPU, and their requests take longer. The 99th percentile is simulated for ``coming``, the current load.
     """
     if checker is None or not _has_new_option(running, best):
         return best

@@ -212,8 +212,6 @@ class LoadWindows:
         """Return the window's requests that met their goals, and the others.
 
         They are by model; only models with goals are included.
-
-        Only models with goals are included.
         """
         self._expire_events()
         found: dict[str, GoalCounts] = {}

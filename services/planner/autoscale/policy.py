@@ -76,9 +76,8 @@ class ScalingGoal(NamedTuple):
 class DeploymentCapacity(NamedTuple):
     """Capacity of a deployment for the current requests.
 
-    ``capacity`` is in req/s by model.
-
-    ``gpus`` are those of its executors. ``starts`` are the GPU-seconds until new executors are ready.
+    ``capacity`` is in req/s by model. ``gpus`` are those of its executors. ``starts`` are the GPU-seconds until new
+    executors are ready.
     """
 
     capacity: Mapping[str, float]
@@ -179,11 +178,9 @@ class ScalingPolicy:
     ) -> dict[str, ModelLoad]:
         """Return the load of models that are short of capacity.
 
-        It is empty if none is; only models with goal "gpus" count.
-
-        The last ``BURST_SECONDS`` decide. ``capacity`` is that of the running plan for ``recent``, and ``refused`` are
-        the rejected requests, in req/s by model. ``waiting`` counts requests that wait for capacity. The load includes
-        these, and arrivals while executors start.
+        It is empty if none is; only models with goal "gpus" count. The last ``BURST_SECONDS`` decide. ``capacity`` is
+        that of the running plan for ``recent``, and ``refused`` are the rejected requests, in req/s by model.
+        ``waiting`` counts requests that wait for capacity. The load includes these, and arrivals while executors start.
         """
         now = self._clock()
         found, sudden = dict[str, ModelLoad](), False

@@ -43,8 +43,6 @@ class _ModelTrend:
         """Add the rate of the next window, and make a forecast.
 
         The forecast is for the window ``ahead`` windows later; the one for this window is scored.
-
-        The later one is ``ahead`` windows after it.
         """
         if len(self._pending) == self._ahead:
             trend, last = self._pending.popleft()

@@ -107,9 +107,7 @@ def next_state(candidate: Candidate, counts: Mapping[str, int], now: float) -> C
 def _with_note(candidate: Candidate, found: Judgement) -> Candidate | None:
     """Add a note that the gate is green, and wait for promotion.
 
-    An operator promotes the candidate.
-
-    The candidate stays in its state, whose time starts with the verdict.
+    An operator promotes the candidate. The candidate stays in its state, whose time starts with the verdict.
     """
     note = "the gate is green: `omnibus canary promote` takes it"
     return candidate.enter_state(candidate.state, note, candidate.since) if candidate.reason != note else None

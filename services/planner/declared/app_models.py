@@ -1,9 +1,7 @@
 """Unit tasks of apps with their own engine, as models.
 
-Equal tasks of all apps share one model.
-
-A model of this kind has one option per unit task. Its ``checkpoint`` lists the classes for executors to import, as a
-JSON list of ``TaskRecord``.
+Equal tasks of all apps share one model. A model of this kind has one option per unit task. Its ``checkpoint`` lists the
+classes for executors to import, as a JSON list of ``TaskRecord``.
 """
 
 import logging
@@ -43,9 +41,8 @@ class _AppTask:
 def app_models(apps: Mapping[str, AppRecord], declared: Mapping[str, ModelPlan]) -> dict[str, ModelPlan]:
     """Return models for the own unit tasks of ``apps``.
 
-    They do not include the ``declared`` ones.
-
-    A task that cannot be served is logged and left out: one app's fault must not stop the others.
+    They do not include the ``declared`` ones. A task that cannot be served is logged and left out: one app's fault must
+    not stop the others.
     """
     found: dict[str, ModelPlan] = {}
     names = BusNames()

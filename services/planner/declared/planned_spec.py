@@ -29,9 +29,8 @@ MAX_CELL_GPUS = 256
 class GpuType(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """GPUs of one type: their number, memory, and price.
 
-    ``memory_gb`` is that of one GPU (0: unknown).
-
-    With a declared currency the price is for an hour in it; otherwise it is in any unit.
+    ``memory_gb`` is that of one GPU (0: unknown). With a declared currency the price is for an hour in it; otherwise it
+    is in any unit.
     """
 
     count: int

@@ -11,9 +11,8 @@ from services.planner.declared.model import Model, require_valid_model
 def shared_options(model: Model, models: Mapping[str, Model]) -> dict[str, DeploymentOption]:
     """Return options of other models in ``model``'s paths, such as ``a/E``.
 
-    They are as in the model's plan.
-
-    Raises ``BadRequest`` if a share or a path names an unknown or unsuitable component or option.
+    They are as in the model's plan. Raises ``BadRequest`` if a share or a path names an unknown or unsuitable component
+    or option.
     """
     for component, other in model.shares.items():
         check_share(model, component, other, models)

@@ -69,9 +69,8 @@ def build_systems(served: ServedModel, gpus: int) -> dict[str, LoadedSystem]:
 def meets_tail_goals(served: ServedModel, run: SimulationOutcome, factor: float) -> bool:
     """Return True if 99 % of each type meet their goals.
 
-    The goals are for first tokens and for times between tokens.
-
-    The limit is ``factor`` times the time of a request alone on the monolith, with one image or none.
+    The goals are for first tokens and for times between tokens. The limit is ``factor`` times the time of a request
+    alone on the monolith, with one image or none.
     """
     alone = isolated_seconds(served)
     return all(

@@ -66,8 +66,8 @@ class GoodputSearch:
     def applies_to(planner: Planner) -> bool:
         """Return True if the search supports this planner.
 
-        It needs one model with latency goals and the goal of most requests, on GPUs of one type, without nodes or
-        cells.
+        It needs one model with latency goals and the goal of most requests, on GPUs of one type. It does not support
+        nodes, cells, policies, several mixes or lent options.
         """
         if len(planner.inputs) != 1:
             return False

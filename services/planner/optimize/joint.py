@@ -189,9 +189,7 @@ class PlanningGroup:
     def _place_running(self, solver: Solver, solution: Solution, room: GpuBudget) -> Places:
         """Assign nodes to running replicas as a plan would.
 
-        Their actual nodes are unknown.
-
-        Empty if they do not fit.
+        Their actual nodes are unknown. Empty if they do not fit.
         """
         traffic = self._option_traffic(solution)
         try:

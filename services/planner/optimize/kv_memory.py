@@ -1,8 +1,6 @@
 """Memory for keys and values as a limit of one replica.
 
 It applies to profiles that contain the sizes (TriInfer, Algorithm 2).
-
-It applies to profiles that contain the sizes.
 """
 
 from collections.abc import Mapping

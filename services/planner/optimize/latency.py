@@ -74,12 +74,11 @@ def queue_wait(seconds: float, replicas: int, busy: float) -> Wait:
 def link_wait(busy: float, mean: float, squares: float, cubes: float) -> Wait:
     """Return the delay of a transfer by others on a shared link.
 
-    ``busy`` is the utilisation of the link.
-
-    Transfers arrive at random times, and up to ``PULLS_AT_ONCE`` share the link equally. ``mean``, ``squares`` and
-    ``cubes`` are the means of their seconds alone, and of the squares and cubes of these. The result lies between
-    transfers in sequence (Pollaczek-Khinchine) and sharing without a limit (Yashkov's variance, with exponential
-    waiting times). Means are weighted as by Avi-Itzhak and Halfin, second moments so that they match simulations.
+    ``busy`` is the utilisation of the link. Transfers arrive at random times, and up to ``PULLS_AT_ONCE`` share the
+    link equally. ``mean``, ``squares`` and ``cubes`` are the means of their seconds alone, and of the squares and cubes
+    of these. The result lies between transfers in sequence (Pollaczek-Khinchine) and sharing without a limit (Yashkov's
+    variance, with exponential waiting times). Means are weighted as by Avi-Itzhak and Halfin, second moments so that
+    they match simulations.
     """
     if busy >= SATURATED_FRACTION:
         return Wait(1.0, math.inf, math.inf)

@@ -1,10 +1,8 @@
 """Goals for tail latency as admissible work of replicas.
 
-The work follows from load curves of one replica.
-
-The first token waits for encoders and then for the LLM, so both must meet the goal together. Each gets a part of the
-goal in proportion to the time of its lightest load. Encoders are judged only by their total time. Transfers that no
-placement on one node avoids are first subtracted from the goal.
+The work follows from load curves of one replica. The first token waits for encoders and then for the LLM, so both must
+meet the goal together. Each gets a part of the goal in proportion to the time of its lightest load. Encoders are judged
+only by their total time. Transfers that no placement on one node avoids are first subtracted from the goal.
 """
 
 from collections.abc import Iterable, Mapping

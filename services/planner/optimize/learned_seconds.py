@@ -41,10 +41,8 @@ def update_learned(
 ) -> LearnedSeconds:
     """Return the learned factors after ``score`` of one model.
 
-    ``inputs`` are those of the model, and the simulation used their factors.
-
-    ``digest`` identifies their profile; factors for another profile are discarded. The executors of all cells count
-    together for an option.
+    ``inputs`` are those of the model, and the simulation used their factors. ``digest`` identifies their profile;
+    factors for another profile are discarded. The executors of all cells count together for an option.
     """
     options = dict(known.options) if known is not None and known.profile == digest else {}
     served = _served_fraction(inputs.name, score)

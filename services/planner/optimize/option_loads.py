@@ -49,9 +49,8 @@ class OptionLoads:
     def flow_cases(self, flow: Flow) -> list[LatencyCase]:
         """Return the latencies of a path.
 
-        The requests are divided by where they wait and by which tensors cross nodes.
-
-        Of the seconds of a stop, those at full load vary with a coefficient of variation of 1.
+        The requests are divided by where they wait and by which tensors cross nodes. Of the seconds of a stop, those at
+        full load vary with a coefficient of variation of 1.
         """
         alone = self._stop_seconds(flow)
         parts = [min(pair) for pair in zip(flow.seconds, alone, strict=True)]

@@ -104,11 +104,10 @@ class Planner:
     ) -> PlanningResult:
         """Find the best deployment for ``load``, or for the declared demand.
 
-        It has few new replicas compared to ``running``.
-
-        Without ``explain``, alternatives are computed only when ``PlanningResult.why`` is called. If the load exceeds
-        the capacity of the GPUs, the plan serves as much as they can. Raises ``Infeasible`` if nothing serves the
-        declared demand, and ``DeadlineExceeded`` if no plan was found in time.
+        It has few new replicas compared to ``running``. Without ``explain``, alternatives are computed only when
+        ``PlanningResult.why`` is called. If the load exceeds the capacity of the GPUs, the plan serves as much as they
+        can. Raises ``Infeasible`` if nothing serves the declared demand, and ``DeadlineExceeded`` if no plan was found
+        in time.
         """
         demands, there, room = self.resolve_demands(load), self._running_replicas(running or {}), self._room
         found = []
@@ -216,9 +215,8 @@ class Planner:
     def capacity(self, models: Mapping[str, ModelPlan], load: Loads | None = None) -> dict[str, float]:
         """Return the capacity of the plans ``models``, in req/s by model.
 
-        It is that along their paths, at the mix of ``load``.
-
-        A model with a path that was not measured has 0. Spares do not count.
+        It is that along their paths, at the mix of ``load``. A model with a path that was not measured has 0. Spares do
+        not count.
         """
         return plan_capacity(self._ready, without_spares(models), self.resolve_demands(load))
 

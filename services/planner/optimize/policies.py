@@ -55,10 +55,8 @@ def solve_by_policy(
 ) -> PlanningOutcome:
     """Return the deployment by ``policy`` of the one model of ``group``.
 
-    It fits into ``room``.
-
-    ``cells`` is the largest cell in GPUs. Raises ``BadRequest`` for options that the policy does not support, and
-    ``Infeasible`` if it serves no requests.
+    It fits into ``room``. ``cells`` is the largest cell in GPUs. Raises ``BadRequest`` for options that the policy does
+    not support, and ``Infeasible`` if it serves no requests.
     """
     if policy == GREEDY_CELLS:
         return solve_cells(group, demands, room, cells, printed=True)

@@ -94,9 +94,7 @@ class PromiseChecker:
     def apply_learned(self, learned: Mapping[str, Mapping[str, LearnedOption]]) -> None:
         """Replace the factors on seconds of options, for plans and simulations.
 
-        ``learned`` has them by model and option.
-
-        Calibration is not repeated. Waits until a running plan is complete.
+        ``learned`` has them by model and option. Calibration is not repeated. Waits until a running plan is complete.
         """
         with self._turn:
             self.planner.apply_learned(learned)
@@ -176,9 +174,7 @@ class PromiseChecker:
     ) -> tuple[str, PlanningResult, SimulatedPromise] | None:
         """Find the policy whose plan serves most.
 
-        It must serve more than any of ``found`` by ``margin``.
-
-        Returns None if there is none.
+        It must serve more than any of ``found`` by ``margin``. Returns None if there is none.
         """
         most, better = max(_served_rate(*each) for each in found) * (1 + margin), None
         known = [result.models for result, _ in found]
@@ -193,10 +189,8 @@ class PromiseChecker:
     def estimate_gain(self, rerouted: PlanningResult, best: PlanningResult, load: Loads) -> tuple[float, float]:
         """Return the simulated gain of ``best`` over ``rerouted``, and its error.
 
-        Both are relative.
-
-        Both count as pools of executors, even if ``best`` is in cells, because paths are solved for all executors
-        together. Raises ``BadRequest`` for plans that cannot be simulated.
+        Both are relative. Both count as pools of executors, even if ``best`` is in cells, because paths are solved for
+        all executors together. Raises ``BadRequest`` for plans that cannot be simulated.
         """
         pool = msgspec.structs.replace(best, cells={})
         kept, new = self.simulate(rerouted, load), self.simulate(pool, load)
@@ -238,9 +232,7 @@ class PromiseChecker:
     def predict_p99(self, result: PlanningResult, load: Loads) -> float:
         """Return the simulated 99th percentile of the seconds of requests.
 
-        They arrive at random, at the rates of ``load``.
-
-        Raises ``BadRequest`` for plans that cannot be simulated.
+        They arrive at random, at the rates of ``load``. Raises ``BadRequest`` for plans that cannot be simulated.
         """
         types = self._known_types(result.models, {name: each.rate for name, each in load.items()}, load)
         seconds = _TAIL_REQUESTS / sum(each.rate for each in types)

@@ -26,7 +26,7 @@ _NOT_FOUND = 404
 
 
 class LeaderLease:
-    """One planner's view of the Lease: ``is_leader`` until ``BELIEVED`` seconds after its last renewal.
+    """One planner's view of the Lease: ``is_leader`` until ``RENEW_DEADLINE_SECONDS`` seconds after its last renewal.
 
     Clocks of other machines do not matter.
     """

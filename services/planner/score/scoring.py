@@ -32,9 +32,7 @@ def score_plan(
 ) -> PlanScore:
     """Return the score of the plan over ``seconds`` before ``at``.
 
-    ``at`` is in Unix seconds.
-
-    It has latencies of the models ``timed``. ``devices`` are the simulated ones, by model.
+    ``at`` is in Unix seconds. It has latencies of the models ``timed``. ``devices`` are the simulated ones, by model.
     """
     load = max((each.load for each in outcome.options), default=0.0)
     types = []

@@ -141,9 +141,8 @@ class SimulatedCluster:
     def _choose_cell(self, model: str, kind: str, planned: Path, paths: Sequence[Path]) -> Path:
         """Return the least loaded of equal paths in cells.
 
-        The load is the work relative to the path's rate.
-
-        ``paths`` through the options of ``planned`` are equal, one in each cell.
+        The load is the work relative to the path's rate. ``paths`` through the options of ``planned`` are equal, one in
+        each cell.
         """
         key = model, f"{kind} {planned.name}"
         same = self._same_cells.get(key)

@@ -55,8 +55,6 @@ class SimulatedExecutor:
         """Let ``message`` change a lane at ``at``, or after a turn's end.
 
         If a turn ends just then, the next one begins first.
-
-        The next turn has begun by then.
         """
         self._agenda.add(at, partial(self._read_message, message))
 

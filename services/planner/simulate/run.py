@@ -41,9 +41,8 @@ def simulate_plan(
 ) -> SimulationOutcome:
     """Run ``plan`` with sorted ``arrivals`` for ``seconds``.
 
-    It then waits for requests in progress.
-
-    The same input has the same result. Raises ``BadRequest`` for a request that the plan has no path for.
+    It then waits for requests in progress. The same input has the same result. Raises ``BadRequest`` for a request that
+    the plan has no path for.
     """
     run = PlanSimulation(plan, seconds, seconds * warm_up, seed)
     run.send_requests(arrivals)

@@ -15,5 +15,5 @@
 
 It uses no bus, no store, and no clock except for deadlines. Rates are in requests per second (req/s), work in seconds
 of one replica per request, traffic in GB and GB/s, memory in GB. "The paper" is the one on planning any-to-any models
-by cells. Comments explain the deviations from its formulas that are wrong.
+by cells. Comments mark corrections of its wrong formulas.
 """

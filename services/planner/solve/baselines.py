@@ -24,8 +24,6 @@ def plan_monolith(frame: FlowMatrix, gpus: int) -> tuple[dict[str, int], float]:
     """Return replicas and rate of the best option with all components.
 
     It fills all GPUs; the rate is in req/s.
-
-    It fills all GPUs.
     """
     parts = {part for arc in frame.network.arcs for use in arc.uses for part in use.role}
     best: tuple[dict[str, int], float] = {}, 0.0

@@ -1,9 +1,8 @@
 """Lower bounds of all deployments, and options' distances from them.
 
-They follow from shortest paths.
-
-Without whole numbers, a request of type t takes at least d_t GPU-seconds. This is the shortest path through its network
-if an arc costs c_s * sec. So R requests per second take g*R GPUs, g = sum of pi_t * d_t.
+They follow from shortest paths. Without whole numbers, a request of type t takes at least d_t GPU-seconds. This is the
+shortest path through its network if an arc costs c_s * sec. So R requests per second take g*R GPUs, g = sum of pi_t *
+d_t.
 
 A replica of option s does at most e_s GPUs' worth of that: e_s is the largest progress per second over its arcs. The
 rest, c_s - e_s, is waste that no routing avoids. A deployment with one replica of s needs g*R + waste_s GPUs. So no
@@ -90,9 +89,7 @@ def _prices_to_end(network: Network, prices: Vector) -> dict[tuple[int, int], fl
 def unreached_types(network: Network, mix: Sequence[float], arcs: Iterable[int]) -> list[str]:
     """Return the request types that no path over ``arcs`` serves.
 
-    Types without a share do not count.
-
-    ``arcs`` are numbers in ascending order.
+    Types without a share do not count. ``arcs`` are numbers in ascending order.
     """
     reached = {(kind, 0) for kind in range(len(network.types))}
     for at in arcs:

@@ -99,10 +99,8 @@ class MilpSolution:
 def solve_milp(program: Program, cost: Vector, deadline: Deadline, *, limit: float = np.inf) -> MilpSolution | None:
     """Return the solution of least ``cost``, or None if there is none.
 
-    The gap is 0.
-
-    At the deadline (or after ``limit`` seconds) it returns the best one so far, not proven. Raises ``DeadlineExceeded``
-    if there is none so far.
+    The gap is 0. At the deadline (or after ``limit`` seconds) it returns the best one so far, not proven. Raises
+    ``DeadlineExceeded`` if there is none so far.
     """
     settings = {"mip_rel_gap": 0.0, "time_limit": min(deadline.remaining_seconds(), limit)}
     rows = LinearConstraint(program.matrix, program.low, program.high)

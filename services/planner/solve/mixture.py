@@ -37,9 +37,8 @@ class Mixture(msgspec.Struct, frozen=True):
 def efficient_cells(cells: Sequence[Cell], *, printed: bool = False) -> list[Cell]:
     """Select sizes that serve more than smaller ones on as many GPUs.
 
-    These are the sizes of Algorithm 1, from line 4.
-
-    With ``printed``, the smallest size is always kept; otherwise a size that serves nothing is dropped.
+    These are the sizes of Algorithm 1, from line 4. With ``printed``, the smallest size is always kept; otherwise a
+    size that serves nothing is dropped.
     """
     kept: list[Cell] = []
     for cell in sorted(_check_cells(cells), key=lambda cell: cell.gpus):
@@ -81,10 +80,8 @@ def most_requests(cells: Sequence[Cell], gpus: int) -> Mixture:
 def binary_mixture(cells: Sequence[Cell], gpus: int) -> Mixture:
     """Return the mixture with the most req/s, for nested sizes.
 
-    Each size must divide the next; the mixture fits into ``gpus``.
-
-    It takes the largest efficient cell as often as it fits, then smaller ones, which is optimal for such sizes. For
-    others it calls ``most_requests``.
+    If each size divides the next, it takes the largest efficient cell as often as it fits, then smaller ones. This is
+    optimal for such sizes; for others it calls ``most_requests``. The mixture fits into ``gpus``.
     """
     require(gpus >= 0, f"there are {gpus} GPUs")
     kept = efficient_cells(cells)
@@ -141,9 +138,7 @@ def _cell_count(rate: float, each: float) -> int:
 def _best_rates(cells: Sequence[Cell]) -> tuple[Cell, list[tuple[float, int]]]:
     """Return the densest cell, and the best mixtures by number of GPUs.
 
-    A mixture is its rate, and the size of its last cell.
-
-    A size of 0 means that one GPU is idle.
+    A mixture is its rate, and the size of its last cell. A size of 0 means that one GPU is idle.
     """
     useful = [cell for cell in _check_cells(cells) if cell.rate > 0]
     if not useful:

@@ -22,9 +22,8 @@ _MAX_REPAIRS = 40
 class SolverAnswer:
     """Whole replicas, their flows under each mix, and the common rate.
 
-    The rate is in req/s.
-
-    No answer over the same options beats ``bound``: it is in req/s if the rate was the goal, else the goal's value.
+    The rate is in req/s. No answer over the same options beats ``bound``: it is in req/s if the rate was the goal, else
+    the goal's value.
     """
 
     replicas: Vector

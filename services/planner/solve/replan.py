@@ -26,10 +26,9 @@ _EXTRA_OPTION_COUNT, _SOLVE_TIMEOUT_SECONDS = 12, 1.0
 def replan_deployment(solver: Solver, rate: float, running: dict[str, int], terms: Terms | None = None) -> Solution:
     """Return the deployment of least cost for ``rate``, with few starts.
 
-    ``rate`` is in req/s.
-
-    ``running`` are the current replicas. The cost is proven; the fewest starts are proven only among the options of the
-    search. ``terms.scenarios`` contains a new mix. Raises the same errors as ``Solver.solve_least``.
+    ``rate`` is in req/s. ``running`` are the current replicas. The cost is proven; the fewest starts are proven only
+    among the options of the search. ``terms.scenarios`` contains a new mix. Raises the same errors as
+    ``Solver.solve_least``.
     """
     terms = msgspec.structs.replace(terms or Terms(), running=running)
     require(math.isfinite(rate) and rate >= 0, f"the rate is {rate}: it must be a finite number, 0 or more")

@@ -73,10 +73,8 @@ class Solver:
     def solve_least(self, rate: float, terms: Terms | None = None, *, packed: bool = False) -> Solution:
         """Return the deployment of least cost that serves ``rate`` req/s.
 
-        It is within ``terms.gpus`` if they are set.
-
-        The cost is ``SolverOption.price``, else GPUs. Raises the errors of ``solve_most``, and ``Infeasible`` if no
-        deployment within the terms serves the rate.
+        It is within ``terms.gpus`` if they are set. The cost is ``SolverOption.price``, else GPUs. Raises the errors of
+        ``solve_most``, and ``Infeasible`` if no deployment within the terms serves the rate.
         """
         run = self.create_run(terms or Terms())
         run.packed = packed

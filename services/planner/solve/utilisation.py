@@ -40,9 +40,8 @@ def admissible_work(utilisation: Mapping[int, float] | str, most: int) -> tuple[
 def scaled_work(alone: float, choice: str, most: int) -> tuple[float, ...]:
     """Return the admissible work from a measured utilisation of one replica.
 
-    One replica may be busy for the fraction ``alone`` of its time.
-
-    Pooling helps more replicas as much as those of ``choice`` (a name of ``UTILISATION``), up to full utilisation.
+    One replica may be busy for the fraction ``alone`` of its time. Pooling helps more replicas as much as those of
+    ``choice`` (a name of ``UTILISATION``), up to full utilisation.
     """
     require(0 < alone <= 1, f"one replica may be busy for {alone} of its time: it must be more than 0, at most 1")
     require(choice in UTILISATION, f"{choice!r} is no way to choose; there is {', '.join(UTILISATION)}")
