@@ -1,8 +1,10 @@
 """The load of the last seconds, from all gateways' reports. Pure, no I/O.
 
-windows = LoadWindows()
-windows.add_event(messages.decode_load(delivery.data))  # each event of ``subjects.LOAD``
-windows.current_loads()                                 # {"qwen": ModelLoad(rate=3.2, ...)}
+Usage:
+
+    windows = LoadWindows()
+    windows.add_event(messages.decode_load(delivery.data))  # each event of ``subjects.LOAD``
+    windows.current_loads()                                 # {"qwen": ModelLoad(rate=3.2, ...)}
 """
 
 import time
