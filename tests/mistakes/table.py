@@ -94,13 +94,13 @@ ALONE = [
     ),
     _up(
         "declarations in YAML",
-        'models.yaml: it is no JSON, which declarations are: {"models": {"NAME": {"family": "...", "checkpoint": "..."}}}',
+        'models.yaml: declarations must be JSON: {"models": {"NAME": {"family": "...", "checkpoint": "..."}}}',
         "--models models.yaml",
         files={"models.yaml": "models:\n  vl: {family: qwen2_5_vl}\n"},
     ),
     _up(
         "a file without models",
-        'models.json: it must say the models: {"models": {"NAME": {"family": "...", "checkpoint": "..."}}}',
+        'models.json: declarations must have models: {"models": {"NAME": {"family": "...", "checkpoint": "..."}}}',
         "--models models.json",
         files={"models.json": '{"modles": {}}\n'},
     ),

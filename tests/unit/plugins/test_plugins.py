@@ -136,7 +136,7 @@ def test_a_deployment_that_makes_no_sense_is_the_familys_fault(install: Install)
     text = "FAMILY = {'components': ['a'], 'tasks': {'a': 'do'}, 'options': {'A': {'components': ['a']}}, 'paths': [{'options': ['A']}]}"
     brings(install, "odd_options", text)
 
-    with pytest.raises(BadRequest, match="the family odd says something wrong about its deployment: .*service"):
+    with pytest.raises(BadRequest, match="the family odd has an invalid deployment: .*service"):
         plan({"family": "odd", "checkpoint": "/m"})
 
 

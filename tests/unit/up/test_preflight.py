@@ -26,8 +26,8 @@ def split_thinker(degree: int) -> dict[str, Any]:
 #: The text of a declarations file, and what is said of it. ``{tmp}`` is the directory of the file.
 MISTAKES = {
     "a comma too many": ('{"models": {\n "a": {"family": "qwen2",,}}}', "line 2: "),
-    "no models": ('{"qwen": {}}', 'it must say the models: {"models": '),
-    "a list": ("[]", "it must say the models"),
+    "no models": ('{"qwen": {}}', 'declarations must have models: {"models": '),
+    "a list": ("[]", "declarations must have models"),
     "a misspelt field": ('{"models": {\n "a": {"famly": "qwen2"}}}', "line 2: .* did you mean `family`?"),
     "an unknown family": ('{"models": {\n\n "a": {"family": "qwen9", "checkpoint": "x"}}}', "line 3: model a: there is no model family"),
     "a misspelt goal": (

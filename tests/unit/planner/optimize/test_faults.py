@@ -59,7 +59,7 @@ def test_a_planned_model_has_no_deployment_of_its_own(field: str):
     told = {"options": {"L": {"components": ["thinker"], "service": "llm"}}, "paths": [{"options": ["L"]}]}[field]
     declared = msgspec.convert({**DECLARED, field: told, "planned": {}}, declarations_file.DeclaredModel)
 
-    with pytest.raises(BadRequest, match=f"model q: is planned, so it may not have '{field}' as well"):
+    with pytest.raises(BadRequest, match=f"model q: is planned, so it cannot have '{field}'"):
         declarations_file.build_static_plans({"q": declared})
 
 

@@ -93,8 +93,8 @@ def test_cells_with_goals_say_what_all_of_them_may_do_together():
     [
         ({"policy": "best"}, "policy is 'best'; there is monolith, greedy_cells, triinfer, modserve"),
         ({"policy": "greedy_cells"}, "needs 'cells'"),
-        ({"policy": "monolith", "cells": 2}, "knows no cells"),
-        ({"policy": "modserve", "mixes": ({"thinker": 1.0},)}, "knows one mix"),
+        ({"policy": "monolith", "cells": 2}, "does not support cells"),
+        ({"policy": "modserve", "mixes": ({"thinker": 1.0},)}, "supports only one mix"),
     ],
 )
 def test_what_a_policy_does_not_know_is_refused(asked, fault):

@@ -232,7 +232,7 @@ async def test_a_name_that_a_static_model_has_on_the_bus_is_not_taken_again(town
 
     async with town.planner():
         plan = await town.current(1)
-        await said(town, "planned models", "cannot be told apart on the bus")
+        await said(town, "planned models", "on the bus: rename one")
 
     assert models(plan) == ["m"]
 

@@ -278,7 +278,7 @@ async def test_the_token_is_read_anew_each_time(settings: KubernetesSettings, ba
         (429, b"{}", ClusterUnavailable, "429"),
         (500, b"[]", ClusterUnavailable, "500"),
         (302, b"", ClusterRefused, "302"),
-        (200, b"[]", ClusterUnavailable, "no JSON object"),
+        (200, b"[]", ClusterUnavailable, "not a JSON object"),
         (200, b"{", ClusterUnavailable, "no API server"),
     ],
 )
