@@ -30,7 +30,7 @@ class EmbeddingRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     #: A text, or a list of texts; the tokens of a text, or a list of such.
     input: Text | Annotated[list[Text | TokenId | Tokens], Meta(min_length=1, max_length=MAX_TOKENS)]
-    #: Length of the returned vectors, which are normalised again; for models that were trained for it.
+    #: Number of dimensions to keep. The vectors then get length 1 again. Only for models that were trained for it.
     dimensions: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
     encoding_format: Literal["float", "base64"] | None = None
     #: An extra: how the token vectors of a text are pooled. The default is the mean.
