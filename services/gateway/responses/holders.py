@@ -54,7 +54,7 @@ class Holders:
         yield _encode(HolderAnswer(self._answer(question)))
 
     async def ask(self, holder: str, question: HolderQuestion) -> bool:
-        """Ask gateway ``holder`` whether it generates the response. The answer of a gateway that is gone is False.
+        """Ask gateway ``holder`` whether it generates the response. A missing gateway or a timeout is False.
 
         Raises ``BusUnavailable``.
         """
