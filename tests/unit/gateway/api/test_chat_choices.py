@@ -142,7 +142,7 @@ async def test_a_client_that_leaves_ends_all_answers(home: House):
     [
         ({"n": 0}, "n", ">= 1"),
         ({"n": 9}, "n", "<= 8"),
-        ({"n": 2, "modalities": ["text", "audio"], "audio": {"voice": "Ethan", "format": "wav"}}, "n", "in text only"),
+        ({"n": 2, "modalities": ["text", "audio"], "audio": {"voice": "Ethan", "format": "wav"}}, "n", "1 for audio"),
         ({"n": 2, "modalities": ["image"]}, "n", "image_config.n"),
     ],
 )

@@ -45,7 +45,7 @@ def test_results_stay_in_the_directory_unless_it_is_said_otherwise(bucket: dict[
     assert isinstance(made, FileStore)
     made.close()
     assert ObjectStorage.of_results(GatewaySettings(**off)) is None
-    with pytest.raises(BadRequest, match="OMNIBUS_GATEWAY_STORAGE_RESULTS: say where"):
+    with pytest.raises(BadRequest, match="OMNIBUS_GATEWAY_STORAGE_RESULTS requires a bucket"):
         open_made_files(GatewaySettings(storage_results=True, media_dir=str(tmp_path)))
 
 

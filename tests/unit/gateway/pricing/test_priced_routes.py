@@ -177,7 +177,7 @@ async def test_every_route_has_quotes_and_holds_limits(home: House):
         assert quote["money"] == pytest.approx(price, rel=0.05), name
         assert taken.status_code == 200, (name, taken.text)
         assert (refused.status_code, error(refused)["code"]) == (402, "cost_limit_exceeded"), name
-        assert "is expected to cost" in error(refused)["message"], name
+        assert "the expected cost of this request" in error(refused)["message"], name
     await home.emptied()
 
 

@@ -104,11 +104,11 @@ async def test_a_limit_takes_the_cheaper_path_or_refuses(home: House):
 
     assert taken == ["E>L"] * 4
     assert (refused.status_code, error(refused)["code"]) == (402, "cost_limit_exceeded")
-    assert "is expected to cost 0.002" in error(refused)["message"]
+    assert "the expected cost of this request is 0.002" in error(refused)["message"]
 
 
 @pytest.mark.parametrize(
-    ("prices", "seen", "why"), [(EUROS, False, "nothing is known yet"), (PriceList(), True, "no prices")]
+    ("prices", "seen", "why"), [(EUROS, False, "is unknown: send some requests"), (PriceList(), True, "no prices")]
 )
 async def test_a_limit_that_nobody_can_check_is_refused(home: House, prices: PriceList, seen: bool, why: str):
     await open_model(home, prices)
