@@ -106,7 +106,7 @@ def _check_vllm_settings(own: VllmSettings, halves: bool, goals: bool) -> None:
         )
     if own.speculative_model and not own.speculative_tokens:
         raise BadRequest(
-            "OMNIBUS_VLLM_SPECULATIVE_MODEL needs OMNIBUS_VLLM_SPECULATIVE_TOKENS: set it to the tokens of a step"
+            "OMNIBUS_VLLM_SPECULATIVE_MODEL is unused: set OMNIBUS_VLLM_SPECULATIVE_TOKENS to the tokens of a step"
         )
     if own.pipeline_parallel > 1 and (halves or goals or own.speculative_tokens):
         raise BadRequest(

@@ -199,7 +199,7 @@ class DenoiseRunner(Hosted[Denoiser]):
         if image is None:
             return None
         if not self.model.edits:
-            raise BadRequest("this model generates images from text only; remove `image`", param="image")
+            raise BadRequest("this model generates images from text alone; remove `image`", param="image")
         if not isinstance(image, Item) or image.array is None or image.array.ndim != 4:
             raise BadRequest("image must be latents [channels, frames, height, width]", param="image")
         return torch.tensor(image.array)
