@@ -192,7 +192,9 @@ class DenoiseRunner(Hosted[Denoiser]):
         if pixels > self._settings.pixels:
             raise TooLarge(f"{pixels} pixels are over the limit of {self._settings.pixels}", param=param)
         if pixels * frames > self._settings.film:
-            raise TooLarge(f"{pixels * frames} pixels in all frames are over the limit of {self._settings.film}", param="frames")
+            raise TooLarge(
+                f"{pixels * frames} pixels in all frames are over the limit of {self._settings.film}", param="frames"
+            )
 
     def _read_image(self, image: Any) -> Tensor | None:
         """Copy the image: the sender owns the memory."""
