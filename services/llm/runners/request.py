@@ -125,7 +125,7 @@ def may_cut(reader: Reader, params: TextGenerationParams) -> bool:
 def resumed_tokens(job: Job, output: str) -> tuple[int, ...]:
     """Return the tokens of an earlier attempt.
 
-    The last one may have ended the answer, so it is chosen again.
+    The last token may have ended the answer, so it is chosen again.
     """
     return tuple(job.resume_state(output).get("ids", ())[:-1])
 

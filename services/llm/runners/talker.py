@@ -157,7 +157,7 @@ class TalkFeed:
     def token_sides(
         self, batch: Rows[Talking], hidden: Tensor, tokens: list[int], sides: list[np.ndarray | None]
     ) -> list[np.ndarray | None]:
-        """Return the codes that follow ``tokens`` in their frames, if there are any."""
+        """Return the codes that follow ``tokens`` in their frames, if any."""
         predictor = self._talker.predictor
         if predictor is None:
             return sides
@@ -302,7 +302,7 @@ async def _send_codes(job: Job, sequence: Talking, first: int, every: int) -> st
 def _resumed_frames(job: Job) -> list[list[int]]:
     """Return the frames of an earlier attempt; a single code is a frame.
 
-    The last one may have reached the limit, so it is made again.
+    The last frame may have reached the limit, so it is made again.
     """
     return [[code] if isinstance(code, int) else code for code in job.resume_state("codes").get("codes", ())][:-1]
 
