@@ -133,7 +133,7 @@ class CacheConnector(KVConnectorBase_V1):
         shard = HeadShard.of_rank(total, get_tensor_model_parallel_rank(), size)
         if shard.heads != heads:
             raise Fatal(
-                f"the caches of this model cannot be transferred: its layers have {heads} heads on each of {size} GPUs, "
+                f"this model's caches cannot be transferred: its layers have {heads} heads on each of {size} GPUs, "
                 f"not {shard.heads}. Declare a thinker, or halves with tensor_parallel 1"
             )
         return shard
