@@ -191,7 +191,7 @@ async def test_an_unknown_header_is_refused(home: House):
     await home.all_of(VL)
     body = await begun(home, content="hello")
 
-    assert "it knows omnibus-from" in (await refused(home, body, form="1"))["message"]
+    assert "use omnibus-from" in (await refused(home, body, form="1"))["message"]
 
 
 async def test_recording_stages_changes_no_answer(home: House, tmp_path: Path):
