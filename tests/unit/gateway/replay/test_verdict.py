@@ -179,7 +179,7 @@ async def test_a_stream_that_ended_early_is_not_compared(keep: MediaStore):
         (audio(), False, True, ""),
         (
             audio(SAMPLES + 1 / 32767), False, None,
-            "vocoder.audio: its bits differ, and the recorded samples are gone, so it is not known by how much",
+            "vocoder.audio: its bits differ, and the recorded samples are gone, so the difference is unknown",
         ),
     ],
 )  # fmt: skip
