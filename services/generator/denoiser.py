@@ -193,7 +193,8 @@ class DenoiseRunner(Hosted[Denoiser]):
             raise TooLarge(f"{pixels} pixels are over the limit of {self._settings.pixels}", param=param)
         if pixels * frames > self._settings.film:
             raise TooLarge(
-                f"{pixels * frames} pixels in all frames are over the limit of {self._settings.film}", param="frames"
+                f"a video has {pixels * frames} pixels in all its frames, over the limit of {self._settings.film}",
+                param="frames",
             )
 
     def _read_image(self, image: Any) -> Tensor | None:

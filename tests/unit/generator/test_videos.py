@@ -124,7 +124,7 @@ async def test_a_sound_that_nobody_wants_is_not_sent(runner: DenoiseRunner) -> N
     ("changed", "error", "message"),
     [
         ({"frames": 8}, BadRequest, "one more than a multiple of 8"),
-        ({"frames": 10**9 + 1}, TooLarge, "in all frames"),
+        ({"frames": 10**9 + 1}, TooLarge, "in all its frames"),
         ({"width": 160}, TooLarge, "4096"),
         ({"fps": -1.0}, BadRequest, "fps"),
         ({"fps": "fast"}, BadRequest, "fps"),
