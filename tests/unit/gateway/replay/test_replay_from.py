@@ -329,7 +329,7 @@ async def test_digests_are_those_of_whole_runs(home: House):
     await several(home)
     body = await begun(home, content=[text("look"), image()])
 
-    assert "leave omnibus-from out" in (await refused(home, body, digests="all", **{"from": "1"}))["message"]
+    assert "remove omnibus-from" in (await refused(home, body, digests="all", **{"from": "1"}))["message"]
 
 
 async def test_whoever_stops_listening_to_a_replay_stops_it(home: House):
