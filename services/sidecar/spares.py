@@ -93,7 +93,7 @@ class SpareBlocks:
         self.used += 1
         ledger.use_spare(lease, frame.text, frame.nbytes, frame.readers, deadline)
         self._set_due(lease, due)
-        # The client that ended the invocation did not know of this tensor, and does not end it again.
+        # The client that ended the invocation was unaware of this tensor, and does not end it again.
         if self._ended.get(frame.text, owner) is not owner:
             ledger.end_used(lease)
         if frame.offset:

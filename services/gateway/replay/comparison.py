@@ -32,7 +32,7 @@ from services.gateway.tasks.chat import APP
 #: 16-bit steps by which a replayed sample may differ: float sums depend on the batch they ran in.
 MAX_SAMPLE_DIFFERENCE = 1
 _SPEECH = "vocoder"
-#: Finish reason of a chat that called tools, whatever it recorded.
+#: Finish reason of a chat that called tools, even if the record has no calls.
 _CALLED_TOOLS = "tool_calls"
 
 

@@ -147,7 +147,7 @@ class Steps(Generic[S]):
             sequence.broken = True
             self._cache.insert(filled)
             self.active.append(sequence)
-        except Exception as error:  # noqa: BLE001 - one request's boundary: whatever it breaks, the others go on
+        except Exception as error:  # noqa: BLE001 - one request's boundary: its error must not stop others
             return error
         return None
 
@@ -162,7 +162,7 @@ class Steps(Generic[S]):
                 continue
             try:
                 result = self._extend_prefill(sequence, size)
-            except Exception as error:  # noqa: BLE001 - one request's boundary: whatever it breaks, the others go on
+            except Exception as error:  # noqa: BLE001 - one request's boundary: its error must not stop others
                 result = error
             if result is not None:
                 outcomes.append(StepOutcome(sequence, result))

@@ -13,7 +13,7 @@ def read_flac(data: bytes) -> Extent:
 
 
 def read_streaminfo(data: bytes, start: int) -> Extent:
-    """Return the length from the metadata at ``start``, or else from the last frame."""
+    """Return the length from the metadata at ``start``, or the last frame."""
     if len(data) < start + 34:
         raise ValueError("short STREAMINFO")
     packed = int.from_bytes(data[start + 10 : start + 18], "big")

@@ -42,7 +42,7 @@ def set_environment(launch: Launch) -> None:
         "HF_HUB_OFFLINE": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # this process has threads and connections: no forks of it
-        "VLLM_USE_V2_MODEL_RUNNER": "0",  # ``tap`` knows the first one
+        "VLLM_USE_V2_MODEL_RUNNER": "0",  # ``hidden_states`` and ``worker`` patch the first one
     }
     if launch.rows:
         wanted["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] = "1"  # by one, see ``build_engine_arguments``
