@@ -239,7 +239,7 @@ async def test_a_picture_of_too_many_pixels_is_refused(runner: DenoiseRunner) ->
 
 
 async def test_sound_is_refused(runner: DenoiseRunner) -> None:
-    with pytest.raises(BadRequest, match="no sound"):
+    with pytest.raises(BadRequest, match="does not generate audio"):
         await run(runner, job("sound"))
 
 

@@ -22,14 +22,14 @@ on_linux = pytest.mark.skipif(sys.platform != "linux", reason="the kernel does n
 def test_a_directory_of_somebody_else_is_refused(tmp_path: Path):
     os.chown(tmp_path, NOBODY, NOBODY)
 
-    with pytest.raises(BadRequest, match=f"OMNIBUS_SIDECAR_SOCKET: .* belongs to user {NOBODY}"):
+    with pytest.raises(BadRequest, match=f"OMNIBUS_SIDECAR_SOCKET belongs to user {NOBODY}"):
         check_directory(tmp_path)
 
 
 def test_a_directory_that_everybody_may_write_to_is_refused(tmp_path: Path):
     tmp_path.chmod(0o777)
 
-    with pytest.raises(BadRequest, match="everybody may write"):
+    with pytest.raises(BadRequest, match="world-writable"):
         check_directory(tmp_path)
 
 

@@ -126,7 +126,7 @@ async def test_a_segment_that_is_not_there_is_refused(place: Estate):
     [only] = await replay(place, ids[0], **{"from": "9:add"})
 
     assert (only["status"], only["problem"]["code"]) == ("failed", "bad_request")
-    assert "there is no segment 9; there is 0, 1, 2, 3, 4" in only["problem"]["message"]
+    assert "unknown segment 9; use one of 0, 1, 2, 3, 4" in only["problem"]["message"]
 
 
 async def test_the_first_segment_and_stage_that_differ_are_named(place: Estate, monkeypatch: pytest.MonkeyPatch):

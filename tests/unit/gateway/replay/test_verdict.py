@@ -143,7 +143,7 @@ async def test_a_record_of_digests_alone_is_compared_and_names_no_place_in_the_t
     same, other = await verdict(keep, over, said("hi")), await verdict(keep, over, said("ho"))
 
     assert (same["identical"], other["identical"]) == (True, False)
-    assert other["why"] == "text.text differs: text behind what the record repeats of it"
+    assert other["why"] == "text.text differs: text after the part that the record contains"
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ async def test_a_stream_that_ended_early_is_not_compared(keep: MediaStore):
         (audio(), False, True, ""),
         (
             audio(SAMPLES + 1 / 32767), False, None,
-            "vocoder.audio: its bits differ, and the recorded samples are gone, so it is not known by how much",
+            "vocoder.audio: its bits differ, and the recorded samples are gone, so the difference is unknown",
         ),
     ],
 )  # fmt: skip
