@@ -1,6 +1,6 @@
 """Intervals of reports on the bus, and limits of silence, in seconds.
 
-The page docs/reliability.md says who decides what on which silence. A limit is longer the more a false alarm costs:
+The page docs/reliability.md lists who decides what after which silence. A limit is longer if a false alarm costs more:
 heartbeats are late on a busy machine.
 """
 
