@@ -188,7 +188,7 @@ class ExecutorStatus(msgspec.Struct, frozen=True):
 
 
 class GatewayStatus(msgspec.Struct, frozen=True):
-    """Plan of a gateway, sent at changes, on census and at its end."""
+    """Plan of a gateway, sent on change, on census and finally."""
 
     id: str
     epoch: int

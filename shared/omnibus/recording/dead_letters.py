@@ -109,7 +109,7 @@ async def read_dead_letter(bus: Bus, id: str) -> DeadLetter:
 async def resolve_invocation(bus: Bus, letter: DeadLetter) -> Invocation:
     """Return the invocation that runs the input of ``letter`` again: the letter's own, or the record's.
 
-    Raises ``BadRequest`` with the reason if there is none any more.
+    Raises ``BadRequest`` with the reason if it is gone.
     """
     if letter.invocation is not None and not _has_digested_inputs(letter.invocation):
         return letter.invocation

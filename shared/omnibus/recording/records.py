@@ -71,7 +71,6 @@ class AppCall(msgspec.Struct, frozen=True, omit_defaults=True):
     """One request to ``app`` as its worker got it.
 
     Another version can get the same request.
-    
 
     ``kind`` is that of ``omnibus.app.protocol``. Choices and samples depend on ``number`` and ``seed``. ``body`` is
     JSON; if ``placed``, its media are content hashes. A long one is kept under ``body_sha256`` instead.

@@ -11,8 +11,8 @@ RESUMED_AT = "resumed_at"
 class Item(NamedTuple):
     """One value, or one chunk of a stream.
 
-    ``data`` is small JSON. ``array`` is its tensor. It is a read-only numpy view of the arena (no copy, valid until the
-    job ends), or the producer's own array if both run in one process.
+    ``data`` is small JSON. ``array`` is its tensor: a read-only numpy view of the arena, without a copy and valid until
+    the job ends. If producer and consumer run in one process, it is the producer's own array.
     """
 
     data: dict[str, Any]

@@ -16,10 +16,10 @@ The rule: a block is granted with one writer's lease and a number of expected re
   Its readers may be faster than its producer's message: their releases until then are counted.
 
 A block is condemned early by ``discard`` of its producer, ``end_invocation``, its deadline, or the death of a producer
-that had not sealed it. Its header is cleared at once, so it gets no new readers. Its memory is
-free once no living client has it open. A client that still works on a cancelled request must not see the bytes of the
-next one. Those clients release it with ``release``, ``discard`` or their own ``end_invocation``. After a grace period,
-``force_free`` takes the block from them.
+that had not sealed it. Its header is cleared at once, so it gets no new readers. Its memory is free once no living
+client has it open. A client that still works on a cancelled request must not see the bytes of the next one. Those
+clients release it with ``release``, ``discard`` or their own ``end_invocation``. After a grace period, ``force_free``
+takes the block from them.
 """
 
 from collections import Counter

@@ -38,7 +38,7 @@ HELLO, WELCOME, PROVE, REFUSED and UCX are followed by ``nbytes`` bytes of JSON.
     B: PING                                 A: PONG
     B: OVER(block, reads)                   reads that are over without a transfer
     B: RETAIN(block)                        in place of a read, the block outlives its readers
-    B: DROP(block)                          the block need not outlive them any more
+    B: DROP(block)                          the block no longer outlives them
 
 Times are sent as remaining durations, so clocks need not agree.
 """

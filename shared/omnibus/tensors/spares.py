@@ -81,7 +81,7 @@ class SparePool:
             size.wanted = min(size.wanted + 1, size.most)
         size.used = now
         if len(size.free) + size.requested < (size.wanted + 1) // 2 and now >= size.refused_until:
-            # After the frame of this tensor, whose block is then not a spare any more.
+            # After the frame of this tensor, whose block is then no longer a spare.
             self._loop.call_soon(self._request_spares, size)
         if self._timer is None:
             self._timer = self._loop.call_later(IDLE_SECONDS, self._return_idle)
