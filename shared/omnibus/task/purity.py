@@ -61,7 +61,7 @@ def check_purity(invoke: Callable[[Any], Any]) -> None:
     if _checked[key]:
         name = getattr(invoke, "__qualname__", "invoke")
         raise SideEffect(
-            f"{name} {_checked[key]}. `invoke` runs twice and must depend only on its request. Do that in the app's "
+            f"{name} {_checked[key]}: `invoke` runs twice and must depend only on its request. Do that in the app's "
             "`serve` and pass its result in, or wrap it in `omnibus.task.tool` in an async `invoke`"
         )
 

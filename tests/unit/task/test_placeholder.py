@@ -95,7 +95,7 @@ def looked(look: Callable[[Any], Any]) -> None:
 @pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS.keys())
 def test_looking_is_refused_with_advice(look: Callable[[Any], Any]):
     with pytest.raises(
-        PlaceholderError, match="make `invoke` async and `await` it, or decide in the app's `serve`"
+        PlaceholderError, match="make `invoke` async and `await` it, or branch in the app's `serve`"
     ) as caught:
         looked(look)
 

@@ -100,7 +100,7 @@ async def test_a_parameter_of_a_fork_counts(home: House):
 @pytest.mark.parametrize(
     ("stage", "changes", "why"),
     [
-        ("2", ["x=1"], "no stage '2'; there is 0 (vision), 1 (thinker)"),
+        ("2", ["x=1"], "unknown stage '2'; there is 0 (vision), 1 (thinker)"),
         ("thinker", ["nothing=1"], "thinker has no input 'nothing'"),
         ("thinker", ["items=1"], "an output of another node"),
         ("vision", ["media=1"], "media cannot be changed"),
