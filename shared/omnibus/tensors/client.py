@@ -203,8 +203,7 @@ class TensorClient:
 
         It is valid until ``release`` or ``end_invocation``. Each call counts as one read and requires one ``release``,
         except for a tensor of another node, whose read ``open_tensor`` starts. Raises ``StaleHandle`` if the memory was
-        freed, ``ProtocolError`` if the handle is malformed, and ``Retryable`` without a sidecar. Raises ``Retryable``
-        also for a tensor on another node that is not open.
+        freed, and ``ProtocolError`` for a malformed handle. Raises ``Retryable`` without a sidecar or a local tensor.
         """
         mirror = None if handle.node == self.node else self._mirrors.find(handle)
         if mirror is not None:  # its read has begun
@@ -252,9 +251,8 @@ class TensorClient:
             self._link.send(decline_text(handle))
 
     def retain(self, handle: Handle) -> None:
-        """End a read, but retain the tensor.
+        """End a read, but retain the tensor for later ones, if memory allows.
 
-        It is freed when its invocation ends or its memory is needed.
         Raises the errors of ``view``, except for a tensor of another node, which may already be gone.
         """
         if not self.is_local(handle):

@@ -170,7 +170,7 @@ class DecodeVideoOutput(TaskOutput):
 
 
 class DecodeVideo(UnitTask[DecodeInputs, DecodeVideoOutput]):
-    """A video VAE's decoder: latents to frames. Raises the errors of ``DecodeImage``."""
+    """A video VAE's decoder: latents to frames. Raises as ``DecodeImage``."""
 
     kind: ClassVar[str] = "decode-video"
 
@@ -181,6 +181,6 @@ class DecodeAudioOutput(TaskOutput):
 
 
 class DecodeAudio(UnitTask[DecodeInputs, DecodeAudioOutput]):
-    """An audio VAE's decoder with its vocoder: latents to samples. Raises the errors of ``DecodeImage``."""
+    """An audio VAE's decoder with its vocoder: latents to samples. Raises as ``DecodeImage``."""
 
     kind: ClassVar[str] = "decode-audio"

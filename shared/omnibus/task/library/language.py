@@ -154,7 +154,7 @@ class PrefillOutput(TaskOutput):
 
 
 class Prefill(UnitTask[ThinkInput, PrefillOutput]):
-    """The prompt's forward pass: messages and embeddings to a KV cache. Raises the errors of ``Think``."""
+    """The prompt's forward pass: messages and embeddings to a KV cache. Raises as ``Think``."""
 
     kind: ClassVar[str] = "prefill"
     service: ClassVar[str] = "llm"

@@ -52,7 +52,7 @@ class FrameOutput(TaskOutput):
 
 
 class EncodeFrame(UnitTask[FrameInput, FrameOutput]):
-    """An image to the first latent frame of a video. Raises the errors of ``Encode``."""
+    """An image to the first latent frame of a video. Raises as ``Encode``."""
 
     kind: ClassVar[str] = "encode-frame"
     service: ClassVar[str] = "encoder"

@@ -116,7 +116,7 @@ class SayOutput(TaskOutput):
 
 
 class Say(UnitTask[SayInput, SayOutput]):
-    """The language model of a text-to-speech model: text to codec codes. Raises the errors of ``Talk``."""
+    """The language model of a text-to-speech model: text to codec codes. Raises as ``Talk``."""
 
     kind: ClassVar[str] = "say"
     service: ClassVar[str] = "llm"
