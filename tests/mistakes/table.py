@@ -222,7 +222,7 @@ ALONE = [
     Mistake(
         "a backup that is not there",
         "omnibus restore yesterday.tar",
-        "omnibus: yesterday.tar is no whole backup: there is no such file",
+        "omnibus: yesterday.tar is not a complete backup: the file does not exist",
     ),
     Mistake(
         "a picture that is none",

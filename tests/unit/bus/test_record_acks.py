@@ -187,5 +187,5 @@ async def test_a_server_that_comes_back_with_less_room_is_said_so(tmp_path: Path
         server.kill()
         await server.start()
 
-        await until(lambda: f"stream {subjects.INVOCATIONS.name} is to have" in caplog.text)
+        await until(lambda: f"stream {subjects.INVOCATIONS.name} must have" in caplog.text)
         await bus.drain()

@@ -186,7 +186,7 @@ async def test_replay_without_a_gateway_says_so(bus: NatsBus, nats_url: str, cap
     await keep(bus, "alone-1", INVOCATION)
 
     assert await run("replay", "alone-1", "--nats", nats_url) == 1
-    assert "nobody listens on omnibus.replay" in capsys.readouterr().err
+    assert "no subscriber on omnibus.replay" in capsys.readouterr().err
 
 
 async def test_steps_are_printed_and_two_invocations_compared(

@@ -230,7 +230,7 @@ async def test_an_exception_of_invoke_names_its_composite(runs: Runs):
     async def broken(_: Any) -> Any:
         return 1 / (await ONE.invoke(NumberInput(x=0)).n)
 
-    with pytest.raises(GraphError, match="Task.invoke failed while its graph was drawn: ZeroDivisionError"):
+    with pytest.raises(GraphError, match="Task.invoke failed while its graph was recorded .ZeroDivisionError"):
         await runs(broken)
 
 

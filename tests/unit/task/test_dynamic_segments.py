@@ -142,7 +142,7 @@ async def test_deciding_on_what_was_not_awaited_is_refused(runs: Runs):
         await found.y
         return 1 if found.n else 2
 
-    with pytest.raises(PlaceholderError, match="has to be read first: `await` it, or iterate with `async for`"):
+    with pytest.raises(PlaceholderError, match="must be read first: `await` it, or iterate with `async for`"):
         await runs(hasty)
 
 

@@ -214,7 +214,7 @@ async def test_a_task_that_outlives_its_invoke_cannot_go_on(runs: Runs):
     go.set()
 
     for each in left:
-        with pytest.raises(PlaceholderError, match="belong inside of a composite task's `invoke`, while it runs"):
+        with pytest.raises(PlaceholderError, match="inside of a composite task's `invoke`, while it runs"):
             await each
     assert runs.shapes == [["number"]]
 

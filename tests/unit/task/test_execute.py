@@ -266,7 +266,7 @@ async def test_an_output_that_there_is_not_is_named_with_those_there_are():
             return {"colour": 1}
 
     with pytest.raises(
-        StageFailed, match="wrong gave 'colour', which is not among its outputs seen, words, picture, steps"
+        StageFailed, match="wrong returned the unknown output 'colour'; its outputs are seen, words, picture, steps"
     ):
         await ran(Wrong())
 
@@ -277,7 +277,7 @@ async def test_a_value_that_is_no_json_fails_with_its_type(odd: Any):
         async def run(self, _: Given) -> Any:
             return {"seen": odd}
 
-    with pytest.raises(StageFailed, match="a value of type dict is no JSON"):
+    with pytest.raises(StageFailed, match="a value of type dict cannot be JSON"):
         await ran(Odd())
 
 

@@ -95,7 +95,7 @@ def looked(look: Callable[[Any], Any]) -> None:
 @pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS.keys())
 def test_looking_is_refused_with_advice(look: Callable[[Any], Any]):
     with pytest.raises(
-        PlaceholderError, match="make `invoke` async and `await` it, or decide in the app's `serve`"
+        PlaceholderError, match="make `invoke` async and `await` it, or branch in the app's `serve`"
     ) as caught:
         looked(look)
 
@@ -151,7 +151,7 @@ def test_it_may_be_passed_on_kept_copied_and_shown_to_people():
 def test_only_a_stream_is_transformed_or_iterated(kind: str):
     result = Result("spell", (0, "count"), kind, int)
 
-    with pytest.raises(PlaceholderError, match="is no stream: await it and work on its value"):
+    with pytest.raises(PlaceholderError, match="is not a stream: await it and use its value"):
         result.transform(str)
-    with pytest.raises(PlaceholderError, match="is no stream: await it"):
+    with pytest.raises(PlaceholderError, match="is not a stream: await it"):
         result.__aiter__()

@@ -209,7 +209,7 @@ async def test_a_stream_is_consumed_once():
     letters = replay(spell, None, recorded, {(0, "letters"): Kept({"value": "a"}, {"value": "b"})})
 
     assert [each async for each in letters] == ["a", "b"]
-    with pytest.raises(StreamConsumed, match="was read already: a stream is read once; keep its parts"):
+    with pytest.raises(StreamConsumed, match="was read already. A stream can be read once: keep its parts"):
         await letters
     with pytest.raises(StreamConsumed):
         letters.__aiter__()

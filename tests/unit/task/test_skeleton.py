@@ -138,7 +138,7 @@ def _swallow(look: Callable[[], Any]) -> None:
 def test_a_task_that_looks_at_a_literal_has_no_skeleton(look: Callable[[ChatInput], Any]):
     task = Looking(encoders=_ENCODERS, thinker=_THINKER, how=look)
 
-    with pytest.raises(OmnibusError, match="looks at a literal"):
+    with pytest.raises(OmnibusError, match="reads a literal"):
         skeleton_of(task.invoke, 2)
 
 

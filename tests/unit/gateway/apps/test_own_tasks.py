@@ -60,8 +60,9 @@ async def test_the_error_that_ends_its_executor_is_in_the_rejection(land: Estate
     async def end_executors(models: dict[str, ModelPlan]) -> None:
         for name, model in models.items():
             identity = ExecutorIdentity("x", name, *model.options, "n", {}, 1)
-            status = identity.make_status("gone", 0, 0, fault="ModuleNotFoundError: No module named 'librosa'")
-            land.home.router.members.handle_status(status)
+            gone = identity.make_status("gone", 0, 0)
+            fault = "ModuleNotFoundError: No module named 'librosa'"
+            land.home.router.members.handle_status(msgspec.structs.replace(gone, fault=fault))
 
     monkeypatch.setattr(land, "_staff", end_executors)
     land.plan_apps()

@@ -186,7 +186,7 @@ async def test_a_fork_changes_one_input_and_names_what_it_came_from(tmp_path: Pa
     ("body", "why"),
     [
         ({}, "node"),
-        ({"node": 9, "seed": 1}, "no stage '9'"),
+        ({"node": 9, "seed": 1}, "unknown stage '9'"),
         ({"node": 0}, "a fork changes something"),
         ({"node": 0, "seed": 1 << 70}, "seed"),
         ({"node": 0, "changes": {"nothing": 1}}, "no input 'nothing'"),

@@ -100,11 +100,11 @@ async def test_a_parameter_of_a_fork_counts(home: House):
 @pytest.mark.parametrize(
     ("stage", "changes", "why"),
     [
-        ("2", ["x=1"], "no stage '2'; there is 0 (vision), 1 (thinker)"),
+        ("2", ["x=1"], "unknown stage '2'; there is 0 (vision), 1 (thinker)"),
         ("thinker", ["nothing=1"], "thinker has no input 'nothing'"),
-        ("thinker", ["items=1"], "what another node gives"),
+        ("thinker", ["items=1"], "an output of another node"),
         ("vision", ["media=1"], "media cannot be changed"),
-        ("thinker", ["messages.7.content=x"], "nothing called '7'"),
+        ("thinker", ["messages.7.content=x"], "has no key '7'"),
         ("thinker", ["params"], "a change is INPUT=VALUE"),
         ("thinker", [], "a fork changes something"),
     ],
