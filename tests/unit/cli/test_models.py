@@ -128,7 +128,7 @@ def test_families_of_plugins_are_listed_and_shown_and_one_that_is_broken_spoils_
         found, shown = rows(say("list")), rows(say("show", "toy"))
 
     assert ["toy", "toy", "text, image", "text", "eye, writer"] in found
-    assert "is no family" in next(row for row in found if row[0] == "torn")[1]
+    assert "is not a family" in next(row for row in found if row[0] == "torn")[1]
     assert ["E", "eye", "encoder", "yes"] in shown
 
 
