@@ -112,9 +112,9 @@ FAULTS = {
     "field missing": ("FAMILY = {'components': ['a']}", "is not a family: .*tasks"),
     "empty": ("FAMILY = {'components': [], 'tasks': {}}", "has no component"),
     "task missing": ("FAMILY = {'components': ['a', 'b'], 'tasks': {'a': 'do'}}", r"no unit task for \['b'\]"),
-    "task of nothing": ("FAMILY = {'components': ['a'], 'tasks': {'a': 'do', 'c': 'do'}}", r"names \['c'\]"),
+    "task of nothing": ("FAMILY = {'components': ['a'], 'tasks': {'a': 'do', 'c': 'do'}}", r"unknown components \['c'\]"),
     "encoder of nothing": (
-        "FAMILY = {'components': ['a'], 'tasks': {'a': 'do'}, 'encoders': {'image': 'eye'}}", r"names \['eye'\]",
+        "FAMILY = {'components': ['a'], 'tasks': {'a': 'do'}, 'encoders': {'image': 'eye'}}", r"unknown components \['eye'\]",
     ),
     "engine": ("FAMILY = {'components': ['a'], 'tasks': {'a': 'do'}, 'engine': 'odd'}", "has engine 'odd'"),
     "composite": ("FAMILY = {'components': ['a'], 'tasks': {'a': 'do'}, 'composite': ':x'}", "has composite ':x'"),
