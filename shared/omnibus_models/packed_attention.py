@@ -1,7 +1,7 @@
 """Packed attention of vision towers on a GPU: one kernel call for all parts of a batch.
 
-Parts are windows, images and frames. Without it, transformers calls a kernel for each of them in every layer. In Qwen2.5-VL,
-an image of 1008 x 1008 pixels has 81 windows in 28 of 32 layers. The GPU would wait for the interpreter.
+Parts are windows, images and frames. Without it, transformers calls a kernel for each of them in every layer. In
+Qwen2.5-VL, an image of 1008 x 1008 pixels has 81 windows in 28 of 32 layers. The GPU would wait for the interpreter.
 """
 
 import inspect

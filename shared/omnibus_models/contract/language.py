@@ -50,9 +50,9 @@ class PromptLayout:
 
     ids: Sequence[int]  # as many placeholders as each item has rows
     starts: Sequence[int]  # start of the rows of each item
-    positions: Tensor  # as in Prefill, on the CPU
-    delta: int  # as in Prefill
-    media: Tensor  # as in Prefill, on the CPU; between the rows of one item there may be text
+    positions: Tensor  # as in PrefillInputs, on the CPU
+    delta: int  # as in PrefillInputs
+    media: Tensor  # as in PrefillInputs, on the CPU; between the rows of one item there may be text
 
     def media_runs(self, media: Sequence[Encoded]) -> Iterator[MediaRun]:
         """Yield the runs of the rows of ``media``; an item with text between its rows has several."""
@@ -84,7 +84,7 @@ class Decoder(ModelComponent, Protocol):
     """An autoregressive transformer that runs without per-module state."""
 
     layers: int
-    axes: int  # rotary position axes, see Prefill.positions
+    axes: int  # rotary position axes, see PrefillInputs.positions
     context: int  # longest sequence, prompt included
     vocabulary: int
     eos: frozenset[int]

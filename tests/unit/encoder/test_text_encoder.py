@@ -164,5 +164,5 @@ async def test_prompts_of_many_requests_are_each_about_their_own_picture(reader:
 
 
 async def test_a_prompt_about_no_picture_is_refused_where_one_is_needed(reader: TextEncodeRunner) -> None:
-    with pytest.raises(BadRequest, match="edits one picture, not 0"):
+    with pytest.raises(BadRequest, match="edits one image, not 0"):
         await run(reader, MemoryJob({"prompt": "make it red"}))
