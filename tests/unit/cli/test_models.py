@@ -321,7 +321,7 @@ def test_a_tiny_checkpoint_is_built_where_one_says_and_overwrites_nothing(say: S
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("mine")
 
-    assert "holds another checkpoint" in say("tiny", "qwen3", str(tmp_path / "mine"), code=1)
+    assert "contains another checkpoint" in say("tiny", "qwen3", str(tmp_path / "mine"), code=1)
     assert (tmp_path / "mine" / "notes.txt").read_text() == "mine"
     assert json.loads(say("tiny", "qwen3", str(tmp_path / "q"), "--json"))["path"] == str(tmp_path / "q")
     assert (tmp_path / "q" / "model.safetensors").exists()
