@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # Playlists (HLS, DASH, concat) would make the demuxer open other files and addresses: containers only.
 _CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,wav,w64,aiff,au,mp3,flac,ogg,aac,amr,caf"
-# The list of codecs holds for what the demuxer itself decodes to probe a file; ``require_codec`` is for the rest.
+# The list of codecs applies to probing by the demuxer; ``require_codec`` checks the rest.
 _OPTIONS = {"format_whitelist": _CONTAINERS, "protocol_whitelist": "none", "codec_whitelist": DECODERS}
 # Formats whose header states the exact length: less than that means that the end is missing.
 _EXACT = ("mov", "flac", "aiff")

@@ -14,7 +14,7 @@ from torch import nn
 from omnibus import errors
 from omnibus_models import loading
 
-# A service's log is no place for progress bars and for advice on optional packages.
+# Keep the service's log free of progress bars and advice on optional packages.
 logging.disable_progress_bar()
 logging.set_verbosity_error()
 

@@ -40,7 +40,7 @@ class StandIn(Protocol):
 #: Set while a checkpoint is examined and not loaded, see ``omnibus_models.examine``.
 stand_in: ContextVar[StandIn | None] = ContextVar("stand_in", default=None)
 
-# A service's log is no place for progress bars and for advice on default configurations.
+# Keep the service's log free of progress bars and advice on default configurations.
 logging.disable_progress_bar()
 logging.set_verbosity_error()
 

@@ -21,7 +21,7 @@ _CALM_STEPS = 2
 
 
 class LoadedOption:
-    """The deployed option of ``trial``, and up to ``most_others`` other replicas each."""
+    """The deployed option of ``trial``, with ``most_others`` replicas of others at most."""
 
     def __init__(
         self, house: Testbed, trial: Trial, deployed: DeployedTrial, most_others: int, tell: Callable[[str], None]
@@ -121,7 +121,7 @@ class LoadedOption:
         try:
             self._deployed = await self._house.deploy(self.trial)
         except NotStarted as error:
-            self.notes.append(f"{before.option} has no more replicas of others beside it: {error.message}")
+            self.notes.append(f"{before.option} cannot get more replicas of other options: {error.message}")
             self.trial, self._most_others = before, 0
             self._deployed = await self._house.deploy(before)
             return False

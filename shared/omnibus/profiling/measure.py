@@ -132,7 +132,7 @@ class _OptionProfiler:
             curve=tuple(curve),
         )
         if self._hits:
-            self._notes.append(f"{self._name} took {self._hits} results out of caches: its seconds are too few")
+            self._notes.append(f"{self._name} took {self._hits} results from caches: its seconds are too low")
         notes = [*self._notes, *self._loaded.notes, *bottleneck_notes(self._name, self._held)]
         return OptionMeasurement(
             whole,
@@ -205,7 +205,8 @@ class _OptionProfiler:
     def _time_alone(self, role: Role, latency: float, answers: Sequence[TimedAnswer]) -> _AloneSeconds:
         """Return the seconds of one request, and those to its first token.
 
-        The latter are 0 unless the role ends with the text's last token."""
+        The latter are 0 unless the role ends with the text's last token.
+        """
         text = self._subject.required_components
         if not text or not {*text} <= {*role.components} or role.components[-1] != text[-1]:
             return _AloneSeconds(latency)
@@ -239,7 +240,7 @@ class _OptionProfiler:
             if best.seen.rate < before.seen.rate * (1 + MIN_GROWTH):
                 break
         if best.busy is None:
-            self._notes.append(f"{self._name} does not say how busy it is: its seconds are right if it held all back")
+            self._notes.append(f"{self._name} does not report its busy time: its seconds assume that it was the bottleneck")
         return [each.seen.to_point() for each in taken], best
 
     async def _climb_load(
@@ -261,7 +262,7 @@ class _OptionProfiler:
             taken.append(step)
             at_once *= 2
         if not flat and len(taken) > 1 and at_once > self._how.most:
-            self._notes.append(f"{self._name} served more and more up to {at_once // 2} at a time: raise --most")
+            self._notes.append(f"{self._name} still gained throughput at {at_once // 2} at a time: raise --most")
         return taken
 
     async def _measure_role(self, role: Role, at_once: int) -> float | None:

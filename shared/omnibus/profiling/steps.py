@@ -109,6 +109,6 @@ def bottleneck_notes(option: str, held: Mapping[str, StepMeasurement]) -> Iterat
         fill = "" if step.engine.fill is None else f", batches {min(1.0, step.engine.fill):.0%} full"
         words.append(f"{kind or 'requests'} ({min(1.0, step.load):.0%} busy{fill})")
     yield (
-        f"{option} was not the bottleneck for {', '.join(words)}: its seconds are at most what is said; "
+        f"{option} was not the bottleneck for {', '.join(words)}: its seconds are upper bounds; "
         "raise --most-others or --most, or measure on a machine with more processors"
     )

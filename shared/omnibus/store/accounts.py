@@ -75,7 +75,7 @@ def limit_error(error: FunctionRefused, account: TenantAccount, kind: str) -> Om
             reason="background",
         )
     return Overloaded(
-        f"as many of your {kind} entries are kept as there may be: wait until one expires",
+        f"too many of your {kind} entries are stored: wait until one expires",
         retry_after=_RETRY_AFTER_SECONDS,
         reason=kind,
     )

@@ -29,7 +29,7 @@ class AppConflict(Conflict):
 
     def __init__(self, name: str, current: int) -> None:
         now = f"at version {current}" if current > 0 else "not registered" if not current else "of another build"
-        super().__init__(f"the app {name!r} is {now}: look at it and try again", param="name")
+        super().__init__(f"the app {name!r} is {now}: check its version and try again", param="name")
         self.current = current
 
 

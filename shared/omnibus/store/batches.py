@@ -58,7 +58,7 @@ class CommandBatches:
                 for each in batch:
                     getattr(pipeline, each.name)(*each.arguments, **each.options)
                 answers = await keep_cancellation(pipeline.execute(raise_on_error=False))
-        except Exception as error:  # noqa: BLE001 whoever waits raises it
+        except Exception as error:  # noqa: BLE001 the waiting caller raises it
             answers = [error] * len(batch)
         for each, answer in zip(batch, answers, strict=True):
             if each.answer.done():  # the caller was cancelled

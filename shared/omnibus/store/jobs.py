@@ -253,9 +253,9 @@ _FIELDS = (
     "tenant", "key",
 )  # fmt: skip
 _FULL_MESSAGES = {
-    "open": "as many jobs wait or are worked on as there may be: try again later",
+    "open": "too many jobs are waiting or in progress: try again later",
     "kept": "the limit of stored jobs is reached: delete some, or wait until they expire",
-    "tenant_open": "as many of your jobs wait or are worked on as one tenant may have: try again later",
+    "tenant_open": "you have as many open jobs as one tenant may have: try again later",
     "tenant_kept": "your limit of stored jobs is reached: delete some, or wait until they expire",
 }
 

@@ -33,7 +33,7 @@ WORDS = tuple(
     )
 )
 #: A word is two syllables, each of them a tone of one of these pitches in Hz, and then a rest. Whole periods of all
-#: of them fit into a frame of speech, so that a tone goes on from frame to frame without a break.
+#: of them fit into a frame of speech, so that a tone continues from frame to frame without a break.
 PITCHES = (600, 700, 800, 900, 1000, 1100, 1200, 1300)
 #: Voices: a second tone under each pitch in Hz, and its loudness.
 VOICES = {"Chelsie": (0, 0.0), "Ethan": (200, 0.25)}
