@@ -240,7 +240,7 @@ class _OptionProfiler:
             if best.seen.rate < before.seen.rate * (1 + MIN_GROWTH):
                 break
         if best.busy is None:
-            self._notes.append(f"{self._name} does not report its busy time: its seconds assume that it was the bottleneck")
+            self._notes.append(f"{self._name} does not report its busy time: its seconds assume a bottleneck")
         return [each.seen.to_point() for each in taken], best
 
     async def _climb_load(

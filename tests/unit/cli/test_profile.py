@@ -101,4 +101,4 @@ def test_an_app_whose_models_are_not_known_is_said_so(here: Path, capsys: pytest
 def test_a_run_that_was_interrupted_is_not_overwritten(here: Path, capsys: pytest.CaptureFixture[str]):
     PartialProfile(Path("m.profile.json"), {}).path.write_text("{}")
 
-    assert "go on with --resume" in said(capsys, "m", *DECLARED, *WORK)
+    assert "continue with --resume" in said(capsys, "m", *DECLARED, *WORK)

@@ -51,7 +51,7 @@ def test_what_was_measured_is_there_for_the_next_run_and_what_did_not_start_is_t
 def test_a_run_that_was_interrupted_is_not_overwritten(tmp_path: Path):
     PartialProfile(tmp_path / "m.json", KEY).save_option("E", found())
 
-    with pytest.raises(Conflict, match="go on with --resume, or remove it"):
+    with pytest.raises(Conflict, match="continue with --resume, or remove it"):
         PartialProfile(tmp_path / "m.json", KEY).read_existing(resume=False)
 
 
