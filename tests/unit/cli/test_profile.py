@@ -49,7 +49,7 @@ WORK = ("--workload", "w.json")
         (("./nowhere.py", *WORK), "nowhere.py: no such file"),
         (("qwen-image-tiny", *WORK), "qwen-image-tiny does not chat, and only chats can be measured"),
         (("qwen2", *WORK), "qwen2 is a family: name its tiny model, qwen2-tiny, or one of yours and its file"),
-        (("ltx2-tiny", *WORK), "it has text_encoder, vae_encoder, dit, vae, audio_vae"),
+        (("ltx2-tiny", *WORK), "It has text_encoder, vae_encoder, dit, vae, audio_vae"),
         (("x y", *DECLARED, *WORK), "no model 'x y' is declared; there is m"),
         (("m", "--models", "no.json", *WORK), "--models no.json: No such file"),
         (("m", *DECLARED, "--workload", "no.json"), "--workload no.json: no such file that can be read"),
