@@ -18,7 +18,7 @@ PYTHON = "python"
 #: The halves of a language model, and the kinds of their unit tasks.
 SPLIT = {"prefill": "prefill", "decode": "decode"}
 
-#: A language model that embeds texts, and the kind of its unit task.
+#: A language model that embeds texts, the kind of its unit task, and the option that runs it.
 EMBED = {"embedder": "embed"}
 EMBEDS: dict[str, dict[str, Any]] = {"B": {"components": ["embedder"], "service": "encoder"}}
 

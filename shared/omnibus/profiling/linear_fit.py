@@ -15,7 +15,7 @@ MIN_SPREAD = 0.05
 
 
 def solve_nonnegative(rows: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Least squares without negative unknowns: ``rows`` [n, k] float, ``wanted`` [n] float, the result [k].
+    """Least squares without negative unknowns: ``rows`` [n, k] float, ``target`` [n] float, the result [k].
 
     Exact: of all choices of unknowns that are not zero, the best whose solution has no negative one.
     """
