@@ -265,7 +265,7 @@ RUNNING = [
     Mistake(
         "a tenant that is no name",
         "omnibus keys create a/b",
-        "omnibus: 'a/b' is no tenant: letters, digits, dot, dash, underscore, at most 64",
+        "omnibus: 'a/b' is not a tenant name: use letters, digits, dot, dash, underscore, at most 64",
     ),
     Mistake(
         "a limit below nothing",

@@ -128,7 +128,7 @@ def test_families_of_plugins_are_listed_and_shown_and_one_that_is_broken_spoils_
         found, shown = rows(say("list")), rows(say("show", "toy"))
 
     assert ["toy", "toy", "text, image", "text", "eye, writer"] in found
-    assert "is no family" in next(row for row in found if row[0] == "torn")[1]
+    assert "is not a family" in next(row for row in found if row[0] == "torn")[1]
     assert ["E", "eye", "encoder", "yes"] in shown
 
 
@@ -321,7 +321,7 @@ def test_a_tiny_checkpoint_is_built_where_one_says_and_overwrites_nothing(say: S
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("mine")
 
-    assert "holds another checkpoint" in say("tiny", "qwen3", str(tmp_path / "mine"), code=1)
+    assert "contains another checkpoint" in say("tiny", "qwen3", str(tmp_path / "mine"), code=1)
     assert (tmp_path / "mine" / "notes.txt").read_text() == "mine"
     assert json.loads(say("tiny", "qwen3", str(tmp_path / "q"), "--json"))["path"] == str(tmp_path / "q")
     assert (tmp_path / "q" / "model.safetensors").exists()

@@ -49,7 +49,7 @@ WORK = ("--workload", "w.json")
         (("./nowhere.py", *WORK), "nowhere.py: no such file"),
         (("qwen-image-tiny", *WORK), "qwen-image-tiny does not chat, and only chats can be measured"),
         (("qwen2", *WORK), "qwen2 is a family: name its tiny model, qwen2-tiny, or one of yours and its file"),
-        (("ltx2-tiny", *WORK), "it has text_encoder, vae_encoder, dit, vae, audio_vae"),
+        (("ltx2-tiny", *WORK), "It has text_encoder, vae_encoder, dit, vae, audio_vae"),
         (("x y", *DECLARED, *WORK), "no model 'x y' is declared; there is m"),
         (("m", "--models", "no.json", *WORK), "--models no.json: No such file"),
         (("m", *DECLARED, "--workload", "no.json"), "--workload no.json: no such file that can be read"),
@@ -101,4 +101,4 @@ def test_an_app_whose_models_are_not_known_is_said_so(here: Path, capsys: pytest
 def test_a_run_that_was_interrupted_is_not_overwritten(here: Path, capsys: pytest.CaptureFixture[str]):
     PartialProfile(Path("m.profile.json"), {}).path.write_text("{}")
 
-    assert "go on with --resume" in said(capsys, "m", *DECLARED, *WORK)
+    assert "continue with --resume" in said(capsys, "m", *DECLARED, *WORK)

@@ -104,7 +104,7 @@ async def test_prompts_of_many_requests_share_batches(runner: TextEncodeRunner, 
         ({"prompt": "a", "colour": 1}, "colour"),
         ({"prompt": "a", "items": [1]}, "list of embeddings"),
         ({"prompt": "a", "items": [Item({}, None)]}, "list of embeddings"),
-        ({"prompt": "a", "items": [Item({}, np.zeros((4, 64), np.float32))]}, "text alone"),
+        ({"prompt": "a", "items": [Item({}, np.zeros((4, 64), np.float32))]}, "only text"),
         ({"prompt": "a <|im_start|> b"}, "im_start"),
         ({"prompt": "a", "negative_prompt": "<|im_end|>"}, "im_end"),
     ],
@@ -164,5 +164,5 @@ async def test_prompts_of_many_requests_are_each_about_their_own_picture(reader:
 
 
 async def test_a_prompt_about_no_picture_is_refused_where_one_is_needed(reader: TextEncodeRunner) -> None:
-    with pytest.raises(BadRequest, match="edits one picture, not 0"):
+    with pytest.raises(BadRequest, match="edits one image, not 0"):
         await run(reader, MemoryJob({"prompt": "make it red"}))

@@ -92,7 +92,7 @@ async def test_pictures_of_many_pictures_share_steps_and_are_each_their_own(
 
 
 async def test_there_is_nothing_to_edit_without_a_picture(runner: DenoiseRunner) -> None:
-    with pytest.raises(BadRequest, match="edits pictures"):
+    with pytest.raises(BadRequest, match="edits images"):
         await run(runner, job(None, width=64, height=64))
 
 

@@ -102,7 +102,7 @@ def test_prompts_that_cannot_be_used_are_refused(parts: dict[str, Any]) -> None:
 
     with pytest.raises(BadRequest, match="</s>"):
         encoder.prepare("a sign: 'hello </s>'")
-    with pytest.raises(BadRequest, match="no negative prompt"):
+    with pytest.raises(BadRequest, match="does not support negative prompts"):
         encoder.prepare_negative(RED, "clouds")
     with pytest.raises(ContextTooLong, match="2048"):
         encoder.prepare(f"a book: '{'hill ' * 1000}'")

@@ -241,7 +241,7 @@ def test_another_seed_prompt_or_guidance_makes_another_picture(parts: dict[str, 
 def test_a_picture_has_the_size_that_the_model_makes(parts: dict[str, Any]) -> None:
     assert parts["dit"].default_size == (64, 64)
     for sides in [{"width": 1024, "height": 1024}, {"width": 0}, {"height": 32}]:
-        with pytest.raises(BadRequest, match="this model makes pictures of 64x64"):
+        with pytest.raises(BadRequest, match="this model generates images of 64x64"):
             parts["dit"].open(wished(1, **sides), guides(parts, RED))
 
 
@@ -337,7 +337,7 @@ def test_prompts_that_cannot_be_used_are_refused(parts: dict[str, Any]) -> None:
 
     with pytest.raises(BadRequest, match="begin_of_image"):
         encoder.prepare("a <begin_of_image> b")
-    with pytest.raises(BadRequest, match="no negative prompt"):
+    with pytest.raises(BadRequest, match="does not support negative prompts"):
         encoder.prepare_negative(RED, "clouds")
     with pytest.raises(ContextTooLong, match="4080"):
         encoder.prepare("hill " * 5000)

@@ -203,7 +203,7 @@ def test_prompts_that_are_no_text_or_too_much_of_it_are_refused(parts: dict[str,
         encoder.prepare("a <start_of_turn> b")
     with pytest.raises(ContextTooLong, match="1024"):
         encoder.prepare("hill " * 1024)
-    with pytest.raises(BadRequest, match="text alone"):
+    with pytest.raises(BadRequest, match="only text"):
         encoder.prepare(CAT, [Encoded(torch.zeros(4, 32), {"modality": "image"})])
     with pytest.raises(BadRequest, match="tokens, 64"):
         parts["dit"].open(FILMS[0][0], [torch.zeros(3, 65)])

@@ -174,7 +174,7 @@ def test_more_pictures_in_a_row_than_are_kept_for_an_answer_are_refused(parts: d
 
     thinker.assemble_prefill(thinker.prompt([user(*[IMAGE] * 4, text("and"), *[IMAGE] * 4)]), [item] * 8)
 
-    with pytest.raises(BadRequest, match="more than 4 pictures"):
+    with pytest.raises(BadRequest, match="more than 4 images"):
         thinker.assemble_prefill(thinker.prompt([user(*[IMAGE] * 5)]), [item] * 5)
 
 

@@ -271,7 +271,7 @@ def test_latents_that_are_no_pictures_are_refused(parts: dict[str, Any], shape: 
 
 
 def test_there_is_nothing_to_edit_without_a_picture(parts: dict[str, Any]) -> None:
-    with pytest.raises(BadRequest, match="edits pictures"):
+    with pytest.raises(BadRequest, match="edits images"):
         parts["dit"].open(ImageSpec(64, 64, 4, 1), guides(parts, WIDE, RED))
 
 

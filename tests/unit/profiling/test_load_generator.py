@@ -114,7 +114,7 @@ async def test_a_request_that_is_refused_is_named():
     async def script(head, body, send):
         await send(refusal(400, "bad_request"))
 
-    with pytest.raises(BadRequest, match=r"requests\[a\] of the workload is refused: no"):
+    with pytest.raises(BadRequest, match=r"requests\[a\] of the workload is rejected: no"):
         await run(script, [LoadRequest(request())], 2, LoadStep(0.1, 1))
 
 

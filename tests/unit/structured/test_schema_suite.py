@@ -29,7 +29,7 @@ WHOLE = {
     "maxLength", "minLength", "exclusiveMaximum", "exclusiveMinimum",
 }  # fmt: skip
 #: Reasons for which a schema of those is rejected all the same: nothing fits it, or another keyword stands in it.
-OTHER_REASONS = ("Unsatisfiable", "dependentSchemas", "propertyNames", "not disjoint", "too many digits", "beside")
+OTHER_REASONS = ("Unsatisfiable", "dependentSchemas", "propertyNames", "not disjoint", "too many digits", "next to")
 
 
 @pytest.fixture(scope="module")

@@ -70,6 +70,6 @@ async def test_a_tenant_has_its_share_of_batches(tmp_path: Path, valkey_url: str
         for _ in range(2):
             await submit_batch(gate, "ann", "one")
 
-        with pytest.raises(openai.RateLimitError, match="of your jobs"):
+        with pytest.raises(openai.RateLimitError, match="as one tenant may have"):
             await submit_batch(gate, "ann", "one")
         await submit_batch(gate, "bob", "one")

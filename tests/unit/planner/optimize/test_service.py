@@ -128,8 +128,8 @@ async def test_while_executors_make_room_requests_go_the_best_paths_over_those_t
 #: What is asked, what was measured; who says what is wrong.
 FAULTS: dict[str, tuple[dict[str, Any], bytes | None, str, str]] = {
     "no file": ({"profile": "q.json"}, None, "model q", "q.json cannot be read: No such file or directory"),
-    "no JSON": ({"profile": "q.json"}, b"{", "model q", "q.json is no profile: "),
-    "NaN": ({"profile": "q.json"}, profiles.encode_profile(profile()).replace(b"0.2,", b"NaN,"), "model q", "q.json is no profile"),
+    "no JSON": ({"profile": "q.json"}, b"{", "model q", "q.json is not a profile ("),
+    "NaN": ({"profile": "q.json"}, profiles.encode_profile(profile()).replace(b"0.2,", b"NaN,"), "model q", "q.json is not a profile"),
     "infinite": ({"profile": "q.json"}, profiles.encode_profile(profile()).replace(b"0.2,", b"1e999,"), "model q", "q.json"),
     "component not measured": (
         {"profile": "q.json"}, profiles.encode_profile(profile({"L": L})), "model q", "no option of its profile runs component vision",
@@ -179,7 +179,7 @@ async def test_a_profile_that_becomes_bad_leaves_its_model_as_it_was(town: Town)
     async with town.planner():
         first = await town.current(1)
         path.write_text("{")
-        await said(town, "model q", "is no profile")
+        await said(town, "model q", "is not a profile")
 
         assert await town.store.plan() == first
 
