@@ -131,8 +131,12 @@ ALONE = [
     ),
     _up("no node", "0 nodes: there is one at least", "--nodes 0"),
     _up("no gateway", "0 gateways: one at least must run", "--gateways 0"),
-    _up("a directory of apps that is not there", "--apps-dir apps: no such directory", "--apps-dir apps"),
-    _up("an app that is not there, beside models", "app.py: no such file", "--app app.py"),
+    _up(
+        "a directory of apps that is not there",
+        "--apps-dir apps must be a directory that this user can read",
+        "--apps-dir apps",
+    ),
+    _up("an app that is not there, beside models", "app.py: file not found", "--app app.py"),
     _setting(
         "a misspelt setting",
         "OMNIBUS_GATEWAY_KEYZ is not a setting: did you mean OMNIBUS_GATEWAY_KEYS?",
@@ -191,7 +195,7 @@ ALONE = [
         "omnibus: the module app is no app: it has no `serve`: write `async def serve(request): ...`",
         files={"app.py": "ANSWER = 42\n"},
     ),
-    Mistake("an app that is not there", "omnibus app check app.py", "omnibus: app.py: no such file"),
+    Mistake("an app that is not there", "omnibus app check app.py", "omnibus: app.py: file not found"),
     Mistake(
         "a checkpoint that is neither here nor an id",
         "omnibus models check checkpoints/vl",
@@ -205,12 +209,12 @@ ALONE = [
     Mistake(
         "a workload that is not there",
         "omnibus profile qwen3-tiny --workload requests.json",
-        "omnibus: --workload requests.json: no such file that can be read",
+        "omnibus: --workload requests.json: cannot read this file",
     ),
     Mistake(
         "a simulation of models that are not there",
         "omnibus whatif --models models.json --rate 2x",
-        "omnibus: --models models.json: no such file that can be read",
+        "omnibus: --models models.json: cannot read this file",
     ),
     Mistake(
         "a shell that is not known",
@@ -236,7 +240,7 @@ ALONE = [
     Mistake(
         "an answer that has no place",
         "omnibus demo --out results/answer.wav",
-        "omnibus: --out results/answer.wav: no file can be written there",
+        "omnibus: --out results/answer.wav: cannot write a file there",
     ),
     Mistake(
         "a model that the demo does not run",
@@ -270,7 +274,7 @@ RUNNING = [
     Mistake(
         "a limit below nothing",
         "omnibus keys create alice --rate -3",
-        "omnibus: --rate -3: 0 or more is expected; 0 is no limit",
+        "omnibus: --rate -3 must be 0 (for no limit) or more",
     ),
     Mistake(
         "an app that is not registered",
@@ -280,7 +284,7 @@ RUNNING = [
     Mistake(
         "a request that is no JSON",
         "omnibus app invoke nobody '{'",
-        "omnibus: the request is no JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)",
+        "omnibus: the request must be JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)",
     ),
     Mistake(
         "a dead letter that is not there",

@@ -209,7 +209,7 @@ async def test_steps_are_printed_and_two_invocations_compared(
     assert await run("step", "step-1", "--nats", nats_url) == 0
     printed_all = capsys.readouterr()
     assert "not kept" in printed_all.out
-    assert printed_all.err == "what stages give each other is kept with OMNIBUS_GATEWAY_RECORD=stages\n"
+    assert printed_all.err == "set OMNIBUS_GATEWAY_RECORD=stages to keep the values between stages\n"
     assert await run("compare", "step-1", "step-1", "--nats", nats_url) == 0
     assert await run("compare", "step-1", "step-2", "--json", "--nats", nats_url) == 1
     printed = json.loads(capsys.readouterr().out.splitlines()[-1])

@@ -328,7 +328,7 @@ def test_a_tiny_checkpoint_is_built_where_one_says_and_overwrites_nothing(say: S
 
 
 def test_an_unknown_tiny_model_names_those_there_are(say: Say):
-    assert "there is no tiny gpt; there is one of gemma3" in say("tiny", "gpt", code=1)
+    assert "unknown tiny model gpt: use one of gemma3" in say("tiny", "gpt", code=1)
 
 
 # words

@@ -1,4 +1,4 @@
-"""Text of a plan's score: what it promised for the requests that came, and what was measured."""
+"""Text of a plan's score: promised values for the actual requests, next to the measured ones."""
 
 import time
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ _FIGURES = {
 
 
 def score_lines(score: PlanScore | None) -> Iterator[str]:
-    """Lines of a score; None: there is none yet."""
+    """Yield the lines of a score, none if ``score`` is None."""
     if score is None:
         return
     ended = sum(each.requests for each in score.types)
