@@ -64,7 +64,7 @@ ALONE = [
         "nothing runs", "omnibus show 4bb189-0-1", "omnibus: no running Omnibus found; start one with `omnibus up`"
     ),
     Mistake(
-        "a run is named that is not up", "omnibus status --run nightly", "omnibus: no run named nightly: none is up"
+        "a run is named that is not up", "omnibus status --run nightly", "omnibus: unknown run nightly: none is running"
     ),
     Mistake(
         "the bus is elsewhere",
@@ -73,12 +73,12 @@ ALONE = [
     ),
     _up(
         "the port is no port",
-        "port 99999 is none: ports are numbers from 1 to 65535, and 0 takes a free one",
+        "port 99999 must be a number from 1 to 65535, or 0 for a free one",
         "--port 99999",
     ),
     _up(
         "the port is taken",
-        "port {taken} of 127.0.0.1 is taken (Address already in use): choose another one with --port, 0 for a free one",
+        "port {taken} of 127.0.0.1 is in use (Address already in use): choose another one with --port, 0 for a free one",
         "--port {taken}",
     ),
     _up(
@@ -126,7 +126,7 @@ ALONE = [
     ),
     _up(
         "a model that does not ship",
-        "no tiny model qwen2.5-omni-wrold; there is …; did you mean qwen2.5-omni-world?",
+        "unknown tiny model qwen2.5-omni-wrold; there is …; did you mean qwen2.5-omni-world?",
         "--only qwen2.5-omni-wrold",
     ),
     _up("no node", "0 nodes: there is one at least", "--nodes 0"),
@@ -159,7 +159,7 @@ ALONE = [
     ),
     _setting(
         "a type that there is not",
-        "OMNIBUS_EXECUTOR_DTYPE='float99': `float32` or `bfloat16` or `float16` is expected",
+        "OMNIBUS_EXECUTOR_DTYPE must be `float32` or `bfloat16` or `float16`, not 'float99'",
         OMNIBUS_EXECUTOR_DTYPE="float99",
     ),
     _setting(
@@ -169,7 +169,7 @@ ALONE = [
     ),
     _setting(
         "more shared memory than there is",
-        "/dev/shm has … MiB free and 99999999 MiB are needed: free some, or set OMNIBUS_SIDECAR_ARENA_MIB to less",
+        "/dev/shm has … MiB free and 99999999 MiB are required: free some, or reduce OMNIBUS_SIDECAR_ARENA_MIB",
         OMNIBUS_SIDECAR_ARENA_MIB="99999999",
     ),
     _setting(
@@ -297,6 +297,8 @@ RUNNING = [
         "omnibus: no process thinker of … has logged anything; there is …",
     ),
     Mistake(
-        "a run that is not up, beside one that is", "omnibus env --run other", "omnibus: no run named other: there is …"
+        "a run that is not up, beside one that is",
+        "omnibus env --run other",
+        "omnibus: unknown run other: running are …",
     ),
 ]

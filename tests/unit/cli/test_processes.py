@@ -45,7 +45,7 @@ def test_runs_in_the_background_are_listed_looked_at_and_ended(shell: Shell):
     found = json.loads(shell.run("ps", "--json"))
     assert [(run["name"], run["ready"]) for run in found] == [("one", True), ("two", True)]
     assert found[0]["url"] in started
-    assert "several runs are up: one (http" in shell.run("status", code=1)
+    assert "name one of several runs with --run NAME or OMNIBUS_RUN: one (http" in shell.run("status", code=1)
     status = json.loads(shell.run("status", "--run", "two", "--json"))
     assert (status["url"], status["missing"]) == (found[1]["url"], "")
     assert set(status["pids"]) == {"nats", "valkey", "planner", "sidecar", "gateway"}

@@ -34,7 +34,7 @@ MISTAKES = {
         '{"models": {"a": {"family": "qwen2", "checkpoint": "x",\n "planned": {"goel": 1}}}}', "line 2: .* did you mean `goal`?",
     ),
     "no directory": ('{"models": {"a": {"family": "qwen2", "checkpoint": "/no/such"}}}', "model a: /no/such is neither"),
-    "no directory beside it": ('{"models": {"a": {"family": "qwen2", "checkpoint": "./none"}}}', "./none is neither a directory"),
+    "no directory beside it": ('{"models": {"a": {"family": "qwen2", "checkpoint": "./none"}}}', "./none must be a directory"),
     "not in the cache": (
         '{"models": {"a": {"family": "qwen2", "checkpoint": "Nobody/none"}}}', "`omnibus models get Nobody/none` downloads it",
     ),
@@ -130,8 +130,8 @@ async def test_what_executors_download_or_other_engines_load_is_left_to_them(tmp
     [
         ({"OMNIBUS_GATEWAY_KEYZ": "1"}, "did you mean OMNIBUS_GATEWAY_KEYS"),
         ({"OMNIBUS_PLANNER_WINDOW": "abc"}, "OMNIBUS_PLANNER_WINDOW='abc': a number is expected"),
-        ({"OMNIBUS_SIDECAR_ARENA_MIB": "99999999999"}, "/dev/shm has .* set OMNIBUS_SIDECAR_ARENA_MIB to less"),
-        ({"OMNIBUS_EXECUTOR_DTYPE": "float99"}, "OMNIBUS_EXECUTOR_DTYPE='float99': `float32` or `bfloat16`"),
+        ({"OMNIBUS_SIDECAR_ARENA_MIB": "99999999999"}, "/dev/shm has .* reduce OMNIBUS_SIDECAR_ARENA_MIB"),
+        ({"OMNIBUS_EXECUTOR_DTYPE": "float99"}, "OMNIBUS_EXECUTOR_DTYPE must be `float32` or `bfloat16`"),
         ({"OMNIBUS_EXECUTOR_DEVICE": "nowhere"}, "OMNIBUS_EXECUTOR_DEVICE='nowhere': .*`cpu` always works"),
     ],
 )
