@@ -192,7 +192,7 @@ ALONE = [
     Mistake(
         "an app without an app",
         "omnibus app check app.py",
-        "omnibus: the module app is no app: it has no `serve`: write `async def serve(request): ...`",
+        "omnibus: the module app is not an app: it has no `serve`: write `async def serve(request): ...`",
         files={"app.py": "ANSWER = 42\n"},
     ),
     Mistake("an app that is not there", "omnibus app check app.py", "omnibus: app.py: file not found"),
