@@ -54,11 +54,11 @@ class _ExecutorMetrics:
 
     @cache  # noqa: B019
     def job_histograms(self, component: str) -> tuple[Distribution, Distribution, Distribution]:
-        """Return the histograms of ``component``: time until inputs were there, to first output, and to the end."""
+        """Return the histograms of ``component``: time until inputs arrived, to first output, and to the end."""
         return self.inputs.labels(component), self.first.labels(component), self.job.labels(component)
 
     def observe_finished(self, component: str, taken: float, ready: float, first: float, end: float) -> None:
-        """A job was done; times in Unix seconds. A stream may begin before its last input has come."""
+        """Count a finished job. Times are in Unix seconds. A stream may begin before its last input arrives."""
         inputs, firsts, whole = self.job_histograms(component)
         inputs.observe(ready - taken)
         firsts.observe(max(0.0, first - ready))
@@ -71,7 +71,7 @@ class _ExecutorMetrics:
 
 
 class _Engine:
-    """Metrics that runners report in ``stats``; a number that an engine does not know is left out.
+    """Metrics that runners report in ``stats``. Numbers that an engine does not report are left out.
 
     Engines of vLLM also export all metrics of vLLM, by vLLM's names: ``vllm:kv_cache_usage_perc`` and others.
     """

@@ -7,7 +7,7 @@ from omnibus.metrics.collectors import REGISTRY, CallbackMetric
 
 
 class _Planner:
-    """Metrics of the planner: the wanted state, and the actual one."""
+    """Metrics of the planner: the planned state and the actual one."""
 
     #: Epoch of the plan that is current in the store, and when it was made, Unix seconds.
     epoch = CallbackMetric("omnibus_planner_epoch", "Epoch of the current plan.")
@@ -32,7 +32,7 @@ class _Planner:
 
 
 class _Streams:
-    """JetStream, as the planner sees it every few seconds."""
+    """Metrics of JetStream, which the planner reads every few seconds."""
 
     messages = CallbackMetric("omnibus_stream_messages", "Messages stored.", ["stream"])
     #: Bytes kept, and the most that are. At the limit the oldest leave before their time: OMNIBUS_BUS_RECORD_BYTES.

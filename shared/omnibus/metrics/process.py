@@ -6,7 +6,7 @@ from omnibus.metrics.collectors import REGISTRY, CallbackMetric
 
 
 class _Process:
-    """Every service."""
+    """Metrics of every service."""
 
     #: Whether the connection to NATS is up, and how often it came back. What was under way then ran again.
     bus = CallbackMetric("omnibus_bus_connected", "Whether NATS is there.")

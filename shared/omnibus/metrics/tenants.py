@@ -8,14 +8,15 @@ from prometheus_client import Counter, Histogram
 from omnibus.metrics.buckets import LATENCY_BUCKETS_SECONDS
 from omnibus.metrics.collectors import REGISTRY, CallbackMetric
 
-#: Tenants that are told apart. Operators register them, so they are few; who comes after as many is ``other``.
+#: Most tenants with their own label. Operators register them, so they are few. Later ones are ``other``.
 MAX_TENANTS = 256
 
 
 class _Tenants:
-    """Turns and limits among tenants. Nothing is told where no API keys are asked for.
+    """Turns and limits of tenants. There are no values unless API keys are required.
 
-    What several models serve together counts for each of them. Tenant "" is the operator, by the admin token.
+    If several models share an executor, its requests count for each of them. Tenant "" is the operator, by the admin
+    token.
     """
 
     #: Requests that wait for their turn. Long for long: see below who uses most; if all do, more executors are needed.
@@ -61,8 +62,8 @@ class _Tenants:
 
     @cache  # noqa: B019
     def tenant_label(self, tenant: str) -> str:
-        """Return the label value for ``tenant``: its name, or ``other`` after the first ``NAMES`` tenants."""
-        # Keys come and go while a gateway runs.
+        """Return the label value for ``tenant``: its name, or ``other`` after the first ``MAX_TENANTS``."""
+        # Keys are created and revoked while a gateway runs.
         return tenant if self.tenant_label.cache_info().currsize < MAX_TENANTS else "other"
 
 

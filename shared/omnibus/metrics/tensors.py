@@ -1,4 +1,4 @@
-"""Metrics of tensors: transfers, and the shared memory that holds them."""
+"""Metrics of tensors: transfers, and the shared memory that stores them."""
 
 from functools import cache
 from typing import Any
@@ -7,12 +7,12 @@ from prometheus_client import Counter
 
 from omnibus.metrics.collectors import REGISTRY, CallbackMetric
 
-#: Pairs of components that are told apart.
+#: Most pairs of components with their own labels.
 MAX_EDGES = 512
 
 
 class _Transfer:
-    """Tensors on the way from one component to the next, counted by who sends them. ``gateway`` sends media."""
+    """Tensors sent from one component to the next, counted by the sender. ``gateway`` sends media."""
 
     #: Bytes that were written for another process.
     bytes = Counter("omnibus_transfer_bytes_total", "Bytes sent.", ["source", "target"], registry=REGISTRY)
@@ -23,8 +23,8 @@ class _Transfer:
 
     @cache  # noqa: B019
     def edge_counters(self, source: str, target: str) -> tuple[Any, Any, Any]:
-        """Bytes, seconds and pieces."""
-        # Who writes to the bus by hand may name components as he likes.
+        """Return the counters of bytes, seconds and pieces."""
+        # A client that publishes on the bus itself can choose names of components.
         labels = (source, target) if self.edge_counters.cache_info().currsize < MAX_EDGES else ("other", "other")
         return self.bytes.labels(*labels), self.seconds.labels(*labels), self.pieces.labels(*labels)
 
@@ -67,7 +67,7 @@ class _Arena:
 
 
 class _Nodes:
-    """Metrics of tensors that cross from node to node, read from the sidecar of the node that reads them."""
+    """Metrics of tensors sent between nodes. The sidecar of the receiving node reports them."""
 
     #: Bytes that were pulled from each other node, and the seconds that this took. Few bytes per second: a slow link.
     pulled = CallbackMetric("omnibus_node_pulled_bytes_total", "Bytes pulled from a node.", ["node"])
