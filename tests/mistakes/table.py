@@ -116,12 +116,12 @@ ALONE = [
     ),
     _declared(
         "a checkpoint that is not there",
-        "model vl: checkpoints/vl is no directory here, nor is it in this machine's cache of the Hugging Face hub: `omnibus models get checkpoints/vl` downloads it, and so do executors with OMNIBUS_EXECUTOR_DOWNLOAD=1",
+        "model vl: checkpoints/vl is not a directory, nor in this machine's cache of the Hugging Face hub: download it with `omnibus models get checkpoints/vl`, or set OMNIBUS_EXECUTOR_DOWNLOAD=1 for executors",
         vl=_VL,
     ),
     _declared(
         "a checkpoint of the hub that was not downloaded",
-        "model vl: Qwen/Qwen2.5-VL-3B-Instruct is no directory here, nor is it in this machine's cache of the Hugging Face hub: `omnibus models get Qwen/Qwen2.5-VL-3B-Instruct` downloads it, and so do executors with OMNIBUS_EXECUTOR_DOWNLOAD=1",
+        "model vl: Qwen/Qwen2.5-VL-3B-Instruct is not a directory, nor in this machine's cache of the Hugging Face hub: download it with `omnibus models get Qwen/Qwen2.5-VL-3B-Instruct`, or set OMNIBUS_EXECUTOR_DOWNLOAD=1 for executors",
         vl={**_VL, "checkpoint": "Qwen/Qwen2.5-VL-3B-Instruct"},
     ),
     _up(
@@ -199,7 +199,7 @@ ALONE = [
     Mistake(
         "a checkpoint that is neither here nor an id",
         "omnibus models check checkpoints/vl",
-        "omnibus: checkpoints/vl is no directory here, nor is it in this machine's cache of the Hugging Face hub: `omnibus models get checkpoints/vl` downloads it, and so do executors with OMNIBUS_EXECUTOR_DOWNLOAD=1",
+        "omnibus: checkpoints/vl is not a directory, nor in this machine's cache of the Hugging Face hub: download it with `omnibus models get checkpoints/vl`, or set OMNIBUS_EXECUTOR_DOWNLOAD=1 for executors",
     ),
     Mistake(
         "a problem of a plan that is not there",
