@@ -102,10 +102,10 @@ async def _abort_candidate(store: Store, options: argparse.Namespace) -> None:
     after = before.enter_state("aborted", f"aborted by an operator, after it was {before.state}", time.time())
     text = f"{after.model}: {after.describe()} ends"
     if before.state == "promoted":
-        text = f"{after.model}: {after.describe()} is taken back once executors of what was before are ready"
+        text = f"{after.model}: {after.describe()} is reverted once the executors of the earlier version are ready"
     elif not before.is_active:
         after = msgspec.structs.replace(after, base=(), base_path=())
-        text = f"{after.model}: nothing that was promoted counts any more: it is as declared"
+        text = f"{after.model}: all promotions are reverted: the model is as declared"
     await store.put_candidate(after, before)
     _print_result(options, after, text)
 

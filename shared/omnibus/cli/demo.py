@@ -120,9 +120,9 @@ async def _print_verdict(options: argparse.Namespace, right: str, answer: str) -
     """Print whether the answer is right. Also print the words that a decoder of tones finds in its audio."""
     described = await demo_world.describe_media(Path(options.out))
     if right:
-        _print_line(f"what was drawn and played: {right}: {demo_world.verdict_text(answer == right)}")
+        _print_line(f"expected answer: {right}: {demo_world.verdict_text(answer == right)}")
     same = "the same" if described == answer else "something else"
-    _print_line(f"who knows the tones and is no model hears: {described}: {same}")
+    _print_line(f"tones decoded without a model: {described}: {same}")
 
 
 def _print_line(text: str) -> None:
@@ -205,7 +205,7 @@ def _print_stream(stream: Any, began: float, out: Path) -> str:
     _print_line(f"\nfirst text after {first.get('text', 0):.2f} s, last text after {last_text:.2f} s")
     if samples:
         out.write_bytes(samples)
-        _print_line(f"first sound after {first['sound']:.2f} s; all of it is in {out} ({len(samples)} bytes)")
+        _print_line(f"first audio after {first['sound']:.2f} s; all of it is in {out} ({len(samples)} bytes)")
     return text
 
 
@@ -217,14 +217,14 @@ async def _print_record(stack: Stack, id: str) -> None:
             break
         await asyncio.sleep(0.05)
         invocation, ended = await find_record(stack.bus, id)
-    _print_line("\nthe way it took\n" + "\n".join(invocation_lines(invocation, ended)))
+    _print_line("\nits route\n" + "\n".join(invocation_lines(invocation, ended)))
     program = _program_name()
     looks = {"tail": "watch requests begin and end", f"show {id}": "graph, route and waterfall"}
     looks[f"replay {id}"] = "run it again, compare the answers"
     width = max(len(look) for look in looks)
     lines = [f"  {program} {look:<{width}}  {what}" for look, what in looks.items()]
     lines.append(f"  nats stream view OMNIBUS_INVOCATIONS --subject 'omnibus.inv.*.{id}'")
-    _print_line(f"\nits record; while `{program} up` runs, look at any request with\n" + "\n".join(lines))
+    _print_line(f"\nto inspect any request while `{program} up` runs, use\n" + "\n".join(lines))
 
 
 def _program_name() -> str:

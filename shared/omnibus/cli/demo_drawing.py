@@ -28,7 +28,7 @@ async def draw_and_describe(url: str, wish: str, looking: str, out: Path) -> Non
     await asyncio.to_thread(out.write_bytes, image)
     if sys.stdout.isatty():
         _print_line(f"\n{demo_world.terminal_image(image)}\n")
-    seen = {"who looks at its pixels and is no model": await demo_world.describe_media(out)}
+    seen = {"a program without a model": await demo_world.describe_media(out)}
     seen[looking] = await asyncio.to_thread(_describe_image, url, looking, image)
     for name, words in seen.items():
         _print_line(f"{name} sees: {words}: {demo_world.verdict_text(words == wish)}")

@@ -108,10 +108,10 @@ def invocation_lines(invocation: Invocation, ended: EndRecord | None) -> list[st
     if answer.text:
         lines.append(f"answer  {answer.text[:200]!r}")
     if answer.audio_seconds:
-        lines.append(f"sound   {answer.audio_seconds:.2f} s, sha256 {answer.audio_sha256[:16]}…")
+        lines.append(f"audio   {answer.audio_seconds:.2f} s, sha256 {answer.audio_sha256[:16]}…")
     lines += [f"result  {name}  sha256 {digest[:16]}…" for name, digest in ended.outputs.items() if digest]
     if ended.segments:
-        lines.append(f"then    {', '.join(ended.segments)}  (it went on with these results: show them by their ids)")
+        lines.append(f"then    {', '.join(ended.segments)}  (segments that used these results: show them by their ids)")
     if ended.called is not UNSET:
         lines.append(f"called  {', '.join(ended.called)}  (images that its model called for)")
     if ended.caller is not UNSET:

@@ -48,12 +48,12 @@ def waterfall_lines(found: Waterfall) -> Iterator[str]:
     yield from map(_pull_line, found.pulls)
     for move in found.moves:
         why = f"{move.reason} {move.executor}".rstrip()
-        yield f"moved   attempt {move.attempt} was given up after {_milliseconds_text(move.at)} ms: {why}"
+        yield f"moved   attempt {move.attempt} ended after {_milliseconds_text(move.at)} ms: {why}"
         if move.again:
             names = ", ".join(f"[{node}] {found.nodes[node].component}" for node in move.again)
-            yield f"again   {names}; all others went on, or were done"
+            yield f"again   {names}; all others continued, or were done"
         for output, count in move.resumed.items():
-            yield f"resumed {output} behind {count}, which were not computed again"
+            yield f"resumed {output} after {count} items, which were not computed again"
 
 
 def usage_lines(usage: RequestUsage) -> Iterator[str]:

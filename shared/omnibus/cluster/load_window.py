@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from omnibus.bus.messages import LoadEvent
 
-#: Longest time between two events of a gateway with load. Its last seconds are unknown before its next event, so they do
-#: not count as idle.
+#: Longest time between two events of a gateway with load. Seconds before its next event are unknown, so they do not
+#: count as idle.
 MAX_REPORT_GAP_SECONDS = 1.5
 #: Least seconds by which counts are divided, even shortly after the first event.
 MIN_WINDOW_SECONDS = 1.0

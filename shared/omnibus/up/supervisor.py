@@ -168,7 +168,7 @@ class Supervisor:
         if error is None:
             return
         if self._up or not keeper.spec.vital:
-            self._log.write_line(keeper.spec.name, "failed for good; everything else continues without it")
+            self._log.write_line(keeper.spec.name, "given up; everything else continues without it")
             self._forget_keeper(keeper)
         elif not self._over.done():
             self._over.set_exception(error)

@@ -58,7 +58,7 @@ def test_an_invocation_is_described_from_beginning_to_end():
     lines = invocations.invocation_lines(invocation(), ended())
 
     assert lines[0] == "g-0-1  m  seed 7"
-    assert lines[-3:] == ["status  done", "answer  'hello'", "sound   1.50 s, sha256 0123456789abcdef…"]
+    assert lines[-3:] == ["status  done", "answer  'hello'", "audio   1.50 s, sha256 0123456789abcdef…"]
     assert sum(line.startswith("  [") for line in lines) == 6
 
 

@@ -262,7 +262,7 @@ def test_a_family_that_vllm_does_not_run_is_served_and_says_why():
     )
 
     assert "not in vLLM: it looks aside" in text
-    assert "It can be taken apart." in text
+    assert "It can be split." in text
 
 
 def test_an_id_is_checked_in_the_hubs_cache(say: Say, vl: Path, tmp_path: Path):

@@ -57,7 +57,7 @@ def _promise_lines(promise: Any) -> Iterator[str]:
         yield f"  not simulated: {promise['fault']}"
         return
     solver, simulated = _number_text(promise.get("solver")), _number_text(promise.get("simulated"))
-    which = "" if promise.get("agrees") else ", which is what is promised"
+    which = "" if promise.get("agrees") else ", which is the promise"
     rounds = f"{promise.get('rounds')} round{'s' if promise.get('rounds') != 1 else ''}"
     policy = f", as policy {promise['policy']} has it" if promise.get("policy") else ""
     yield f"  {solver} req/s by the solver, {simulated} req/s simulated{which} ({rounds}){policy}"

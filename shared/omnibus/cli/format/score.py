@@ -9,7 +9,7 @@ from omnibus.plan_score import PlanScore, ScoredValue, TypeScore
 _FIGURES = {
     "first_token": "first token",
     "token": "token",
-    "first_audio": "first sound",
+    "first_audio": "first audio",
     "real_time": "real time",
     "done": "done",
 }

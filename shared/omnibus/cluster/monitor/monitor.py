@@ -60,7 +60,7 @@ class Watch:
             self.seen.handle_disconnect()
         if not self._bus.connected:
             self._bus_lost = self._bus_lost or now
-            away.append(f"the bus, for {now - self._bus_lost:.0f} s: who is up and what comes is not known")
+            away.append(f"the bus, for {now - self._bus_lost:.0f} s: executors and arrivals are unknown")
         else:
             self._bus_lost = 0.0
             if now - self._polled >= CENSUS_INTERVAL_SECONDS:
