@@ -101,7 +101,7 @@ def test_a_frame_over_the_limit_is_not_sent_and_not_awaited():
 
     with pytest.raises(TooLarge):
         framing.encode_message(protocol.AnswerPart(1, bytes(protocol.MAX_FRAME_BYTES)))
-    with pytest.raises(ProtocolError, match="allowed"):
+    with pytest.raises(ProtocolError, match="must have at most"):
         bodies(head + b"x")
 
 

@@ -49,7 +49,7 @@ def test_rank_stabilised_scale_goes_by_the_root_of_the_rank(tmp_path: Path) -> N
         ({"peft_type": "IA3"}, "peft_type 'IA3'"),
         ({"r": 0}, "as rank r, not 0"),
         ({"r": 8}, r"with rank 8 they must be \[8, n\] and \[m, 8\]"),
-        ({"lora_alpha": "much"}, "no number 'lora_alpha'"),
+        ({"lora_alpha": "much"}, "must have a number 'lora_alpha'"),
         ({"target_modules": ["v_proj"]}, "adapts model.layers.0.self_attn.q_proj, not among target_modules"),
         ({"target_modules": ["q_proj", "v_proj"]}, "target_modules has v_proj, of which"),
     ],

@@ -63,7 +63,7 @@ def test_runs_in_the_background_are_listed_looked_at_and_ended(shell: Shell):
 def test_what_keeps_a_run_from_starting_is_said_by_the_command_that_started_it(shell: Shell):
     said = shell.run("up", "--detach", "--no-models", "--port", "99999", code=78)
 
-    assert said.splitlines()[-1].startswith("omnibus: port 99999 is none")
+    assert said.splitlines()[-1].startswith("omnibus: port 99999 must be a number")
 
 
 def test_a_variable_that_is_no_setting_is_said_before_anything_starts(shell: Shell):
