@@ -65,7 +65,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "models get": ("omnibus models get Qwen/Qwen2.5-VL-7B-Instruct@main",),
     "profile": ("omnibus profile qwen2.5-vl-tiny --workload examples/workload.json --out qwen.json",),
     "size": (
-        "omnibus size                                    # the kinds of requests, and what each costs",
+        "omnibus size                                    # the kinds of requests, and their costs",
         "omnibus size chat-stream=50 chat-image=5 speech=2 --seconds 4 --keep-days 30",
     ),
     "keys create": ("omnibus keys create alice --rate 5 --weight 2",),

@@ -34,7 +34,7 @@ class _Gateway:
     #: GPUs.
     arrivals = Counter("omnibus_arrivals_total", "Requests received, by type.", ["model", "type"], registry=REGISTRY)
     #: Invocations by outcome: done, failed or refused. Refused ones found no capacity: add executors.
-    ended = Counter("omnibus_ended_total", "What ended, by type.", ["model", "type", "outcome"], registry=REGISTRY)
+    ended = Counter("omnibus_ended_total", "Ended requests, by type.", ["model", "type", "outcome"], registry=REGISTRY)
     #: Requests that failed in a stage, by the code of the error. If only one stage fails, see its executors' logs.
     stage_failures = Counter(
         "omnibus_stage_failures_total", "Failures by stage.", ["model", "stage", "code"], registry=REGISTRY

@@ -120,7 +120,7 @@ def checkpoint_lines(report: Report) -> Iterator[str]:
     yield ""
     yield from _path_lines(known["paths"])
     yield ""
-    yield "Memory is that of weights; what is computed and cached comes on top."
+    yield "Memory is that of weights. Caches and activations need more."
     yield from (f"{name}: {fault}" for name, part in report.parts.items() for fault in _unexpected_faults(report, part))
 
 

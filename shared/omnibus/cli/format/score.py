@@ -26,7 +26,7 @@ def score_lines(score: PlanScore | None) -> Iterator[str]:
     yield from table_lines(["MODEL", "REQUEST TYPE", "", "PROMISED", "MEASURED", "ERROR"], rows)
     if not any(each.p50 or each.p99 for each in score.types) and score.types:
         yield (
-            f"latencies are not compared: {score.load:.0%} of what can be served came, too few requests ended, "
+            f"latencies are not compared: the load was {score.load:.0%} of the capacity, too few requests ended, "
             "or the profile lacks latencies"
         )
     if score.options:
