@@ -31,7 +31,7 @@ def settings(component: str, family: str = "qwen2_5_omni") -> ExecutorSettings:
 def test_a_checkpoint_that_is_not_in_the_cache_is_not_found(component: str, cache: Path):
     family = "qwen_image" if component in ("text_encoder", "dit", "vae") else "qwen2_5_omni"
 
-    with pytest.raises(NotFound, match="`omnibus models get o/tiny` downloads it, and so do executors with"):
+    with pytest.raises(NotFound, match="download it with `omnibus models get o/tiny`, or set"):
         engines.transformers(component, settings(component, family))
 
 

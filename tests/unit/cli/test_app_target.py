@@ -51,7 +51,7 @@ def test_a_file_outside_of_the_apps_says_what_to_do(apps: Path, tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("target", "said"),
-    [("none.py", "no such file"), ("team/none", "no such file"), ("team/", "no such file")],
+    [("none.py", "file not found"), ("team/none", "file not found"), ("team/", "file not found")],
 )
 def test_a_file_that_is_not_there_is_said(apps: Path, target: str, said: str):
     with pytest.raises(BadRequest, match=said):
@@ -66,7 +66,7 @@ def test_a_file_that_python_cannot_import_is_said(apps: Path):
 
 
 def test_a_gateway_that_takes_no_files_is_said(apps: Path):
-    with pytest.raises(BadRequest, match="takes no files"):
+    with pytest.raises(BadRequest, match="loads no files"):
         source_body("poem.py", None, "")
 
 

@@ -153,7 +153,7 @@ async def test_a_request_may_come_from_stdin(desk: Desk, monkeypatch: pytest.Mon
     monkeypatch.setattr("sys.stdin", io.StringIO(" 2 \n"))
 
     assert await desk.good("app", "invoke", "count", "-") == "0\n1\n"
-    assert "the request is no JSON" in await desk.bad("app", "invoke", "count", "{")
+    assert "the request must be JSON" in await desk.bad("app", "invoke", "count", "{")
 
 
 async def test_an_upload_sends_the_text(desk: Desk):
@@ -199,14 +199,14 @@ async def test_what_the_gateway_refuses_is_one_line(desk: Desk, tmp_path: Path):
 
     assert "No module named 'nonsense'" in await desk.bad("app", "register", "broken.py")
     assert "--apps-dir" in await desk.bad("app", "register", "../stray.py")
-    assert "no such file" in await desk.bad("app", "register", "none.py")
+    assert "file not found" in await desk.bad("app", "register", "none.py")
     assert "register it with POST" in await desk.bad("app", "update", "none")
     assert "unknown app 'none'" in await desk.bad("app", "show", "none")
 
 
 async def test_another_gateway_may_be_named_and_needs_its_token(desk: Desk, monkeypatch: pytest.MonkeyPatch):
     desk.land.write("echo", ECHO, by="one")
-    assert "takes no files" in await desk.bad("app", "register", "echo.py", "--url", desk.url)
+    assert "loads no files" in await desk.bad("app", "register", "echo.py", "--url", desk.url)
     monkeypatch.setenv("OMNIBUS_GATEWAY_APPS_DIR", str(desk.land.directory))
     assert "OMNIBUS_GATEWAY_ADMIN_TOKEN" in await desk.bad("app", "register", "echo.py", "--url", desk.url)
 

@@ -147,5 +147,5 @@ async def test_one_can_be_forgotten(bus: NatsBus, omnibus: Any, capsys: pytest.C
     assert await omnibus("--json") == 0
 
     said, listed = capsys.readouterr().out.splitlines()
-    assert said == "d-1 is no dead letter any more"
+    assert said == "the dead letter d-1 is removed"
     assert [each["inv"] for each in json.loads(listed)] == ["d-2"]

@@ -58,7 +58,7 @@ def test_an_invocation_is_described_from_beginning_to_end():
     lines = invocations.invocation_lines(invocation(), ended())
 
     assert lines[0] == "g-0-1  m  seed 7"
-    assert lines[-3:] == ["status  done", "answer  'hello'", "sound   1.50 s, sha256 0123456789abcdef…"]
+    assert lines[-3:] == ["status  done", "answer  'hello'", "audio   1.50 s, sha256 0123456789abcdef…"]
     assert sum(line.startswith("  [") for line in lines) == 6
 
 
@@ -209,7 +209,7 @@ async def test_steps_are_printed_and_two_invocations_compared(
     assert await run("step", "step-1", "--nats", nats_url) == 0
     printed_all = capsys.readouterr()
     assert "not kept" in printed_all.out
-    assert printed_all.err == "what stages give each other is kept with OMNIBUS_GATEWAY_RECORD=stages\n"
+    assert printed_all.err == "set OMNIBUS_GATEWAY_RECORD=stages to keep the values between stages\n"
     assert await run("compare", "step-1", "step-1", "--nats", nats_url) == 0
     assert await run("compare", "step-1", "step-2", "--json", "--nats", nats_url) == 1
     printed = json.loads(capsys.readouterr().out.splitlines()[-1])

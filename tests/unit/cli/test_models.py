@@ -187,7 +187,7 @@ def test_what_could_not_be_built_is_not_reckoned_with():
 
 
 def test_what_is_neither_a_family_nor_a_checkpoint_is_refused(say: Say):
-    assert "mystery is no directory of a checkpoint, nor an id" in say("show", "mystery", code=1)
+    assert "mystery is not a directory of a checkpoint, nor an id" in say("show", "mystery", code=1)
 
 
 # check
@@ -243,7 +243,7 @@ def test_a_checkpoint_that_cannot_be_served_is_an_error_that_names_the_fault(say
     [
         ({"stored": {}}, "vision     8 B     no weights"),
         ({"lost": ["model-2.safetensors"]}, "missing: model-2.safetensors"),
-        ({"broken": ["model.safetensors is cut off: 1 of 2 bytes are there"]}, "broken: model.safetensors is cut off"),
+        ({"broken": ["model.safetensors is truncated, it has 1 of 2 bytes"]}, "broken: model.safetensors is truncated"),
     ],
 )
 def test_what_cannot_be_served_is_not_declared(fields: dict[str, Any], said: str):
@@ -262,7 +262,7 @@ def test_a_family_that_vllm_does_not_run_is_served_and_says_why():
     )
 
     assert "not in vLLM: it looks aside" in text
-    assert "It can be taken apart." in text
+    assert "It can be split." in text
 
 
 def test_an_id_is_checked_in_the_hubs_cache(say: Say, vl: Path, tmp_path: Path):
@@ -275,7 +275,7 @@ def test_an_id_is_checked_in_the_hubs_cache(say: Say, vl: Path, tmp_path: Path):
 
 
 def test_an_id_that_is_not_in_the_cache_says_what_to_do(say: Say):
-    assert "`omnibus models get Qwen/None` downloads it" in say("check", "Qwen/None", code=1)
+    assert "download it with `omnibus models get Qwen/None`" in say("check", "Qwen/None", code=1)
 
 
 def test_a_family_that_has_no_class_is_named(say: Say, tmp_path: Path):
@@ -304,7 +304,7 @@ def test_what_was_downloaded_is_found(say: Say, hub: Hub, monkeypatch: pytest.Mo
 
 
 def test_what_is_no_id_is_not_downloaded(say: Say):
-    assert "/models/vl is no id of the Hugging Face hub" in say("get", "/models/vl", code=1)
+    assert "/models/vl is not an id of the Hugging Face hub" in say("get", "/models/vl", code=1)
 
 
 # tiny
@@ -328,7 +328,7 @@ def test_a_tiny_checkpoint_is_built_where_one_says_and_overwrites_nothing(say: S
 
 
 def test_an_unknown_tiny_model_names_those_there_are(say: Say):
-    assert "there is no tiny gpt; there is one of gemma3" in say("tiny", "gpt", code=1)
+    assert "unknown tiny model gpt: use one of gemma3" in say("tiny", "gpt", code=1)
 
 
 # words

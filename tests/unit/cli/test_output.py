@@ -95,7 +95,7 @@ def test_a_workload_is_sized_from_what_was_measured(capsys: pytest.CaptureFixtur
 
 @pytest.mark.parametrize(
     ("workload", "message"),
-    [("chat-imag=1", "did you mean chat-image?"), ("chat", "write KIND=REQ/S"), ("chat=-1", "write KIND=REQ/S")],
+    [("chat-imag=1", "did you mean chat-image?"), ("chat", "must be KIND=REQ/S"), ("chat=-1", "must be KIND=REQ/S")],
 )
 def test_a_workload_that_is_none_is_refused(workload: str, message: str, capsys: pytest.CaptureFixture[str]):
     assert main(["size", workload]) == 1

@@ -45,7 +45,7 @@ def test_runs_in_the_background_are_listed_looked_at_and_ended(shell: Shell):
     found = json.loads(shell.run("ps", "--json"))
     assert [(run["name"], run["ready"]) for run in found] == [("one", True), ("two", True)]
     assert found[0]["url"] in started
-    assert "several runs are up: one (http" in shell.run("status", code=1)
+    assert "name one of several runs with --run NAME or OMNIBUS_RUN: one (http" in shell.run("status", code=1)
     status = json.loads(shell.run("status", "--run", "two", "--json"))
     assert (status["url"], status["missing"]) == (found[1]["url"], "")
     assert set(status["pids"]) == {"nats", "valkey", "planner", "sidecar", "gateway"}
@@ -63,7 +63,7 @@ def test_runs_in_the_background_are_listed_looked_at_and_ended(shell: Shell):
 def test_what_keeps_a_run_from_starting_is_said_by_the_command_that_started_it(shell: Shell):
     said = shell.run("up", "--detach", "--no-models", "--port", "99999", code=78)
 
-    assert said.splitlines()[-1].startswith("omnibus: port 99999 is none")
+    assert said.splitlines()[-1].startswith("omnibus: port 99999 must be a number")
 
 
 def test_a_variable_that_is_no_setting_is_said_before_anything_starts(shell: Shell):

@@ -104,7 +104,7 @@ def test_a_store_or_a_bus_that_is_not_there_is_named(
     assert main(["top", "--store", valkey_url, "--once"]) == 1
     assert "no NATS server at nats://127.0.0.1:1" in capsys.readouterr().err
     assert main(["top", "--every", "0"]) == 1
-    assert "give seconds between" in capsys.readouterr().err
+    assert "seconds must be between" in capsys.readouterr().err
 
 
 async def test_restarts_of_the_bus_and_the_store_are_said_and_survived(tmp_path: File, monkeypatch: pytest.MonkeyPatch):

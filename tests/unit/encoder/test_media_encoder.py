@@ -70,7 +70,7 @@ async def test_an_image_that_a_task_made_is_encoded_like_its_png_file(runner: En
 
 
 async def test_a_tensor_that_is_no_image_is_refused(runner: EncodeRunner) -> None:
-    with pytest.raises(BadRequest, match="an image is uint8"):
+    with pytest.raises(BadRequest, match="an image must be uint8"):
         await run(runner, MemoryJob({"media": Item({}, np.zeros((4, 4), np.float32))}))
 
 

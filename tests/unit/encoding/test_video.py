@@ -135,14 +135,14 @@ def test_the_index_comes_first(tmp_path: Path):
 def test_what_is_no_frame_is_refused(tmp_path: Path, frames: np.ndarray):
     film = VideoWriter(tmp_path / "film", 24.0)
 
-    with pytest.raises(BadRequest, match="frames are"):
+    with pytest.raises(BadRequest, match="frames must be"):
         film.add_frames(frames)
 
 
 def test_what_is_no_sound_is_refused(tmp_path: Path):
     film = VideoWriter(tmp_path / "film", 24.0, sound=True)
 
-    with pytest.raises(BadRequest, match="audio is"):
+    with pytest.raises(BadRequest, match="audio must be"):
         film.add_audio(np.zeros((10, 6), np.float32), RATE)
 
 
@@ -156,7 +156,7 @@ def test_a_film_without_frames_is_none(tmp_path: Path):
 def test_a_place_that_takes_no_files_is_said(tmp_path: Path):
     film = VideoWriter(tmp_path / "nowhere" / "film", 24.0)
 
-    with pytest.raises(Fatal, match="cannot be written"):
+    with pytest.raises(Fatal, match="cannot write the video"):
         film.add_frames(moving(60, 64, 256))
     film.abort()
 

@@ -146,7 +146,7 @@ async def test_one_that_refuses_is_replaced(house: House, crowd: Crowd):
 
     assert {"m/P": first["m/P"], "m/D": first["m/D"]}.items() <= last.items()
     assert set(crowd.options().values()) == {"P", "D"}
-    await house.lines.until("m/P/1 .*stays what it is: not this one")
+    await house.lines.until("m/P/1 .*keeps its role: not this one")
 
 
 async def test_of_two_that_could_leave_at_once_one_stays(house: House, crowd: Crowd):

@@ -143,7 +143,7 @@ def test_the_file_with_the_token_is_for_its_owner_alone():
 
 @pytest.mark.parametrize("port", [99999, -1])
 async def test_a_port_that_is_none_is_refused_before_anything_starts(port: int):
-    with pytest.raises(BadRequest, match=f"port {port} is none"):
+    with pytest.raises(BadRequest, match=f"port {port} must be a number"):
         await Stack(NOTHING, port=port, log=log_to(Lines())).__aenter__()
 
 
@@ -151,7 +151,7 @@ async def test_a_port_that_is_taken_is_refused_before_anything_starts():
     lines = Lines()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(Conflict, match=f"port {port} of 127.0.0.1 is taken"):
+        with pytest.raises(Conflict, match=f"port {port} of 127.0.0.1 is in use"):
             await Stack(NOTHING, port=port, log=log_to(lines)).__aenter__()
 
     assert lines.getvalue() == ""

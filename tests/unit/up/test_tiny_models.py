@@ -81,7 +81,7 @@ async def test_twins_and_painters_run_only_when_they_are_asked_for(cache: Path):
 
 async def test_a_model_that_is_not_there_is_refused_before_anything_is_built(tmp_path: Path):
     known = ", ".join(catalog.LOCAL)
-    with pytest.raises(BadRequest, match=f"no tiny model gpt; there is {known}$"):
+    with pytest.raises(BadRequest, match=f"unknown tiny model gpt; there is {known}$"):
         await tiny_models([VL, "gpt"], tmp_path)
 
     assert list(tmp_path.iterdir()) == []

@@ -136,7 +136,7 @@ async def test_it_is_off_unless_a_directory_is_allowed(land: Estate, given: list
     ("wanted", "status", "fault"),
     [
         ({"lora_path": "../apps"}, 403, "not below OMNIBUS_GATEWAY_ADAPTERS_DIR"),
-        ({"lora_path": "nobody"}, 400, "no directory 'nobody'"),
+        ({"lora_path": "nobody"}, 400, "unknown directory 'nobody'"),
         ({"lora_path": "broken"}, 400, "use_dora, which is not supported"),
         ({"lora_name": "wide"}, 400, "it was trained on another model"),
         ({"lora_name": VL}, 409, "choose another"),

@@ -56,7 +56,7 @@ def test_a_worker_serves_a_gateway_on_uvloop(tmp_path):
             BadRequest,
             "sample_app cannot be imported: ModuleNotFoundError: No module named 'no_such_library'",
         ),
-        ("x = 1", BadRequest, "sample_app is no app: it has no `serve`"),
+        ("x = 1", BadRequest, "sample_app is not an app: it has no `serve`"),
         ("def serve(request): ...", BadRequest, "must be `async def`"),
         ("import os; os._exit(7)", AppFailed, "the process of the app sample_app ended: exit code 7"),
         ("import os; os.kill(os.getpid(), 9)", AppFailed, "the process of the app sample_app ended: signal 9"),
