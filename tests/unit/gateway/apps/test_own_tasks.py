@@ -71,9 +71,10 @@ async def test_the_error_that_ends_its_executor_is_in_the_rejection(land: Estate
 
     response = await gate.ask("POST", "/v1/apps", {"source": {"module": "shout_x", "directory": "."}})
 
-    assert "shout has no executor: its executor ended with ModuleNotFoundError: No module named 'librosa'" in error(
-        response
-    )["message"]
+    assert (
+        "shout has no executor: its executor ended with ModuleNotFoundError: No module named 'librosa'"
+        in error(response)["message"]
+    )
 
 
 async def test_the_old_version_can_be_called_at_every_moment_of_an_update(land: Estate, gate: Gateway):
