@@ -1,4 +1,4 @@
-"""The graph of an app is drawn without services, and what would fail for every request fails there."""
+"""Drawing an app's graph without services, and errors of every request."""
 
 import argparse
 import json
