@@ -1,4 +1,4 @@
-"""Users of a real NATS server with the permissions that are made for it, with and without TLS."""
+"""Users of a real NATS server with generated permissions, with and without TLS."""
 
 import asyncio
 import logging
@@ -44,7 +44,7 @@ async def speaking(url: str, user: str, **more) -> AsyncIterator[NatsBus]:
 
 
 async def passes(url: str, sender: str, hearer: str, subject: str) -> bool:
-    """Whether what ``sender`` publishes comes to ``hearer``."""
+    """Return True if a message that ``sender`` publishes reaches ``hearer``."""
     heard = asyncio.Event()
     async with speaking(url, sender) as one, speaking(url, hearer) as other:
         await other.subscribe(subject, lambda _: heard.set())

@@ -1,4 +1,4 @@
-"""Bytes and seconds that a reader spends on tensors of other nodes, measured on two real sidecars."""
+"""Bytes and seconds that tensors of other nodes cost, on real sidecars."""
 
 from pathlib import Path
 

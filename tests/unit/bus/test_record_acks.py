@@ -1,4 +1,4 @@
-"""Records are acknowledged in the background: what JetStream refuses or forgets is sent again, counted and said once."""
+"""Background acknowledgement of records: JetStream's rejected or lost records are resent, counted and logged once."""
 
 import asyncio
 import logging
@@ -44,7 +44,7 @@ async def bus(server: Owned) -> AsyncIterator[NatsBus]:
 
 
 async def room_for(url: str, messages: int) -> None:
-    """Have the stream refuse more than so many messages; -1 for no limit."""
+    """Limit the stream to ``messages`` messages; -1 for no limit."""
     client = await nats.connect(url)
     stream = client.jetstream()
     config = (await stream.stream_info(subjects.INVOCATIONS.name)).config
