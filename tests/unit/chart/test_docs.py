@@ -1,4 +1,4 @@
-"""What docs/kubernetes.md shows is what the chart takes."""
+"""The chart accepts everything that docs/kubernetes.md shows."""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""Whatever is asked of the chart, each version of Kubernetes takes what comes out."""
+"""Each version of Kubernetes accepts the chart's objects for any values."""
 
 import json
 from typing import Any
@@ -226,6 +226,6 @@ UNSAID = {"OMNIBUS_EXECUTOR_ORIGIN", "OMNIBUS_EXECUTOR_TASKS", "OMNIBUS_EXECUTOR
 
 
 def declarations(models: Values) -> dict[ExecutorKind, DesiredExecutors]:
-    """What a planner would have executors be."""
+    """Return the executors that a planner would want."""
     known = msgspec.convert(models, declarations_file.Declarations)
     return desired_executors(Plan(1, 0, 0.0, declarations_file.build_static_plans(known.models)))
