@@ -1,4 +1,4 @@
-"""What a checkpoint's authors recommend for sampling."""
+"""Sampling defaults that a checkpoint's authors recommend."""
 
 import json
 from pathlib import Path
