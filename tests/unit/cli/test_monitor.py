@@ -1,4 +1,4 @@
-"""What ``omnibus top`` has seen becomes rates, and rows that fit the screen."""
+"""``omnibus top``: rates from its samples, and rows that fit the screen."""
 
 import json
 import os

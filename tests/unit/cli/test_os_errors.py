@@ -1,4 +1,4 @@
-"""Errors of the operating system that people can mend are one line; all others are tracebacks."""
+"""OS errors that users can fix are printed as one line; all others are tracebacks."""
 
 import errno
 import subprocess
