@@ -1,4 +1,4 @@
-"""However requests come, and whatever is kept, each gets what its file gives alone, but for rounding."""
+"""Cached embeddings equal those of the file alone, up to rounding."""
 
 import asyncio
 import random
@@ -116,7 +116,7 @@ async def test_another_salt_or_content_is_a_miss_whatever_hash_the_request_names
 
 
 class NamedJob(MemoryJob):
-    """A job whose media is a literal: what the gateway says of it can be read without its bytes."""
+    """A job with literal media, whose description is readable without the bytes."""
 
     @property
     def inputs(self) -> Mapping[str, Any]:
@@ -217,7 +217,7 @@ async def test_random_requests_never_get_another_files_embedding(
 async def _some(
     runner: EncodeRunner, jobs: Sequence[MemoryJob], leavers: set[int], random: Callable[[], float]
 ) -> None:
-    """All at once; ``leavers`` are cancelled somewhere on their way."""
+    """Run all jobs at once; ``leavers`` are cancelled at random points."""
     running = [asyncio.create_task(run(runner, each)) for each in jobs]
     for index in sorted(leavers & set(range(len(jobs)))):
         for _ in range(int(4 * random())):

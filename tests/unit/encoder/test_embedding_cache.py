@@ -1,4 +1,4 @@
-"""Results by content: computed once, kept within their bytes, and nobody's leaving is another's loss."""
+"""Results cached by content: computed once, within a byte limit, unaffected by other callers' cancellation."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -14,7 +14,7 @@ ROWS = 1024  # bytes of an embedding here
 
 
 class Work:
-    """Makes an array of what was read; ``read`` and ``done`` can be held back."""
+    """Work that turns read bytes into an array; ``read`` and ``done`` can be blocked."""
 
     def __init__(self, limit: int = 1 << 20) -> None:
         self.reads: list[str] = []

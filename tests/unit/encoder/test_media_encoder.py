@@ -1,4 +1,4 @@
-"""An encoder under load gives every item the embedding that it would get alone."""
+"""An encoder under load returns the same embeddings as for single items."""
 
 import asyncio
 import io

@@ -1,4 +1,4 @@
-"""Prompts of many requests are encoded together, and each as if it were alone."""
+"""Prompts of many requests are encoded together, each as if alone."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -138,7 +138,7 @@ async def reader(edit: Path) -> AsyncIterator[TextEncodeRunner]:
 
 
 def picture(seed: int) -> Item:
-    """The embedding of a picture of 2 x 3 tokens, read only as an arena's."""
+    """Return the read-only embedding of an image of 2 x 3 tokens."""
     rows = np.random.default_rng(seed).standard_normal((6, 64), np.float32)
     rows.setflags(write=False)
     return Item({"modality": "image", "grid_thw": [1, 4, 6], "n_tokens": 6}, rows)
