@@ -1,4 +1,4 @@
-"""Who is let in: credits, draining, attempts, and what an executor says of itself."""
+"""Admission of work: credits, draining, attempts, and the executor's status."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ from tests.unit.sidecar.node import until
 
 
 class Gate:
-    """A work that waits until it is opened, and counts who came in, finished and was cancelled."""
+    """Work that waits until opened, with records of starts, finishes and cancellations."""
 
     def __init__(self) -> None:
         self.opened = asyncio.Event()
@@ -246,7 +246,7 @@ async def test_what_is_no_invocation_disturbs_nobody(here: Place, gate: Gate, bo
 
 
 async def test_an_executor_that_leaves_tells_first_what_it_has_finished(here: Place, gate: Gate):
-    """Else its gateway would take finished work for lost, and run whole invocations again."""
+    """Otherwise its gateway would treat finished work as lost and rerun it."""
     encoder = await here.executor("e", {"number": number})
     await here.executor("a", {"gate": gate})
     calls = [call("number", x=1), call("gate", item={"$ref": [0, "y"]})]

@@ -1,4 +1,4 @@
-"""Connections are found once for a shape and a route, and anew for whatever changes them."""
+"""Connections are cached by shape and route, and recomputed after changes."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def node(component: str, *uses: tuple[int, str]) -> GraphNode:
 
 
 def invocation(id: str = "i", **changes: Any) -> Invocation:
-    """An encoder, a thinker that streams to a talker in its process and to a vocoder elsewhere."""
+    """Return an encoder and a thinker with a local and a remote reader."""
     nodes = (
         node("vision"),
         node("thinker", (0, "embedding")),

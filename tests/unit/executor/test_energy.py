@@ -1,4 +1,4 @@
-"""Energy: meters that are read as Linux shows them, and what of it falls to a job."""
+"""Energy: reading Linux's meters, and each job's share of the energy."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ HOP = Hop("i", 0, "e", 1.0, 1.0, 1.0, 2.0, computed=0.5)
 
 
 class Clocks:
-    """Times of an executor, and its meter; ``pass_time`` lets all of them go on."""
+    """Times of an executor, and its meter; ``pass_time`` advances all of them."""
 
     def __init__(self, tree: Powercap) -> None:
         self.tree = tree

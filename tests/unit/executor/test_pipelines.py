@@ -13,7 +13,7 @@ from tests.unit.sidecar.node import until
 
 
 def chain(route: list[str]) -> dict:
-    """2 and 3 are added, the sum is told."""
+    """Return calls that add 2 and 3 and stream the sum."""
     calls = [
         call("number", x=2), call("number", x=3), call("add", items=[make_ref(0, "y"), make_ref(1, "y")], more=1),
         call("tell", item=make_ref(2, "y")),

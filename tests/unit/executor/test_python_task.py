@@ -1,4 +1,4 @@
-"""Unit tasks that apps bring run as their own engine, if they are still what was registered."""
+"""Unit tasks of apps run if they still match the registered code."""
 
 import itertools
 import subprocess
@@ -94,7 +94,7 @@ SPELL = """
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A module in ``tmp_path`` that nobody has imported yet."""
+    """A module in ``tmp_path`` that is not yet imported."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     name = f"own_tasks_{next(_number)}"
     (tmp_path / f"{name}.py").write_text(textwrap.dedent(SPELL))
@@ -365,7 +365,7 @@ async def test_an_executor_of_an_own_task_answers_on_the_bus(
 
 
 async def asked(bus: NatsBus, inputs: dict[str, Any]) -> list[Any]:
-    """All replies to one call of the unit task ``spell``, by hand."""
+    """Call the unit task ``spell`` once by hand and return all replies."""
     node = GraphNode("spell", "spell", inputs, graph.call_digest("spell", inputs))
     body = graph.encode_invocation(invocation([node], ["x"], [(0, "letters"), (0, "count")]))
     parts = [part async for part in bus.request_stream(subjects.task_subject("spell"), body, PATIENCE)]

@@ -1,4 +1,4 @@
-"""Chats through a whole gateway whose executors are simulated: it cannot tell them from real ones."""
+"""Chats through a whole gateway, with simulated executors like real ones."""
 
 import base64
 import io
@@ -51,7 +51,7 @@ async def home(tmp_path: Path) -> AsyncIterator[House]:
 
 
 def usage(body: dict[str, Any]) -> tuple[int, int, int]:
-    """Tokens of the prompt, of its media, and of the answer."""
+    """Return the tokens of the prompt, its media, and the answer."""
     used = body["usage"]
     media = used["prompt_tokens_details"]
     return used["prompt_tokens"], media["image_tokens"] + media["audio_tokens"], used["completion_tokens"]

@@ -1,4 +1,4 @@
-"""A simulated executor with goals: its steps are those of the real schedule."""
+"""A simulated executor with goals uses the real schedule for its steps."""
 
 import asyncio
 from itertools import pairwise
@@ -23,7 +23,7 @@ LONG = 2000  # tokens
 
 
 class Run:
-    """A device, when each turn began, and what was in it."""
+    """A device, and the start and content of each turn."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -31,7 +31,7 @@ class Run:
         self.turns: list[DeviceTurn | CombinedTurn] = []
 
     def on(self, turns: int = 1000) -> None:
-        """Turn so often, or until nothing is left to do."""
+        """Run ``turns`` turns, or until no work is left."""
         for _ in range(turns):
             turn = self.device.next_turn(self.at)
             if turn is None:
@@ -42,7 +42,7 @@ class Run:
 
 
 def told(work: SimWork) -> list[float]:
-    """When something happens to ``work``."""
+    """Return a list that collects the event times of ``work``."""
     times: list[float] = []
     work.told = times.append
     return times
@@ -53,7 +53,7 @@ def model(device: Device, slots: int = 4) -> tuple[Run, Lane]:
 
 
 def late(device: Device) -> float:
-    """The longest gap between two tokens of an answer while a long prompt comes."""
+    """Return the longest gap between tokens while a long prompt arrives."""
     run, lane = model(device)
     talking = SimSequence(1, limit=40)
     times = told(talking)

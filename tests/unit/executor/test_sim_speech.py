@@ -1,4 +1,4 @@
-"""Simulated talkers and vocoders follow what they are told, as it comes."""
+"""Simulated talkers and vocoders process their inputs as they arrive."""
 
 import asyncio
 

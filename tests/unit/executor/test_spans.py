@@ -1,4 +1,4 @@
-"""Spans of a prompt whose tokens need each other are never cut, and hold up nobody else."""
+"""Spans of interdependent prompt tokens are never cut, and delay no others."""
 
 from collections import defaultdict
 from itertools import accumulate, pairwise
