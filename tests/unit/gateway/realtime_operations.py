@@ -1,4 +1,4 @@
-"""Events of clients by number, sensible and not, and operations on a session that a test may put in any order."""
+"""Client events by number, valid and invalid, and unordered session operations."""
 
 import base64
 from typing import Any

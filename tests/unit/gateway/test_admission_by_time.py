@@ -1,4 +1,4 @@
-"""A gateway before an executor that is slower than its deadline allows: what it admits ends in time, the rest gets 429."""
+"""A gateway with an executor too slow for its deadline: admitted requests end in time, the rest get a 429."""
 
 import asyncio
 from collections import Counter
@@ -19,7 +19,7 @@ DEADLINE, SERVICE, AT_ONCE = 6.0, 0.2, 60  # seconds, seconds, requests
 
 @pytest.fixture
 async def slow(tmp_path: Path) -> AsyncIterator[House]:
-    """A house whose only thinker takes one request after the other."""
+    """A house whose only thinker runs one request at a time."""
     one_by_one = asyncio.Lock()
 
     async def work(job: Job) -> None:

@@ -1,4 +1,4 @@
-"""Streams read by awaiting: what is ready, the first item for later use, and parts that come again elsewhere."""
+"""Result streams: awaiting ready items, reusing the first item, and parts repeated after a restart."""
 
 import asyncio
 from collections.abc import Awaitable

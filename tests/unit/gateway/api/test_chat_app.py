@@ -1,4 +1,4 @@
-"""The chat app from request to answer, with executors that do sums."""
+"""The chat app from request to answer, with executors that do arithmetic."""
 
 import asyncio
 import base64

@@ -1,4 +1,4 @@
-"""Texts to vectors: the route from texts to numbers, with an executor that counts characters and words."""
+"""Text embeddings: the route from texts to numbers, with an executor that counts characters and words."""
 
 import base64
 from typing import Any

@@ -1,4 +1,4 @@
-"""Whatever a client sends to a route, it is an answer or a client's error: never ours, and nothing is left behind."""
+"""Any input to a route gets an answer or a 4xx. It never gets a 5xx, and leaks nothing."""
 
 import json
 from collections.abc import Iterator

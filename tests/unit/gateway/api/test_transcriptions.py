@@ -1,4 +1,4 @@
-"""Sound to text: a form with a file to a chat, with executors that say back what they were told and heard."""
+"""Transcription: a form with a file becomes a chat, with executors that echo their input."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Replays of apps whose graphs grow: all segments run again, and what tools did is in the record."""
+"""Replays of apps with growing graphs: all segments rerun, and tool results come from the record."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Apps that are models write down what they hear; read aloud they are not."""
+"""Apps as transcription models; they cannot be used for speech."""
 
 import httpx
 

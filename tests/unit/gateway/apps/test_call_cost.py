@@ -1,4 +1,4 @@
-"""Work of one call of an app, counted: messages between the gateway and the worker, and what waits for the collector."""
+"""Cost of one app call: messages between gateway and worker, and garbage for the collector."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Whatever goes wrong with a request in a worker, it ends: with a typed error, in time, and alone."""
+"""Failures of a request in a worker: typed errors, in time, alone."""
 
 import asyncio
 import logging

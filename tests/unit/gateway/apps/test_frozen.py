@@ -1,4 +1,4 @@
-"""A worker that is frozen: its requests end in time, and it is replaced; one that computes is left alone."""
+"""A frozen worker's requests end in time and it is replaced; a computing one keeps running."""
 
 import asyncio
 import os

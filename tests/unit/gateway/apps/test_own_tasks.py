@@ -1,4 +1,4 @@
-"""Apps that bring their own unit tasks: registered means that they can be called, at every moment of an update."""
+"""Apps with their own unit tasks can be called throughout an update."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ from tests.unit.sidecar.node import until
 
 
 async def aside(store: Store) -> list[tuple[str, int, str]]:
-    """Records that are kept aside: app, version, state."""
+    """Return the records set aside: app, version, state."""
     found = [record for record in (await store.apps()).values() if record.name != base_app_name(record.name)]
     return [(base_app_name(record.name), record.version, record.state) for record in found]
 

@@ -1,4 +1,4 @@
-"""Apps that are models have sessions by voice: they hear, answer, speak and remember."""
+"""Voice sessions with apps as models: they listen, answer, speak and remember."""
 
 import numpy as np
 

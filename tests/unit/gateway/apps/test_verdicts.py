@@ -1,4 +1,4 @@
-"""Verdicts on recorded calls of apps: what counts as answered as before, and what says nothing."""
+"""Verdicts on recorded calls of apps: equal, different, or inconclusive."""
 
 import hashlib
 from typing import Any

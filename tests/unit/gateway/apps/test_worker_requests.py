@@ -1,4 +1,4 @@
-"""Chat requests that are sent to an app itself: ``POST /v1/apps/{name}/invoke`` for one that takes a ``ChatInput``."""
+"""Chat requests to an app itself: ``POST /v1/apps/{name}/invoke`` with a ``ChatInput``."""
 
 import base64
 import io

@@ -1,4 +1,4 @@
-"""A worker starts, is watched, starts again, drains and stops; whatever its app does, the gateway goes on."""
+"""A worker's start, supervision, restart, drain and stop; the gateway survives any behaviour of the app."""
 
 import asyncio
 import logging

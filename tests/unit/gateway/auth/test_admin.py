@@ -1,4 +1,4 @@
-"""Who may use control routes."""
+"""Clients that may use control routes."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""Tenants apart: what is kept of media and prompts, and what is recorded of whom."""
+"""Isolation of tenants: cached media and prompts, and records."""
 
 import json
 from hashlib import sha256
@@ -38,7 +38,7 @@ async def test_what_is_kept_of_a_tenants_media_has_a_salt_of_its_own(tmp_path: P
 
 @pytest.mark.parametrize("length", [10, 20_000])
 async def test_what_is_kept_of_a_tenants_prompts_has_a_salt_of_its_own(tmp_path: Path, length: int):
-    """Also where parameters are too long for a message."""
+    """This includes parameters that are too long for a message."""
     salts: list[str] = []
 
     async def listen(job: Any) -> None:

@@ -1,4 +1,4 @@
-"""Work belongs to the key that asked for it: its limits hold, its use is charged, and it stops with the key."""
+"""Background work belongs to the key that requested it: its limits, its usage, and its revocation."""
 
 import asyncio
 import time
@@ -22,7 +22,7 @@ STOP_SECONDS = 2.0
 
 
 async def becomes(gate: KeyedGateway, key: str, path: str, *statuses: str) -> dict[str, Any]:
-    """What is at ``path`` once it has one of ``statuses``."""
+    """Return the document at ``path`` once it has one of ``statuses``."""
     async with asyncio.timeout(30):
         while True:
             found: dict[str, Any] = (await gate.call(key, "GET", path)).json()
@@ -209,7 +209,7 @@ async def test_a_revoked_key_stops_a_video_and_says_so(tmp_path: Path, valkey_ur
 
 
 async def _forget_keys(store: Store, *ids: str) -> None:
-    """Leave jobs as a build without keys of jobs wrote them."""
+    """Rewrite jobs as builds without keys of jobs did."""
     for id in ids:
         await store._redis.hdel(store._redis_key(f"job:batch:{id}"), "key")
 

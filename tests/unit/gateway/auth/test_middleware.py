@@ -1,4 +1,4 @@
-"""A gateway that asks for keys: who comes in, whose turn it is, and what is kept apart."""
+"""A gateway with API keys: access, order and isolation of tenants."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ PATIENCE = 20.0
 
 
 class Gated:
-    """A house behind the gate: ``a`` and ``b`` are tenants with a key each."""
+    """A house with key checks: ``a`` and ``b`` are tenants with a key each."""
 
     def __init__(self, home: House, file: Path, **changes: Any) -> None:
         self.home = home
@@ -48,14 +48,14 @@ class Gated:
         return await self.http.request(method, path, headers=headers, **more)
 
     def fair(self, model: str = TEXT) -> FairQueue:
-        """The queue of ``model``, an empty one before anybody has come."""
+        """Return the queue of ``model``, empty before its first request."""
         assert self.tenancy.admission is not None
         found = [queue.fair for queue in self.tenancy.admission.queues() if queue.models == (model,)]
         return found[0] if found else FairQueue(0)
 
 
 def write(path: Path, **tenants: dict[str, Any]) -> None:
-    """A file of keys: each tenant's key is its name."""
+    """Write a file of keys: each tenant's key is its name."""
     records = [KeyRecord(api_key.hash_key(name), name, **limits) for name, limits in tenants.items()]
     path.write_bytes(msgspec.json.encode({"keys": records}))
 
@@ -177,7 +177,7 @@ async def test_gpu_seconds_that_are_used_up_are_refused(tmp_path: Path):
 
 
 class Held:
-    """A thinker that answers one request each time it is let go."""
+    """A thinker that answers one request at each release."""
 
     def __init__(self) -> None:
         self.begun: list[str] = []

@@ -1,4 +1,4 @@
-"""Web pages do not use a gateway that asks for no keys; its own clients do."""
+"""A gateway without keys rejects web pages and accepts its own clients."""
 
 import json
 from collections.abc import AsyncIterator
@@ -23,7 +23,7 @@ SETTINGS = {
 
 
 def guarded(home: House, **settings: str | bool) -> httpx.AsyncClient:
-    """Clients of ``home`` as the service has it in front of them."""
+    """Return a client of ``home`` with the service's middleware."""
     store = Store(StoreSettings(url="redis://127.0.0.1:1", timeout=0.2))
     app = Tenancy(GatewaySettings(**settings), store, home.router).guard_application(home.app)
     return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url=f"http://{HERE}")

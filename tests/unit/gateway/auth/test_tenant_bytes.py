@@ -1,4 +1,4 @@
-"""No route lets a tenant store more bytes than it may, and nobody reads more into a gateway than fits."""
+"""Limits on a tenant's stored bytes and a gateway's memory."""
 
 import json
 from collections.abc import Awaitable, Callable
@@ -29,7 +29,7 @@ async def _conversation(gate: KeyedGateway, _: int) -> httpx.Response:
 
 
 async def _response(gate: KeyedGateway, number: int) -> httpx.Response:
-    """Each follows the one before, so that none leaves by itself; the answer repeats what was said."""
+    """Request a response that follows, and so keeps, the previous one. The answer repeats the input."""
     return await gate.call("ann", "POST", "/v1/responses", json={"model": TEXT, "input": f"{number} {BIG}"})
 
 

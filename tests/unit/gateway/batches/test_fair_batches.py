@@ -1,4 +1,4 @@
-"""Batches of several tenants: they take turns, whoever came first and however many a tenant has."""
+"""Batches of several tenants take turns, regardless of arrival order and number."""
 
 import asyncio
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.unit.sidecar.node import until
 
 
 async def test_a_batch_of_one_tenant_does_not_wait_for_all_of_anothers(tmp_path: Path, valkey_url: str):
-    """Four batches of one tenant wait at a gateway that works on two at a time; the other's is next."""
+    """One tenant's four batches wait at a gateway with two slots; the other tenant's batch is next."""
     thinker = PatientThinker()
     async with keyed_gateways(tmp_path, valkey_url, thinker=thinker) as [gate]:
         await gate.create_key("ann")

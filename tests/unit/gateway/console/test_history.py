@@ -1,4 +1,4 @@
-"""The console's history: from the counters of gateways to the store, and from there to columns."""
+"""The console's history: from the counters of gateways to the store, and then to columns."""
 
 import time
 from collections.abc import AsyncIterator
@@ -31,7 +31,7 @@ async def store(valkey_url: str, request: pytest.FixtureRequest) -> AsyncIterato
 
 
 async def column(store: Store, *names: str, seconds: float = 600.0) -> list[Any]:
-    """A column of the last ``seconds``."""
+    """Return a column of the last ``seconds``."""
     found: Any = await read_history(store, seconds, time.time())
     for name in names:
         found = found.get(name, {})

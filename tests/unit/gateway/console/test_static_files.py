@@ -1,4 +1,4 @@
-"""The console's own files: what is served, what the browser is told it may do, and what the files may not hold."""
+"""The console's static files: served paths, the content security policy, and forbidden content."""
 
 import re
 from pathlib import Path

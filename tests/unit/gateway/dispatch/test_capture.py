@@ -1,4 +1,4 @@
-"""What nodes pass to each other, as bytes and back; and bytes that are something else."""
+"""Values between nodes as bytes and back, and rejection of malformed bytes."""
 
 import contextlib
 from typing import Any
@@ -75,7 +75,7 @@ def test_what_is_no_tape_is_refused(head: bytes):
 
 
 class Arena:
-    """Counts what is open."""
+    """A tensor client that counts open arrays."""
 
     def __init__(self) -> None:
         self.memory: np.ndarray = np.arange(12, dtype=np.float32).reshape(6, 2)

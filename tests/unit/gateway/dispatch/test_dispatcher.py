@@ -1,4 +1,4 @@
-"""Dispatch: what is sent, what comes back, what is over, and what fails."""
+"""Dispatch: messages sent, replies, completion and failures."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Executors that say nothing: never an answer, not any more, or only as far as a gateway can tell."""
+"""Executors that never answer, fall silent, or seem silent to a gateway."""
 
 import asyncio
 import time

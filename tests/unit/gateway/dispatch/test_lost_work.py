@@ -1,4 +1,4 @@
-"""Real stages of tiny models: what a lost executor takes with it is not computed again, and answers are the same."""
+"""Real stages of tiny models: work survives a lost executor, and answers stay the same."""
 
 from collections.abc import Iterator
 from pathlib import Path

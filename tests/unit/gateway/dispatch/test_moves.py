@@ -1,4 +1,4 @@
-"""Invocations move: when an executor refuses, is busy, leaves or dies, and when the bus was away."""
+"""Invocations move when an executor refuses, leaves or dies. They also move after a bus outage."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from tests.unit.sidecar.node import until
 
 
 async def moved(there: World, running: InflightInvocation, *, to: Puppet, lost: str) -> None:
-    """The second attempt is with ``to``; its whole answer reaches the client."""
+    """Check that the second attempt at ``to`` answers the client completely."""
     again = await there.sent(to)
     assert (again.id, again.attempt) == (running.id, 1)
     assert lost not in again.route
@@ -300,7 +300,7 @@ async def test_others_take_the_work_of_one_that_may_change_servers(there: World)
 
 
 async def test_what_was_sent_before_an_executor_reconnected_runs_again(there: World):
-    """Its answers may have been lost with its server, though this gateway's connection has seen nothing."""
+    """Its replies may have been lost with its server. This gateway's connection may have seen no failure."""
     vision, thinker = await there.puppets_of(e="E", l="L")
     running = there.submit()
     await there.sent(thinker)

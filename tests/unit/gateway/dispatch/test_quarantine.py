@@ -1,4 +1,4 @@
-"""An input that ends executors is refused after two of them; innocent ones that were there are not."""
+"""An input that kills two executors is rejected; other inputs that ran there are not."""
 
 import time
 from collections.abc import AsyncIterator
@@ -43,12 +43,12 @@ async def crash(there: World, puppet: Puppet) -> None:
 
 
 def on(puppet: Puppet) -> list[str]:
-    """Ids of what was sent to ``puppet``, in that order."""
+    """Return the ids sent to ``puppet``, in order."""
     return [each.id for each in puppet.taken]
 
 
 async def answer(there: World, running: InflightInvocation) -> list[str]:
-    """Both executors do their part; returns what the client read."""
+    """Complete the work of both executors and return the client's text."""
     made, now = running.invocation, time.time()
     hops = [Hop(made.id, node, by, now, now, now, now, made.attempt) for node, by in enumerate(made.route)]
     said = Chunk(made.id, 1, "said", 0, made.attempt, {"text": "fine"}, last=True)
@@ -287,7 +287,7 @@ def test_keys_are_of_all_that_a_node_is_computed_from() -> None:
 
 
 async def lose(there: World, puppet: Puppet) -> None:
-    """The connection of an executor is lost: the bus says that nobody listens, and its process goes on."""
+    """Drop an executor's connection: the bus reports no listener, and its process continues."""
     await puppet.die()
     there.bus.publish(subjects.edge_subject(puppet.id), b"", reply=probe(there, puppet, time.monotonic()))
     await there.turn()

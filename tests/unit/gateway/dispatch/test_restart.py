@@ -1,4 +1,4 @@
-"""A lost stage begins again, and what depends on it; nodes before it go on, or what they gave is read again."""
+"""Restarting a lost stage and its dependents. Earlier nodes continue, or their outputs are reread."""
 
 import asyncio
 import time
@@ -42,8 +42,10 @@ def spoken(response: httpx.Response) -> tuple[str, str]:
 
 
 async def given(ward: Ward, component: str) -> None:
-    """Wait until the stages before ``component`` are over for the gateway and the others have begun; the client has the
-    first samples of a vocoder."""
+    """Wait until the stages before ``component`` are complete and others began.
+
+    The client has then received the first samples of a vocoder.
+    """
     [running] = ward.home.dispatcher._running.values()
     names = [each.component for each in running.invocation.nodes]
     node = names.index(component)

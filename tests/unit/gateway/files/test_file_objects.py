@@ -1,4 +1,4 @@
-"""What is made for clients, in a bucket of a real S3 server: the same at all gateways, whatever becomes of them."""
+"""Generated files in a real S3 bucket, the same at all gateways."""
 
 import asyncio
 import time

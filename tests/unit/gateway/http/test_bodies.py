@@ -1,4 +1,4 @@
-"""Bodies of requests on their way in: how slowly they may come, and how many bytes of them a gateway holds."""
+"""Request bodies: time limits for slow ones, and a memory limit for all."""
 
 import asyncio
 import tracemalloc
@@ -100,7 +100,7 @@ async def test_the_deadline_counts_from_the_first_byte_of_the_body(tmp_path: Pat
 
 
 async def half(door: Doorway, nbytes: int) -> Wire:
-    """A client that has sent so many bytes of a body, and does not send the last one."""
+    """Return a client that never sends the last byte of its body."""
     wire = await door.wire()
     with suppress(ConnectionError):
         await wire.send(post(CHAT, nbytes + 1, b" " * nbytes))

@@ -1,4 +1,4 @@
-"""The client for whom a request is answered: when it leaves, the work on it is cancelled, and nothing else."""
+"""A client that disconnects cancels only the work on its request."""
 
 import asyncio
 from typing import Any
@@ -10,7 +10,7 @@ from services.gateway.http.server import ON_LEFT
 
 
 async def still() -> dict[str, Any]:
-    """Events of a client that stays."""
+    """Return the events of a client that stays connected."""
     await asyncio.Event().wait()
     raise AssertionError
 

@@ -1,4 +1,4 @@
-"""Refused requests leave nothing large behind that waits for the garbage collector, which a gateway runs seldom."""
+"""Rejected requests leave no large garbage. A gateway rarely runs its garbage collector."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ class Body:
 
 @pytest.fixture(autouse=True)
 def uncollected() -> Iterator[None]:
-    """Circles of objects stay while the test runs."""
+    """Disable the garbage collector during the test."""
     gc.collect()
     gc.disable()
     yield
@@ -39,7 +39,7 @@ def uncollected() -> Iterator[None]:
 
 
 async def still() -> dict[str, Any]:
-    """Events of a client that stays."""
+    """Return the events of a client that stays connected."""
     await asyncio.Event().wait()
     raise AssertionError
 

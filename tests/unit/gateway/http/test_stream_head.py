@@ -1,4 +1,4 @@
-"""The head of a streamed answer: it leaves once nobody can refuse the request, and until then an error has a status."""
+"""Sending the head of a streamed answer once all stages accept the request. Earlier errors set the status."""
 
 import asyncio
 from pathlib import Path
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("either_way")
 
 
 class Thinker:
-    """Writes one word when it may."""
+    """A thinker that writes one word when allowed."""
 
     def __init__(self) -> None:
         self.go = asyncio.Event()
@@ -39,7 +39,7 @@ async def begin(home: House, client: Client) -> "asyncio.Task[None]":
 
 
 async def full(home: House, model: str, thinker: Thinker) -> "asyncio.Task[None]":
-    """The only executor of ``model`` is busy with the request that is returned."""
+    """Occupy the only executor of ``model`` with the returned request."""
     home.serve(model)
     await home.executor(model, "L" if model == TEXT else "EL", "thinker", thinker=thinker, credits=1)
     busy = await begin(home, Client(question(model, "hi")))

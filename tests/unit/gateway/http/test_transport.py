@@ -1,4 +1,4 @@
-"""Writes of one turn leave together, in their order, and never wait for a later turn."""
+"""Writes of one turn are sent together, in order, without delay."""
 
 import asyncio
 import socket
@@ -13,7 +13,7 @@ from services.gateway.http.transport import MAX_HELD_BYTES, TurnTransport
 
 
 class Writes(asyncio.Transport):
-    """What reaches the connection: one entry for each write."""
+    """A transport that records each write to the connection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,11 +127,14 @@ ENDS = st.sampled_from(["write_eof", "close", "write_eof close", "turn write_eof
 
 
 class Idle(asyncio.Protocol):
-    """A protocol that reads nothing of interest."""
+    """A protocol that ignores its input."""
 
 
 async def outcome(operations: list[Operation], end: str) -> bytes:
-    """What the other side reads, after ``operations`` and an end; a write behind the end has to be refused at once."""
+    """Return the bytes that the peer reads after ``operations`` and an end.
+
+    A write after the end must be refused at once.
+    """
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
     raw, _ = await asyncio.get_running_loop().connect_accepted_socket(Idle, ours)

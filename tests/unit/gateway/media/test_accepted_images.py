@@ -1,4 +1,4 @@
-"""Images of every accepted format have their size in the header check, and decode whatever their metadata are."""
+"""Every accepted image format: its size in the header check, and decoding with any metadata."""
 
 import struct
 import zlib

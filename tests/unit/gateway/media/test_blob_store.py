@@ -1,4 +1,4 @@
-"""Media by content hash: kept for replay, evicted when full, and never a way to other files."""
+"""Media by content hash: kept for replay, evicted when full, and no access to other files."""
 
 import os
 from collections.abc import Iterator

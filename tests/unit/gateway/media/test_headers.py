@@ -1,4 +1,4 @@
-"""Headers are read as Pillow and FFmpeg write them, and damage never escapes as a stray exception."""
+"""Headers as Pillow and FFmpeg write them, and damaged ones. Those must raise only documented errors."""
 
 import contextlib
 import struct
@@ -247,7 +247,7 @@ def test_a_header_without_end_is_given_up(data: bytes) -> None:
 
 
 class Looks(bytes):
-    """Bytes that count how often they are looked at: index and slice here, ``struct`` as a C call."""
+    """Bytes that count their reads: index and slice here, ``struct`` as a C call."""
 
     seen = 0
 

@@ -1,4 +1,4 @@
-"""Files of other gateways: on another node or on the same one, in a directory that is not shared."""
+"""Files of other gateways, on any node, in separate directories."""
 
 import asyncio
 import os
@@ -33,7 +33,7 @@ FILM = "video_" + "1" * 48
 
 @dataclass
 class Gateway:
-    """What a gateway keeps, in a directory of its own."""
+    """The files and connections of one gateway, in its own directory."""
 
     directory: Path
     node: Node
@@ -56,7 +56,7 @@ class Gateway:
 
 
 class Cluster:
-    """Two nodes, a bus, and the gateways that were started."""
+    """Two nodes, a bus, and the started gateways."""
 
     def __init__(self, nodes: tuple[Node, Node], directory: Path, stack: AsyncExitStack) -> None:
         self.nodes = nodes
@@ -100,7 +100,7 @@ class Cluster:
 
 @pytest.fixture
 async def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
-    """All gateways are known from the beginning, and an answer is waited for as long as it takes."""
+    """Gateways that report at once, with a long time limit for answers."""
     monkeypatch.setattr(peers_module, "GATEWAY_HEARTBEAT_SECONDS", 0.0)
     monkeypatch.setattr(peers_module, "ANSWER_SECONDS", 20.0)
     async with asyncio.timeout(60), two_nodes(tmp_path, 1 << 23) as nodes, AsyncExitStack() as stack:
@@ -175,7 +175,7 @@ async def test_when_one_gateway_cannot_send_it_the_next_one_does(cluster: Cluste
     answered: list[str] = []
 
     async def locate(name: str) -> KeptFile | None:
-        """It has the file when it is looked for, and not when it is read."""
+        """Find the file at the first lookup, but not when read."""
         answered.append(name)
         return KeptFile(Path(__file__)) if len(answered) == 1 else None
 

@@ -1,4 +1,4 @@
-"""Long data URLs are views of the body, and everything else is what it is without them."""
+"""Long data URLs become views of the body; all other bodies are parsed as usual."""
 
 import base64
 import json

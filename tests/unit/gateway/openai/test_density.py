@@ -1,4 +1,4 @@
-"""JSON of a great many values is refused before anything is built of it."""
+"""JSON with very many values is rejected before parsing."""
 
 import json
 import tracemalloc
@@ -105,7 +105,7 @@ JSON = st.recursive(
 
 
 def values(value: Any) -> int:
-    """Brackets that open, and commas, outside of strings."""
+    """Count the opening brackets and commas outside strings."""
     if not isinstance(value, list | dict):
         return 0
     members = list(value.values()) if isinstance(value, dict) else value

@@ -1,4 +1,4 @@
-"""Chats in the dialect of vLLM-Omni: what its clients send, and what they read of the answers."""
+"""Chats in the dialect of vLLM-Omni: its clients' requests, and the answers that they read."""
 
 import base64
 import io
@@ -38,7 +38,7 @@ def colour(part: dict[str, Any]) -> list[int]:
 
 
 def heard(file: str) -> tuple[int, bytes]:
-    """Rate and samples of a WAV file in base64."""
+    """Return rate and samples of a WAV file in base64."""
     with wave.open(io.BytesIO(base64.b64decode(file))) as sound:
         return sound.getframerate(), sound.readframes(sound.getnframes())
 

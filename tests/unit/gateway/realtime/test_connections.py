@@ -27,7 +27,7 @@ STOP_SECONDS = 2.0
 
 
 async def refused(url: str, **more: Any) -> tuple[int, dict[str, Any]]:
-    """Status and error of a handshake that is refused."""
+    """Return status and error of a rejected handshake."""
     with pytest.raises(InvalidStatus) as caught:
         async with websockets.connect(url, **more):
             pass
@@ -36,7 +36,7 @@ async def refused(url: str, **more: Any) -> tuple[int, dict[str, Any]]:
 
 
 async def closed(caller: Caller) -> tuple[int, list[str]]:
-    """The close code of a connection that the gateway ends, and the codes of errors before it."""
+    """Return the gateway's close code, and the codes of errors before it."""
     codes: list[str] = []
     with pytest.raises(ConnectionClosed) as caught:
         while True:
@@ -140,7 +140,7 @@ async def test_a_gateway_that_stops_finishes_responses_and_sends_clients_elsewhe
 
 @asynccontextmanager
 async def gated(tmp_path: Path, valkey_url: str, **tenants: dict[str, Any]) -> AsyncIterator[tuple[Gated, str]]:
-    """A gateway that asks for keys, and its URL."""
+    """Yield a gateway that requires keys, and its URL."""
     store = Store(StoreSettings(url=valkey_url, prefix="secrets"))
     write(tmp_path / "keys.json", **tenants)
     async with house(tmp_path, store, keys_file=str(tmp_path / "keys.json")) as home:

@@ -1,4 +1,4 @@
-"""Sessions that one gateway begins and another one goes on with: nothing is lost, repeated or somebody else's."""
+"""Sessions that move between gateways: no event is lost, repeated or sent to another client."""
 
 import asyncio
 import base64
@@ -21,7 +21,7 @@ PUSH_TO_TALK = {"input": {"turn_detection": None}}
 
 
 class Speaker:
-    """A thinker that says its words one by one, and waits behind the first ``pause`` until it is let go on."""
+    """A thinker that pauses after its first ``pause`` words until a signal."""
 
     def __init__(self, pause: int) -> None:
         self.pause = pause

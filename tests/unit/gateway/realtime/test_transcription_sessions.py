@@ -1,4 +1,4 @@
-"""Sessions that write down what is said, and make no responses."""
+"""Transcription-only sessions, without responses."""
 
 from pathlib import Path
 

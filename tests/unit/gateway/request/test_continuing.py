@@ -1,4 +1,4 @@
-"""Streamed chats that one gateway begins and another one continues: nothing is lost, repeated or somebody else's."""
+"""Streamed chats that move between gateways: no event is lost, repeated or sent to another client."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -217,7 +217,7 @@ async def test_of_several_that_continue_the_last_one_stays(pair: Pair):
 
 
 def failure(response: httpx.Response) -> dict[str, Any]:
-    """The error of an answer, before its first event or as the last one."""
+    """Return the error of an answer, alone or as its last event."""
     if response.status_code != 200:
         return error(response)
     last: dict[str, Any] = parsed(response.text)[-1].data["error"]

@@ -1,4 +1,4 @@
-"""What a gateway tells of its requests: by model and type, once in a while, and nothing when there is nothing."""
+"""A gateway's load reports: by model and type, at intervals, and only if there is news."""
 
 import asyncio
 import time
@@ -45,7 +45,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Ear:
-    """Hears load events."""
+    """A subscriber that records load events."""
 
     def __init__(self) -> None:
         self.events: list[LoadEvent] = []
@@ -58,7 +58,7 @@ class Ear:
         self.events.append(messages.decode_load(delivery.data))
 
     def sum(self, name: str, kind: str) -> LoadCounts:
-        """All that was told of one type."""
+        """Return the sum of all reports of one type."""
         found = [event.models[name][kind] for event in self.events if kind in event.models.get(name, {})]
         quantities: dict[str, float] = {}
         for load in found:
@@ -68,7 +68,7 @@ class Ear:
         return LoadCounts(*counts, quantities, sum(load.first for load in found), sum(load.total for load in found))
 
     async def last(self) -> LoadEvent:
-        """The word after which there is silence."""
+        """Return the last event before reports stop."""
         await until(lambda: bool(self.events) and not self.events[-1].models and not self.events[-1].inflight)
         return self.events[-1]
 

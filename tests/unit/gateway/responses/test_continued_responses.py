@@ -115,7 +115,7 @@ async def test_a_response_in_the_background_is_cancelled_anywhere(pair: Pair, wh
 
 
 async def abandoned(pair: Pair) -> str:
-    """The id of a response in the background that nobody makes any more, nor will take up by itself."""
+    """Return the id of a background response that no gateway runs."""
     slow = Slow("one ", "two")
     await pair.serve(TEXT, thinker=slow)
     id = str(whole(await create(pair.first, background=True))["id"])

@@ -1,4 +1,4 @@
-"""``/v1/responses`` over WebSockets, as the official client speaks them: lanes, state of a connection, limits, ends."""
+"""``/v1/responses`` over WebSockets, with the official client: lanes, connection state, limits, ends."""
 
 import asyncio
 import json
@@ -49,7 +49,7 @@ class Line:
         return dict(json.loads(await asyncio.wait_for(self.socket.recv(), PATIENCE)))
 
     async def response(self) -> list[dict[str, Any]]:
-        """The events up to the end of a response, or an error."""
+        """Return the events up to a response's end, or an error."""
         found = [await self.next()]
         while found[-1]["type"] not in ("response.completed", "response.incomplete", "response.failed", "error"):
             found.append(await self.next())
@@ -251,7 +251,7 @@ def test_any_event_is_read_or_refused(found: Any):
 
 
 async def closed(made: Line) -> tuple[int, list[str]]:
-    """The close code of a connection that the gateway ends, and the codes of errors before it."""
+    """Return the gateway's close code, and the codes of errors before it."""
     codes: list[str] = []
     with pytest.raises(ConnectionClosed) as caught:
         while True:

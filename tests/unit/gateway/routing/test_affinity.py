@@ -1,4 +1,4 @@
-"""Which replica of an encoder gets an item."""
+"""The choice of an encoder's replica for an item."""
 
 import random
 from collections import Counter
@@ -22,7 +22,7 @@ def keys(count: int) -> list[str]:
 
 
 def first(key: str, *executors: str) -> str:
-    """Where an item goes that nobody has seen, when all are idle."""
+    """Return the executor for a new item when all are idle."""
     return pick_replica(dict.fromkeys(executors, 0.0), AffinityItem(key, 100)).executor
 
 

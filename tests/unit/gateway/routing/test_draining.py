@@ -1,4 +1,4 @@
-"""Admission by time: what is admitted ends in time, executors stay full, and refusals say when there is room."""
+"""Admission by time: requests end in time, executors stay full, and rejections report when there is room."""
 
 import bisect
 import math
@@ -18,7 +18,7 @@ def constant(seconds: float) -> Callable[[int], float]:
 
 
 def slower(seconds: float, by: float) -> Callable[[int], float]:
-    """Each one more beside it makes it slower ``by`` this part."""
+    """Return a duration that grows by this fraction for each further request."""
     return lambda beside: seconds * (1 + by * (beside - 1))
 
 
@@ -39,7 +39,7 @@ BATCHES = ("slow, 8 in step", "fast, 8 in step", "fast, 32 side by side")
 
 
 def overloaded(make: Callable[[], Executor], gateways: int = 1, queue_seconds: float = 0.0) -> tuple[World, float]:
-    """A world that was under five times the load it bears, after some requests one by one; and when that began."""
+    """Return a world under five times its capacity, and the overload's start. A serial warm-up comes first."""
     executor = make()
     world = World(executor, 6 * executor.seconds(executor.slots), gateways, queue_seconds)
     world.one_by_one(10 * gateways)
@@ -50,8 +50,10 @@ def overloaded(make: Callable[[], Executor], gateways: int = 1, queue_seconds: f
 
 
 def patiently_overloaded(make: Callable[[], Executor]) -> tuple[World, float]:
-    """A world whose queue may grow to 20 services, under five times the load that it bears for 120 of them; and when
-    the queue that had grown until the overload was seen has been served."""
+    """Return a world with a queue of up to 20 services. It is under five times its capacity for 120 of them.
+
+    Also returns the time by which the queue from before the overload was detected has been served.
+    """
     executor = make()
     full = executor.seconds(executor.slots)
     world = World(executor, 120 * full, queue_seconds=20 * full)
@@ -63,7 +65,9 @@ def patiently_overloaded(make: Callable[[], Executor]) -> tuple[World, float]:
 
 
 def learning(world: World) -> float:
-    """Seconds until a gateway knows what an executor batches, and what others send to it."""
+    """Return the seconds after which a gateway has learned an executor's behaviour. That is its batch size and its load
+    from others.
+    """
     return 20 * world.executor.seconds(world.executor.slots)
 
 
@@ -335,7 +339,7 @@ def test_what_was_dropped_is_no_completion():
 
 
 def test_what_is_at_most_is_at_least_what_is_predicted():
-    """Else a request that waits too long would be let in without a look at the clock."""
+    """Otherwise a request that waits too long would be admitted unchecked."""
     rng = random.Random(3)
     checked = 0
     for _ in range(200):

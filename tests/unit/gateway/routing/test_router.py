@@ -51,7 +51,7 @@ def part(made: Router) -> ModelPart:
 
 
 def go(made: Router, *components: str, **more: Any) -> ExecutorRoute:
-    """Where the next request of these components goes."""
+    """Return the route of the next request of these components."""
     assignment = made.assign(calls(*components or STAGES), "m")
     return made.route(assignment, made.issue_ticket(assignment.model, assignment.kind), **more)
 

@@ -1,4 +1,4 @@
-"""Two runs of one request, compared by their times, and what two runs say nothing about."""
+"""Comparing the times of two runs of one request, and inconclusive pairs."""
 
 from typing import Any
 

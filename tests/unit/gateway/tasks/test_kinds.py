@@ -1,4 +1,4 @@
-"""Kinds of chats: recorded once, whoever asks; what does not follow from the kind is recorded for each request."""
+"""Kinds of chats are recorded once for all clients; values outside the kind are recorded for each request."""
 
 import itertools
 from collections import Counter
@@ -23,7 +23,7 @@ class Counted(MLLM):
 
 
 class Curious(Counted):
-    """Decides on what its request says."""
+    """A task that branches on the content of its request."""
 
     def invoke(self, request: ChatInput) -> ChatOutput:
         assert request.messages
@@ -34,7 +34,7 @@ _turns = itertools.count()
 
 
 class Moody(Counted):
-    """Depends on what was asked of it before: a path of its own in all odd pairs of runs."""
+    """A task that depends on earlier requests. Every second pair of runs takes a different path."""
 
     def invoke(self, request: ChatInput) -> ChatOutput:
         other = next(_turns) % 4 > 1
@@ -42,7 +42,7 @@ class Moody(Counted):
 
 
 def use_task(home: House, kind: type[CompositeTask]) -> None:
-    """All models are served by tasks of ``kind`` from now on."""
+    """Serve all models by tasks of ``kind``."""
 
     def create(name: str, plan: Any) -> CompositeTask:
         usual = create_chat_task(name, plan)

@@ -1,4 +1,4 @@
-"""An answer's fields as streams: results as they are, anything else read and passed on."""
+"""An answer's fields as streams: results unchanged, and other values read and passed on."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""Schemas of clients: what cannot be used is refused soon, and nobody waits for long behind it."""
+"""Schemas of clients: unusable ones are rejected quickly, without blocking other requests."""
 
 import asyncio
 import time

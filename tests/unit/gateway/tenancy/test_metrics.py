@@ -1,4 +1,4 @@
-"""What operators see of tenants: refusals by reason, who waits and works, waits for a turn, and GPU-seconds used."""
+"""Tenant metrics for operators: rejections by reason, waiting and running requests, waiting times, and GPU-seconds."""
 
 import asyncio
 from pathlib import Path
@@ -37,13 +37,13 @@ def value(name: str, **labels: str) -> float:
 
 
 class Growth:
-    """By how much counters have grown since it was made; other tests count too."""
+    """Increases of counters since creation; other tests count too."""
 
     def __init__(self) -> None:
         self._before = self._now()
 
     def __call__(self, name: str) -> dict[tuple[str, ...], float]:
-        """By the values of the labels, in the order of their names; what has not grown is left out."""
+        """Return the nonzero increases by label values, in label name order."""
         now = self._now().get(f"omnibus_{name}", {})
         before = self._before.get(f"omnibus_{name}", {})
         grown = {labels: count - before.get(labels, 0.0) for labels, count in now.items()}
@@ -159,13 +159,13 @@ async def test_who_waits_and_who_works_is_told_by_model(tmp_path: Path):
 
 
 def leave(grant: AdmissionGrant, used: float) -> None:
-    """The request of ``grant`` is over, and has used so many GPU-seconds."""
+    """End the request of ``grant``, which used ``used`` GPU-seconds."""
     grant.close()
     grant.settle(used)
 
 
 class Hall:
-    """An admission with ``room`` for so many at a time, and a clock that the test turns. Executors are made up."""
+    """An admission of ``room`` requests, on a test clock, with fake executors."""
 
     def __init__(self, room: int = 1) -> None:
         self.clock = Clock()

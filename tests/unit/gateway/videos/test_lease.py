@@ -1,4 +1,4 @@
-"""A lease is kept while the store hears of it, and given up before anybody else can have the job."""
+"""Leases are kept while the store confirms them. They are released before another gateway can take the job."""
 
 import asyncio
 import signal
@@ -149,7 +149,7 @@ async def test_who_holds_a_job_may_complete_it_and_who_lost_it_may_not(store: St
 async def test_a_lease_that_a_silent_store_could_not_confirm_is_held_again_before_it_counts(
     store: Store, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ):
-    """A connection that broke with the store says nothing about who holds the job in the new one."""
+    """A connection that failed with the store proves nothing. Another gateway may hold the job in the new store."""
     lease = await held(store, 60.0)
     job = await store.job(KIND, "a")
     await raw.flushall()
