@@ -1,4 +1,4 @@
-"""LoRA adapters: each answers as the model that it was merged into, alone and beside others, and the base as ever."""
+"""LoRA adapters: each answers like its merged model, alone or in a batch, and the base is unchanged."""
 
 import asyncio
 import json
@@ -80,7 +80,7 @@ async def running(made: Made) -> AsyncIterator[ThinkRunner]:
 
 
 def forward(thinker: Any, ids: Sequence[Sequence[int]], names: Sequence[str] = ()) -> Tensor:
-    """Hidden rows of prompts of one length, each with the adapter that is named."""
+    """Return hidden rows of equally long prompts, each with its adapter."""
     inputs = thinker.embed(torch.tensor(ids))
     places = torch.arange(inputs.shape[1]).expand(thinker.axes, len(ids), -1)
     if not names:
@@ -112,7 +112,7 @@ def test_rows_without_an_adapter_are_the_bases_bit_for_bit(adapted: Any, truth: 
 
 
 class CountedOperations(TorchDispatchMode):
-    """Counts what torch computes, by operation."""
+    """Counts torch's operations."""
 
     def __init__(self) -> None:
         super().__init__()

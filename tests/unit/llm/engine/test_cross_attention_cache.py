@@ -1,4 +1,4 @@
-"""Rows aside: each sequence has its own, wherever its slot is."""
+"""Cross-attention rows: each sequence sees its own, in any slot."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 
 def sequence(seed: int, length: int, rows: int) -> list[tuple[Tensor, Tensor]]:
-    """What a prefill has left: the layers that look back, then those that look aside."""
+    """Return a prefill's cache: the self-attention layers, then the cross-attention layers."""
     numbers = torch.Generator().manual_seed(seed)
     sizes = (length, length, rows, rows)
     return [tuple(torch.randn(2, size, 3, generator=numbers) for _ in range(2)) for size in sizes]  # type: ignore[misc]

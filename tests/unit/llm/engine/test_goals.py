@@ -1,4 +1,4 @@
-"""Goals change what goes into a step, and never what is said."""
+"""Goals change the contents of steps, never the answers."""
 
 import asyncio
 import io
@@ -68,7 +68,7 @@ def upload(seed: int) -> MemoryJob:
 
 
 async def chat(vision: EncodeRunner, llm: ThinkRunner, seed: int) -> MemoryJob:
-    """A picture through both, as an executor of both runs a request."""
+    """Run an image through both runners, as an executor of both would."""
     encode = upload(seed)
     think = job(picture(seed % 4), [encode.outputs["embedding"]], max_tokens=4 + seed)
     await asyncio.gather(run(vision, encode), run(llm, think))

@@ -1,4 +1,4 @@
-"""LoRA adapters that come with requests: loaded by the first one, bounded in number, and never another one's answer."""
+"""LoRA adapters that arrive with requests: loaded on first use, limited in number, never mixed up."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -32,7 +32,7 @@ SLOTS = 2
 
 
 class Shelf(NamedTuple):
-    """A checkpoint, its adapters below one directory, and the thinkers of the merged checkpoints; "" is the base."""
+    """A checkpoint, its adapters, and the thinkers of the merged checkpoints. The base is ""."""
 
     checkpoint: Path
     root: Path

@@ -1,4 +1,4 @@
-"""Reasoning, text and calls of an answer are told apart however it is cut into pieces."""
+"""Reasoning, text and calls are separated for any split of an answer."""
 
 import random
 

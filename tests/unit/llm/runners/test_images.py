@@ -1,4 +1,4 @@
-"""Pictures whose tokens see each other, and pictures that are looked at aside: alone, in shares, in crowds, in halves."""
+"""Images with bidirectional attention and images with cross-attention: alone, in shares, batched, in halves."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -151,7 +151,7 @@ def tiled(tmp_path_factory: pytest.TempPathFactory) -> Pictured:
 
 
 async def prefilled(model: Pictured, asked: Asked) -> tuple[MemoryJob, Item, dict[str, Any]]:
-    """The job of a prefill, its cache and its start."""
+    """Return the job of a prefill, its cache and its start."""
     prefill = PrefillRunner(core(model.checkpoint, model.family, decodes=False))
     await prefill.load()
     job = model.job(asked)

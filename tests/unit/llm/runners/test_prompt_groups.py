@@ -1,4 +1,4 @@
-"""Calls of one invocation that begin with the same prompt: it is computed once, and no answer changes by that."""
+"""Calls with the same prompt compute it once, with the same answers."""
 
 import asyncio
 from typing import Any

@@ -35,7 +35,7 @@ def picture(number: int) -> list[dict[str, object]]:
 
 
 def embedding(seed: int, rows: int = 2, columns: int = 3) -> Item:
-    """What a vision encoder sends for a picture of ``rows`` by ``columns`` tokens."""
+    """Return a vision encoder's output for ``rows`` by ``columns`` tokens."""
     array = np.random.default_rng(seed).normal(size=(rows * columns, 64)).astype(np.float32)
     array.setflags(write=False)
     meta = {"modality": "image", "n_tokens": len(array), "grid_thw": [1, rows * 2, columns * 2]}
@@ -48,7 +48,7 @@ def job(messages: object, items: list[Any] | None = None, **params: Any) -> Memo
 
 
 def mixed(count: int) -> list[MemoryJob]:
-    """Requests of different lengths; every third has a picture."""
+    """Return requests of different lengths; every third has an image."""
     return [
         job(picture(n % 5), [embedding(n, 2 + n % 2)], max_tokens=4 + n)
         if n % 3 == 0
@@ -58,7 +58,7 @@ def mixed(count: int) -> list[MemoryJob]:
 
 
 def alone(thinker: Thinker, asked: MemoryJob) -> list[int]:
-    """The plain loop's answer to a job."""
+    """Return the plain loop's answer to a job."""
     items = asked.inputs.get("items", [])
     media = [Encoded(torch.tensor(item.array), item.data) for item in items]
     prefill = thinker.assemble_prefill(thinker.prompt(asked.inputs["messages"]), media)
@@ -67,8 +67,10 @@ def alone(thinker: Thinker, asked: MemoryJob) -> list[int]:
 
 
 async def test_the_seconds_of_all_requests_are_those_that_the_engine_computed(runner: ThinkRunner) -> None:
-    """What each is charged is its part of the steps that it shares, whoever joins and leaves: within 0.5 %, and the step
-    that the engine is ahead of the last answer's end, one of about a hundred, which the next request would pay."""
+    """Each request is charged its part of its shared steps, within 0.5 % of the engine's seconds.
+
+    The engine is one step of about a hundred ahead of the last answer's end, which the next request would pay.
+    """
     clocks: list[JobClock] = []
 
     async def charged(one: MemoryJob) -> None:
