@@ -1,4 +1,4 @@
-"""A waveform of frames does not depend on how they were cut, and begins with the first."""
+"""A waveform is independent of its frames' cuts, and begins early."""
 
 from itertools import pairwise
 from typing import Any
@@ -31,7 +31,7 @@ def some_frames(count: int, seed: int = 0) -> list[list[int]]:
 
 @torch.no_grad()
 def one_shot(vocoder: Any, frames: list[list[int]]) -> Tensor:
-    """What the library makes of all frames at once."""
+    """Return the library's waveform of all frames at once."""
     wave: Tensor = vocoder.code2wav(torch.tensor(frames).T[None])
     return wave.reshape(-1)
 

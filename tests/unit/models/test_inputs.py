@@ -1,4 +1,4 @@
-"""Whatever the library's own processor of a family takes is taken, by the encoder that the catalogue names."""
+"""The catalogue's encoders accept every input of the library's own processor."""
 
 from pathlib import Path
 

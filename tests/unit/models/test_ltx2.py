@@ -1,4 +1,4 @@
-"""The parts of LTX-2 make the library's own films and sounds, one step at a time and in any company."""
+"""The parts of LTX-2 make the library's own video and audio. They run step by step, in any batch."""
 
 import json
 import shutil
@@ -241,7 +241,9 @@ def test_the_components_share_nothing_and_leave_nothing_out(parts: dict[str, Any
 
 @pytest.fixture(scope="module")
 def later(ltx2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint with learned registers, projections for film and sound each, gates and more modulation."""
+    """A checkpoint with learned registers, gates, more modulation, and separate projections. These are for video and
+    audio.
+    """
     from diffusers import LTX2VideoTransformer3DModel
     from diffusers.pipelines.ltx2 import LTX2TextConnectors
 

@@ -1,4 +1,4 @@
-"""Llama 3.2 Vision taken apart answers what the whole model answers: pictures are looked at aside."""
+"""Llama 3.2 Vision in components answers like the whole model. It attends to images by cross-attention."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Qwen3-Omni taken apart says what the whole model says: ids, frames of codes and waveform."""
+"""Qwen3-Omni in components has the same output as the whole model: ids, frames of codes and waveform."""
 
 import re
 import shutil
@@ -54,7 +54,7 @@ def parts(checkpoint: Path) -> dict[str, Any]:
 
 
 def spoken(parts: dict[str, Any], messages: Any, given: Any, voice: str = VOICE) -> tuple[list[int], list[Any]]:
-    """Ids and frames."""
+    """Return ids and frames of a spoken answer."""
     thought = think(parts["thinker"], [parts["vision"], parts["audio"]], messages, given, TOKENS, voice)
     return thought.ids, talk(parts["talker"], thought, FRAMES, voice)
 

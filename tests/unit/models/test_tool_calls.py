@@ -1,4 +1,4 @@
-"""Formats of tool calls: what models of a family write is read, however it is cut into pieces."""
+"""Formats of tool calls: each family's output is parsed for any split into pieces."""
 
 import json
 import random
