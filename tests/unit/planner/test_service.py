@@ -1,4 +1,4 @@
-"""The planner service on a real store and bus: one plan per declaration, written again when it is lost."""
+"""The planner service on a real store and bus: one plan per declaration, rewritten after it is lost."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""When a measured load calls for another plan: neither too late, nor too often, nor for nothing."""
+"""The measured load triggers a new plan when needed: not late, not often, not without gain."""
 
 from services.planner.autoscale.policy import DeploymentCapacity, ScalingGoal, ScalingPolicy, ScalingSnapshot, Verdict
 from tests.unit.planner.adapting import RULES, START, Cells, Clock, House, fewest, held, load

@@ -1,4 +1,4 @@
-"""Declarations: every fault is named; paths are cut to what a request uses, and merged."""
+"""Declarations: every fault is named. Paths are cut to a request's components, and merged."""
 
 import json
 from pathlib import Path as File
@@ -28,7 +28,7 @@ VL: dict[str, Any] = {
 
 
 def plan(tmp_path: File, **changes: Any) -> ModelPlan:
-    """The plan of the model ``m``, declared with ``changes``; None leaves a field out."""
+    """Return the plan of the model ``m``, declared with ``changes``; None leaves a field out."""
     told = {field: value for field, value in {**VL, **changes}.items() if value is not None}
     return plans(tmp_path, m=told)["m"]
 

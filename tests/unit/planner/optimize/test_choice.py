@@ -1,4 +1,4 @@
-"""What is chosen: the best deployment of what was measured, whatever the paper calls it."""
+"""Planning chooses the best deployment of the measured options. The paper's name for it does not matter."""
 
 from typing import Any
 

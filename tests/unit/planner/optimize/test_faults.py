@@ -1,4 +1,4 @@
-"""What cannot be planned is said with the model, what is wrong, and what to do."""
+"""Planning errors name the model, the fault and the remedy."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""Plans are simulated before they are promised: the promise is what simulated engines, which know nothing of it, serve."""
+"""Plans are simulated before they are promised: independent simulated engines serve the promise."""
 
 import msgspec
 import pytest
@@ -32,7 +32,7 @@ def profile() -> ModelProfile:
 
 @pytest.fixture(scope="module")
 def declared(profile: ModelProfile) -> PlanningResult:
-    """The plan for the shares of the profile, in as many rounds as it takes."""
+    """The plan for the profile's shares, in as many rounds as needed."""
     return PromiseChecker(planner(profile)).plan(within=60.0)
 
 

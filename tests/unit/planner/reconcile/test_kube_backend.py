@@ -1,4 +1,4 @@
-"""Executors as workloads of a cluster: what is asked of its API server, over HTTPS."""
+"""Executors as workloads of a cluster: requests to its API server, over HTTPS."""
 
 import json
 from collections.abc import Iterator
@@ -69,7 +69,7 @@ def asked(
 
 
 def told(cluster: Api) -> str:
-    """All workloads as they were told to be."""
+    """Return all workloads as requested, without resource versions."""
     made = [{**one, "metadata": {**one["metadata"], "resourceVersion": ""}} for one in cluster.objects.values()]
     return json.dumps(made, sort_keys=True)
 

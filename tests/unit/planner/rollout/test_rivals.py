@@ -1,4 +1,4 @@
-"""Several planners at once: one leads each change, the others follow, and go on when it is gone."""
+"""Several planners: one leads each change, the others follow, and continue if it dies."""
 
 import asyncio
 
@@ -49,14 +49,14 @@ async def test_another_planner_goes_on_with_a_change_whose_leader_is_gone(town: 
 
 @pytest.fixture
 async def planned(town: Town) -> Plan:
-    """A plan of a planner that has ended."""
+    """The plan of a planner that has ended."""
     town.declare(["E", "L"])
     async with town.planner():
         return await town.current(1)
 
 
 def without_encoder(plan: Plan, epoch: int) -> Plan:
-    """What somebody else planned, for which an executor has to start."""
+    """Return another planner's plan, which requires a new executor."""
     model = plan.models["m"]
     more = {**model.options, "L": msgspec.structs.replace(model.options["L"], replicas=2)}
     models = {"m": msgspec.structs.replace(model, options=more)}

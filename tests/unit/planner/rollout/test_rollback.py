@@ -1,4 +1,4 @@
-"""An operator pins an earlier plan: it is served as a new epoch, and nothing changes it until it is pinned no more."""
+"""An operator pins an earlier plan: it is served as a new epoch, and stays until it is unpinned."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -17,7 +17,7 @@ SPELL = task("spell")
 
 @pytest.fixture
 async def changed(town: Town) -> AsyncIterator[Town]:
-    """Epoch 1 has E and L, epoch 2 has EL, and a planner runs."""
+    """A running planner, and a town with E and L, then EL. These are the epochs 1 and 2."""
     town.declare(["E", "L"])
     async with town.planner():
         await town.current(1)

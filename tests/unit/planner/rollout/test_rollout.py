@@ -1,4 +1,4 @@
-"""A plan changes once the executors that it asks for are ready; what does not come about is put off and said."""
+"""A plan changes once its executors are ready; failed changes are postponed and reported."""
 
 import json
 
@@ -14,7 +14,7 @@ SPELL, COUNT = task("spell"), task("count")
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planners that wait for executors, and try again, in no time."""
+    """Make planners wait and retry without delay."""
     monkeypatch.setenv("OMNIBUS_PLANNER_READY", "0.5")
     monkeypatch.setenv("OMNIBUS_PLANNER_RETRY", "0.5")
 
@@ -66,7 +66,7 @@ async def test_what_starts_nothing_is_swapped_at_once(town: Town):
 
 
 async def test_new_prices_are_a_new_epoch_of_the_same_plan(town: Town):
-    """Requests are charged by the plan in force, so that prices change without a restart."""
+    """Requests are charged by the plan in force. Prices change without a restart."""
     async with town.planner():
         before = await town.current(1)
         declared = json.loads(town.models.read_text())
@@ -283,6 +283,6 @@ async def test_a_store_that_takes_nothing_for_a_while_gets_the_swap_afterwards(t
 
 
 async def refused(town: Town) -> bool:
-    """Whether the server has refused a write by now."""
+    """Return True if the server has refused a write."""
     info = await town.raw.info("errorstats")
     return any("OOM" in name for name in info)

@@ -1,4 +1,4 @@
-"""Language models that are slower than their profile: known by their passes and steps, at whatever load."""
+"""Language models slower than their profile, detected at any load. Passes and steps reveal them."""
 
 from collections.abc import Mapping
 
@@ -34,7 +34,7 @@ def checker(profile: ModelProfile) -> PromiseChecker:
 
 
 def learned(checker: PromiseChecker, replicas: Mapping[str, int], rate: float, slower: float) -> LearnedSeconds:
-    """What one score teaches of engines whose thinker is ``slower`` than its profile."""
+    """Return the calibration from one score with a ``slower`` thinker."""
     inputs, plan = checker.planner.inputs["q"], engines.deployed(replicas)
     score = engines.score_load(plan, engines.devices(slower), checker, rate)
     return update_learned(None, inputs, profile_digest(inputs.profile), score, plan)

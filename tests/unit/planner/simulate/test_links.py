@@ -1,4 +1,4 @@
-"""Links between nodes in virtual time: pulls share them as TCP connections do."""
+"""Links between nodes in virtual time, shared by pulls like TCP connections."""
 
 import pytest
 
@@ -9,7 +9,7 @@ SECONDS = 0.5  # beside the bytes of a pull
 
 
 def arrivals(*sent: tuple[float, float]) -> list[float]:
-    """When pulls arrive that are sent at a time with so many GB, over a link of 2 GB/s."""
+    """Return arrival times of pulls, sent as (time, GB). The link has 2 GB/s."""
     agenda = Agenda()
     network = NodeNetwork(agenda, Links(SECONDS, lambda start, end: 2.0))
     found = [0.0] * len(sent)

@@ -1,4 +1,4 @@
-"""The shared cases: each kind of question, with answers that were found in other ways."""
+"""The shared cases: each kind of question, with independently found answers."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ def told():
 
 
 def near(value):
-    """``value``, with numbers that may differ by one part in a million."""
+    """Return ``value`` with a tolerance of one in a million for numbers."""
     if isinstance(value, dict):
         return {key: near(each) for key, each in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Several models at once, what others do with the same profile, why an answer is the answer."""
+"""Several models at once, other systems' plans, and explanations."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""What is asked: components and options are checked, profiles become seconds, options become arcs."""
+"""Solver inputs: components and options are validated, profiles become seconds, options become arcs."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Placement by traffic: the least of every placement, and none that is worse where nothing can be gained."""
+"""Placement by traffic: the minimum over all placements, and no worse one if traffic cannot be reduced."""
 
 import itertools
 import random
@@ -19,7 +19,7 @@ def crossing(places, traffic):
 
 
 def every_placement(replicas, options, nodes):
-    """All ways to divide replicas among the nodes that fit."""
+    """Yield all ways to divide replicas among the nodes that fit."""
     names = list(nodes)
     ways = [
         [split for split in itertools.product(range(count + 1), repeat=len(names)) if sum(split) == count]

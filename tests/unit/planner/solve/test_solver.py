@@ -1,4 +1,4 @@
-"""Questions to the solver: terms, ties, deadlines, and what has no answer."""
+"""Solver requests: terms, ties, deadlines, and infeasible ones."""
 
 from contextlib import suppress
 
