@@ -1,4 +1,4 @@
-"""One streamed chat request: what is sent, and the times and sizes of what comes."""
+"""One streamed chat request: its body, and the times and sizes of its answer."""
 
 import asyncio
 import struct

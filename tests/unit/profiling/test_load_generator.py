@@ -1,4 +1,4 @@
-"""The closed loop: how many at a time, by which shares, and what of it counts."""
+"""The closed loop: its concurrency, its shares, and the requests that count."""
 
 import asyncio
 from collections import Counter
