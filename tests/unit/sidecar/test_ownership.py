@@ -1,4 +1,4 @@
-"""Owners of a sidecar's directory and of its process: others than this user and root are refused."""
+"""Owners of a sidecar's directory and process: only this user and root are accepted."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""No order of events between two nodes shows foreign bytes, answers twice, or loses or doubles a read."""
+"""Random orders of events between two nodes: no foreign bytes, no duplicate answers, no lost or doubled reads."""
 
 import asyncio
 import itertools
@@ -36,7 +36,7 @@ _WHOLE, _HALF = "whole", "half"
 
 
 class Client:
-    """A caller of a desk that keeps the answers."""
+    """A caller of a desk that records the answers."""
 
     def __init__(self, name: str) -> None:
         self.owner = BlockOwner(name)
@@ -51,7 +51,7 @@ class Client:
 
 @dataclass(eq=False)
 class Tensor:
-    """A block of A, all bytes of which are ``value``. ``unread`` of its reads were not begun."""
+    """A block of A, all bytes of which are ``value``. ``unread`` counts its reads that have not begun."""
 
     frame: SidecarFrame
     nbytes: int
@@ -63,7 +63,7 @@ class Tensor:
 
 @dataclass(eq=False)
 class Read:
-    """A read at B: asked for by ``number``, and open once there is a ``mirror``."""
+    """A read at B: requested by ``number``, and open once there is a ``mirror``."""
 
     tensor: Tensor
     client: Client
@@ -74,7 +74,7 @@ class Read:
 
 
 class TwoNodes(RuleBasedStateMachine):
-    """Node A with blocks and node B that pulls copies of them. ``free_early`` is the mistake that this test is to find."""
+    """Node A with blocks and node B that pulls copies; ``free_early`` is the bug that this test must detect."""
 
     copies = True
     free_early = False
@@ -170,7 +170,7 @@ class TwoNodes(RuleBasedStateMachine):
 
     @rule(client=st.integers(0, 1))
     def replace_client(self, client: int) -> None:
-        """A client dies; what it was reading is over."""
+        """Kill a client; its reads are over."""
         dead = self.clients[client]
         self.open = [read for read in self.open if read.client is not dead]
         self.asked = [read for read in self.asked if read.client is not dead]
@@ -259,7 +259,7 @@ class TwoNodes(RuleBasedStateMachine):
             self._collect_answers()
 
     def _finish_all(self) -> None:
-        """Let everything come to its end: reads that were begun end by themselves, invocations free the rest."""
+        """Finish all work: started reads end, and invocations free the rest."""
         self._run_network()
         for read in list(self.open):
             self._release(read)
@@ -281,7 +281,7 @@ class TwoNodes(RuleBasedStateMachine):
 
 
 class TwoNodesWithPages(TwoNodes):
-    """The same where B is shown the memory of A itself."""
+    """The same machine with B reading the memory of A directly."""
 
     copies = False
 
@@ -309,7 +309,7 @@ class CarelessWithPages(TwoNodesWithPages):
 
 
 def end_in_the_middle(nodes: TwoNodes) -> None:
-    """An invocation ends while half of its tensor has been sent, and another one gets the memory."""
+    """End an invocation after half of its tensor is sent. Another one reuses its memory."""
     nodes.put(nbytes=400, tag="i", readers=1)
     nodes._begin_read(nodes.tensors[0], 0, _WHOLE)
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Tensors of another node that outlive their readers, for stages that begin again."""
+"""Retained tensors of another node, for restarted stages."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Pulls over UCX: what holds over TCP holds there, and what UCX does not do TCP does."""
+"""Pulls over UCX: the same guarantees as TCP, which is also the fallback."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ ARENA = 1 << 26
 
 @pytest.fixture(autouse=True)
 def _networks_only(monkeypatch):
-    """Leave out shared memory, which UCX finds between processes of one machine."""
+    """Exclude shared memory, which UCX uses between processes of one machine."""
     monkeypatch.setenv("UCX_TLS", "tcp")
 
 
@@ -29,7 +29,7 @@ def random_bytes(nbytes: int = SIZE) -> np.ndarray:
 
 
 def over_ucx(node) -> tuple[dict[str, int], dict[str, int]]:
-    """Bytes that ``node`` has pulled over UCX, and transfers that failed, by node."""
+    """Return bytes pulled over UCX, and failed transfers, by node."""
     return node.counters["ucx_bytes_by_node"], node.counters["ucx_failures_by_node"]
 
 
@@ -41,7 +41,7 @@ async def pull(producer, consumer, sent: np.ndarray, invocation: str = "i") -> n
 
 
 async def frees_all(a, b, invocation: str = "i") -> None:
-    """Nothing is left of ``invocation`` once it has ended."""
+    """Check that nothing of ``invocation`` is left once it has ended."""
     for node in (a, b):
         node.sidecar.end_invocation(invocation)
     await until(lambda: a.blocks == b.blocks == 0)
@@ -212,7 +212,7 @@ async def connected_lanes() -> tuple[UcxLane, UcxLane]:
 
 @pytest.mark.parametrize("closes", [True, False])
 async def test_nothing_is_written_to_memory_whose_lane_is_closed(closes):
-    """Without the close, which is the mistake that the test is to find, the other side writes on."""
+    """Without the close, the other side continues to write. The test must detect that bug."""
     source, target = np.full(SIZE, 7, np.uint8), np.zeros(SIZE, np.uint8)
     sender, reader = await connected_lanes()
     some = asyncio.Event()
