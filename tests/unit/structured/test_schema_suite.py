@@ -1,4 +1,4 @@
-"""The official test suite of JSON Schema: no accepted schema lets through what is invalid, and limits have a name."""
+"""The official test suite of JSON Schema: no accepted schema permits an invalid value, and limits are named."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Schemas that clients send, each with answers that fit it and answers that do not, as texts."""
+"""Schemas that clients send, each with matching and non-matching answers, as texts."""
 
 import json
 from decimal import Decimal
@@ -15,7 +15,7 @@ STRING, INTEGER, NUMBER, FLAG = {"type": "string"}, {"type": "integer"}, {"type"
 
 
 def strict(**properties: Any) -> dict[str, Any]:
-    """An object as OpenAI's strict mode wants it: every property required, and no others."""
+    """Return an object as OpenAI's strict mode requires: every property required, and no others."""
     return {
         "type": "object",
         "properties": properties,
