@@ -1,4 +1,4 @@
-"""Unit tasks that bring their own engine: what ``run`` gets, and what becomes of what it gives."""
+"""Unit tasks with their own engine: the inputs of ``run``, and the handling of its outputs."""
 
 import threading
 from collections.abc import AsyncIterator, Iterator

@@ -1,4 +1,4 @@
-"""The composite tasks that models are served by."""
+"""The composite tasks that serve models."""
 
 from typing import Any
 

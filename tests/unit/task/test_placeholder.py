@@ -1,4 +1,4 @@
-"""A value that does not exist yet refuses to be looked at, and says what to do instead."""
+"""Placeholders of future values reject inspection, with advice."""
 
 import copy
 import math

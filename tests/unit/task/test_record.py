@@ -1,4 +1,4 @@
-"""Record: the graph that comes out of ``invoke``, and what may not go in."""
+"""Recording: the graph of ``invoke``, and invalid inputs."""
 
 import enum
 from collections.abc import Callable
