@@ -8,7 +8,7 @@ SIZE = 64 * ALIGNMENT_BYTES
 
 
 class Naive:
-    """The same promises by looking at everything, every time."""
+    """A simple allocator with the same guarantees, which searches everything each time."""
 
     def __init__(self) -> None:
         self.taken: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""A sidecar that is not there, is silent, or goes away and comes back."""
+"""A sidecar that is missing, silent, or restarted."""
 
 import asyncio
 import signal

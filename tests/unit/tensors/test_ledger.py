@@ -271,7 +271,7 @@ def kept(desk: Desk, verb: str, lease: BlockLease) -> None:
 
 
 def use_any_spare(desk: Desk, chance: random.Random, tag: bytes) -> int:
-    """Use one of the spares, if there are any; returns how many."""
+    """Use a spare, if there is one, and return the number used."""
     found = list(desk.ledger.spares.values())
     if not found:
         return 0

@@ -1,4 +1,4 @@
-"""A service that starts while its sidecar is away waits for it, and not for ever."""
+"""A service that starts without its sidecar waits for a limited time."""
 
 import asyncio
 
