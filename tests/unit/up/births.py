@@ -1,4 +1,4 @@
-"""A fork server of small modules, and proxies of it."""
+"""A fork server of small modules, and its proxies."""
 
 import asyncio
 import contextlib
@@ -89,7 +89,7 @@ MODULES = {
 
 
 class ForkServer:
-    """A running fork_server that knows ``MODULES``, and proxies of it."""
+    """A running fork_server for ``MODULES``, and its proxies."""
 
     def __init__(self, directory: Path, *imports: str) -> None:
         self.directory = directory
@@ -120,7 +120,7 @@ class ForkServer:
             await asyncio.sleep(0.01)
 
     def fails(self) -> str:
-        """What a fork server says that cannot start."""
+        """Return the error of a fork server that cannot start."""
         end = subprocess.run(
             self._command,
             cwd=self.directory,
@@ -136,7 +136,7 @@ class ForkServer:
     def proxy(
         self, module: str, *arguments: str, **options: Any
     ) -> "contextlib.AbstractContextManager[subprocess.Popen[str]]":
-        """A proxy that runs ``module`` until the block ends."""
+        """Run a proxy of ``module`` until the block ends."""
         return started(fork_client.fork_server_command(self.socket, module, *arguments), **options)
 
     def run(
@@ -167,6 +167,6 @@ def started(command: tuple[str, ...], **options: Any) -> Iterator["subprocess.Po
 
 
 def numbers(process: "subprocess.Popen[str]") -> list[int]:
-    """The process ids on the next line."""
+    """Return the process ids on the next line."""
     assert process.stdout is not None
     return [int(word) for word in process.stdout.readline().split()]

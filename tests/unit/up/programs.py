@@ -1,4 +1,4 @@
-"""Small real programs for the supervisor to run, and a log that a test can wait on."""
+"""Small real programs for the supervisor, and a log to wait on."""
 
 import asyncio
 import io
@@ -53,7 +53,7 @@ def log_to(lines: Lines) -> Log:
 
 
 def python_code(name: str, code: str, lines: Lines | None = None, **fields: object) -> ProcessSpec:
-    """A process that runs ``code`` and, with ``lines``, counts as ready once it has printed "up"."""
+    """Return a process that runs ``code``. With ``lines``, it is ready once it has printed "up"."""
     if lines is not None:
         fields["ready"] = lambda: lines.until(rf"^{name} *\| up")
     return ProcessSpec(name, (sys.executable, "-c", code), **fields)  # type: ignore[arg-type]

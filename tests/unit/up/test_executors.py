@@ -1,4 +1,4 @@
-"""Executors follow the plan: what appears is started, what disappears drains and ends, the rest is left alone."""
+"""Executors follow the plan: new ones start, removed ones drain and end, the rest is unchanged."""
 
 import asyncio
 import contextlib
@@ -206,7 +206,7 @@ def replace_model(model: ModelPlan, **fields: Any) -> ModelPlan:
 
 @pytest.fixture
 def gate(house: House, tmp_path: Path) -> Callable[[], object]:
-    """Makes E an executor that drains until this is called; those that drain later end at once."""
+    """A function that ends the drain of the executor E; executors that drain later end at once."""
     path = tmp_path / "gate"
     os.mkfifo(path)
     house.env["GATE"] = str(path)

@@ -1,4 +1,4 @@
-"""Processes that are forked from a template behave like processes of their own."""
+"""Processes forked from a template behave like processes started normally."""
 
 import asyncio
 import contextlib
@@ -35,7 +35,7 @@ def home(tmp_path_factory) -> ForkServer:
 
 @pytest.fixture(scope="module")
 def process(home) -> Iterator["subprocess.Popen[str]"]:
-    """One fork_server for the tests that leave it as it was."""
+    """One fork server for tests that do not change it."""
     with home.running() as process:
         yield process
 
@@ -270,7 +270,7 @@ for family in families.split():
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory) -> Path:
-    """Where tiny models are, built here once for all of these tests."""
+    """The directory of tiny models, built once for these tests."""
     directory = tmp_path_factory.mktemp("checkpoints")
     for family in catalog.TINY.values():
         tiny.build(family, directory / family)
@@ -320,7 +320,7 @@ async def test_executors_are_born_and_come_back_after_they_or_the_fork_server_ar
 
 
 async def born(stack: Stack, count: int, but: Sequence[psutil.Process] = ()) -> list[psutil.Process]:
-    """Wait until the stack's fork_server has ``count`` children that live, none of them in ``but``."""
+    """Wait until the fork server has ``count`` live children outside ``but``."""
     async with asyncio.timeout(90):
         while True:
             with contextlib.suppress(KeyError, psutil.NoSuchProcess):  # between two lives

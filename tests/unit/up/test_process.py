@@ -1,4 +1,4 @@
-"""A child's end is noticed without a thread, and takes its group along; its output is read to the last line."""
+"""A child's end is detected without a thread and stops its group; its output is read to the last line."""
 
 import asyncio
 import os
@@ -36,7 +36,7 @@ async def first_line(lines: list[str]) -> str:
 
 
 def runs(pid: int) -> bool:
-    """False for a zombie too."""
+    """Return True if the process runs; False for a zombie too."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""A process that has served once is restarted until it serves again, and what fails ends nothing else."""
+"""A process that has served once is restarted until it serves again. Its failures stop nothing else."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Executors of the staged plan run beside those of the current one, and which of them do the same."""
+"""Executors of the staged plan run with those of the current one. Equal ones are reused."""
 
 import asyncio
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The tiny models that ``omnibus up`` declares, and those it declares when it is asked to."""
+"""The tiny models that ``omnibus up`` declares by default, and on request."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ def warm_builders(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where checkpoints are built once for these tests."""
+    """The directory of checkpoints built once for these tests."""
     return tmp_path_factory.mktemp("cache")
 
 

@@ -1,4 +1,4 @@
-"""Processes that hang are killed and come back; those that only wait for a starved machine are left alone."""
+"""Hung processes are killed and restarted; those that wait for a starved machine are left alone."""
 
 import asyncio
 import os
@@ -52,7 +52,7 @@ async def watched(
 
 
 async def replaced(supervisor: Supervisor, name: str, pid: int) -> int:
-    """The process that runs for ``name`` after ``pid``."""
+    """Return the process that replaced ``pid`` as ``name``."""
     async with asyncio.timeout(WITHIN):
         while supervisor.pids.get(name, pid) == pid:
             await asyncio.sleep(0.01)
@@ -60,7 +60,7 @@ async def replaced(supervisor: Supervisor, name: str, pid: int) -> int:
 
 
 def sidecar(directory: Path) -> ProcessSpec:
-    """A real service with its endpoint."""
+    """Return a real service with its endpoint."""
     metrics = str(directory / "metrics")
     return ProcessSpec(
         "sidecar",
