@@ -1,4 +1,4 @@
-"""What a sound holds is told from its spectrum alone."""
+"""The content of audio is recognised from its spectrum alone."""
 
 import io
 import itertools
