@@ -1,4 +1,4 @@
-"""The compose files as data: what every container has, and that the layers fit one another and what they mount."""
+"""The compose files as data: required settings of containers, consistent layers, and existing mounts."""
 
 import json
 import re
@@ -37,7 +37,7 @@ def load(name: str) -> dict[str, Any]:
 
 
 def services(*names: str) -> dict[str, dict[str, Any]]:
-    """The services of these layers laid over one another; environments and volumes are added up."""
+    """Return the services of these layers merged; environments and volumes are added up."""
     found: dict[str, dict[str, Any]] = {}
     for name in names:
         for service, told in load(name)["services"].items():
