@@ -150,7 +150,7 @@ class MemoryJob(Job):
     def close(self, output: str, data: dict[str, Any] | None = None) -> None:
         self.outputs[output].close(data)
 
-    # What tests read
+    # Accessors for tests
 
     @property
     def text(self) -> str:

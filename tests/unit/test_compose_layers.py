@@ -20,15 +20,15 @@ BASE, GPU, OBSERVABILITY = "compose.yaml", "compose.gpu.yaml", "compose.observab
 USERS = "compose.users.yaml"
 AVAILABLE = "compose.ha.yaml"
 LAYERS = [BASE, GPU, OBSERVABILITY, USERS, AVAILABLE]
-#: What a layer adds to the services of the base.
+#: Services that a layer adds to the base.
 FRESH = {
     OBSERVABILITY: {"prometheus", "grafana", "jaeger"},
     AVAILABLE: {"nats-2", "nats-3", "valkey-2", "sentinel", "sentinel-2", "sentinel-3"},
 }
 PORT = 9400
-#: It has no program that could look.
+#: Its image has no program for a health check.
 UNWATCHED = {"jaeger"}
-#: It ends by itself.
+#: A one-shot service.
 ONCE = {"models"}
 
 

@@ -121,7 +121,7 @@ def test_what_is_waited_for_can_come(layer: str, service: str, told: dict[str, A
     for name, how in told.get("depends_on", {}).items():
         waited = known[name]
         assert how["condition"] in {"service_healthy", "service_completed_successfully"}
-        # Who is to end is not to be started again, and who is to be healthy is looked at.
+        # A one-shot service must not restart, and a healthy one needs a health check.
         assert ("restart" not in waited) if how["condition"].endswith("successfully") else ("healthcheck" in waited)
 
 

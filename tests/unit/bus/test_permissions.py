@@ -20,7 +20,7 @@ USERS = permissions.permissions_by_user()
 PASSWORDS = {user: f"word-of-{user}" for user in USERS}
 SECONDS = 5.0
 REFUSED_WITHIN = 2.0
-#: Everybody but gateways, which alone read each other's files.
+#: All roles but the gateway, since gateways read each other's files.
 OTHERS = ("planner", "encoder", "llm", "generator", "sidecar", "operator")
 
 
@@ -95,14 +95,14 @@ async def test_what_the_contract_says_passes(guarded_url: str, sender: str, hear
 @pytest.mark.parametrize(
     ("sender", "hearer", "subject"),
     [
-        ("llm", "encoder", "omnibus.task.encode-m-vision.e-0"),  # who computes sends no work
+        ("llm", "encoder", "omnibus.task.encode-m-vision.e-0"),  # executors send no work
         ("encoder", "operator", "omnibus.inv.chat.g-0-1"),  # nor writes history
         ("generator", "gateway", "omnibus.replay"),
         ("llm", "planner", "omnibus.event.load"),
         ("llm", "gateway", "omnibus.event.gone"),
         ("planner", "llm", "omnibus.task.think-m-thinker.l-0"),
         ("planner", "llm", "omnibus.edge.l-0"),
-        ("gateway", "gateway", "omnibus.reply.other"),  # who asks does not answer
+        ("gateway", "gateway", "omnibus.reply.other"),  # clients do not answer
         ("gateway", "operator", "omnibus.event.plan"),
         ("sidecar", "sidecar", "omnibus.node.n1"),
         ("operator", "gateway", "omnibus.reply.g"),
@@ -214,7 +214,7 @@ def test_a_server_takes_the_configuration(tmp_path: Path, bare: bool):
 
     assert checked.returncode == 0, checked.stderr
     missing = subprocess.run(command, env={}, check=False, capture_output=True, text=True, timeout=20)
-    assert missing.returncode != 0  # no password is no way in
+    assert missing.returncode != 0  # no access without a password
 
 
 def test_nobody_may_everything():

@@ -117,7 +117,7 @@ async def test_a_server_that_is_silent_for_a_while_keeps_each_record_once(
     assert bus._acks is not None
     waiting = bus._acks
     process.send_signal(signal.SIGSTOP)
-    await until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)  # a busy machine takes its time
+    await until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)  # a busy machine is slow
     for number in range(3):
         bus.publish_record(SUBJECT, b"%d" % number, f"id-{number}")
     await until(lambda: any(sent.sends > 2 for sent in waiting._sent.values()))

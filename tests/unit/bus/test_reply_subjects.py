@@ -46,7 +46,7 @@ def guarded_url(tmp_path_factory: pytest.TempPathFactory, run_server) -> Iterato
         yield server.url
 
 
-# Reply subjects: whoever sends a message chooses the subject of its answer
+# Reply subjects, which the sender of a message chooses
 
 
 async def answer_itself(bus: NatsBus, own: str, forged: str) -> None:

@@ -221,7 +221,7 @@ def test_the_engines_settings_of_an_option_reach_its_executors_without_the_plann
     assert found["L"].items() >= {f"OMNIBUS_VLLM_{name}": value for name, value in told.items()}.items()
 
 
-#: What an executor of a family knows by itself, and the mark of one plan among several.
+#: Values that an executor derives from its family, and the origin of plans.
 UNSAID = {"OMNIBUS_EXECUTOR_ORIGIN", "OMNIBUS_EXECUTOR_TASKS", "OMNIBUS_EXECUTOR_ENGINE", "OMNIBUS_EXECUTOR_CONTEXT"}
 
 

@@ -132,7 +132,7 @@ def test_an_image_may_be_pinned_by_its_digest(rendered: Renders):
     assert found["planner"]["spec"]["containers"][0]["image"] == "omnibus-planner:7"
 
 
-# Who talks to whom
+# Connections
 
 
 def allows(objects: list[Object], part: str, way: str) -> list[tuple[Any, int]]:

@@ -64,7 +64,7 @@ async def test_each_user_comes_in_with_its_own_password_alone(bus_url: str, word
         bus = await NatsBus.connect(BusSettings(url=bus_url, user=user, password=words[user]), user)
         assert bus.connected
         await bus.drain()
-    # Services go on trying until their time is up; a client that tries once does not depend on how fast this machine is.
+    # Services retry until their time is up; a client with one attempt does not depend on this machine's speed.
     for credentials in ({"user": "gateway", "password": words["llm"]}, {}):
         with pytest.raises(nats.errors.Error, match="(?i)authorization"):
             await nats.connect(bus_url, allow_reconnect=False, connect_timeout=60, error_cb=_ignore, **credentials)

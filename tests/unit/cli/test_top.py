@@ -145,7 +145,7 @@ async def test_restarts_of_the_bus_and_the_store_are_said_and_survived(tmp_path:
             await valkey.start()
             await until(says(""))
             await until(lambda: watch.seen.plan is None)  # it was in memory
-            again = Store(StoreSettings(url=valkey.server.url))  # the first one may have connections that are dead
+            again = Store(StoreSettings(url=valkey.server.url))  # the first one may have dead connections
             await again.swap_plan(plan(1, thinkers=2))
             await until(lambda: there() and watch.seen.plan.models["m"].options["L"].replicas == 2)  # type: ignore[union-attr]
         for connection in (bus, crowd):

@@ -25,7 +25,7 @@ from tests.unit.jobs import MemoryJob, run
 from tests.unit.models import files
 
 File = tuple[bytes, str]  # content and modality
-_SECONDS = (0.1, 0.7, 1.3, 1.99, 2.0, 2.5, 5.1, 9.0)  # of sounds: a window of the encoder has 2
+_SECONDS = (0.1, 0.7, 1.3, 1.99, 2.0, 2.5, 5.1, 9.0)  # of audio; the encoder's window is 2 s
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -137,7 +137,7 @@ async def test_media_that_are_known_by_their_digest_are_not_opened(omni: Path, f
         others = [await run(runner, named(file, digest, "tenant")), await run(runner, named(file, "zz" + digest[2:]))]
 
     assert (first.asked, second.asked) == (["media"], [])
-    assert [each.asked for each in others] == [["media"], ["media"]]  # of somebody else; without a digest
+    assert [each.asked for each in others] == [["media"], ["media"]]  # of another tenant; without a digest
     np.testing.assert_array_equal(first.array("embedding"), second.array("embedding"))
 
 

@@ -83,7 +83,7 @@ async def test_a_sound_that_goes_on_is_encoded_from_its_last_window(runner: Enco
         assert_close(found, alone(audio, file))
         reused.append(runner.stats()["reused_parts"])
     assert reused == [0, 1, 3, 6]  # of windows of 2 s: all that were complete the time before
-    assert runner.stats()["batches"] == {"1": 4}  # what is new of one sound is one item
+    assert runner.stats()["batches"] == {"1": 4}  # the new part of one audio input is one item
 
 
 @pytest.mark.numeric

@@ -121,7 +121,7 @@ async def test_a_prompt_that_is_too_long_is_refused(runner: TextEncodeRunner) ->
     assert (await run(runner, MemoryJob({"prompt": "hill"}))).array("embeds").size
 
 
-# Prompts about pictures
+# Prompts with images
 
 
 @pytest.fixture(scope="module")

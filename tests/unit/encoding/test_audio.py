@@ -130,7 +130,7 @@ def test_pieces_come_while_the_sound_is_being_made(format: SoundFormat):
 
     before = len(b"".join(made[:10]))
     assert 0.3 < before / len(b"".join(made)) < 0.7
-    decoded, rate = decode(b"".join(made[:10]))  # what came in the first second can be heard
+    decoded, rate = decode(b"".join(made[:10]))  # the first second is playable
     assert len(decoded) / rate > 0.5
 
 

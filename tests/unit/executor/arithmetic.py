@@ -135,7 +135,7 @@ class Office:
         self.bus = bus
         self.tensors = tensors
         self.replies: list[Any] = []
-        self.events: list[Any] = []  # replies and statuses as they came
+        self.events: list[Any] = []  # replies and statuses in order of arrival
 
     async def open(self) -> None:
         await self.bus.subscribe(REPLY, self._heard)

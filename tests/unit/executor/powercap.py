@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-RANGE = 262_143_328_850  # microjoules at which a processor's counter begins anew
+RANGE = 262_143_328_850  # microjoules at which a processor's counter wraps
 #: Zones and their names: those of two processors, of parts of them, of the memory and of the whole board.
 ZONES = {
     "intel-rapl:0": "package-0",

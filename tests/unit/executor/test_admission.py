@@ -162,7 +162,7 @@ async def test_a_later_attempt_takes_the_place_of_an_earlier_one(here: Place, ga
     again = msgspec.structs.replace(given, attempt=1)
     here.office.send(again)
     await until(lambda: len(gate.began) == 2)
-    here.office.send(given)  # the first one once more, late
+    here.office.send(given)  # the first one again, late
     gate.opened.set()
 
     [chunk] = await here.office.done(again)
@@ -192,7 +192,7 @@ async def test_edges_of_another_attempt_are_not_mixed_in(here: Place):
     assert answer.data == {"got": [10, 11]}
 
 
-# What it says of itself
+# Status
 
 
 async def test_its_status_says_who_it_is_and_what_it_holds(here: Place, gate: Gate):

@@ -116,7 +116,7 @@ def test_steps_cost_what_they_do_in_the_mean_however_many_share_them():
     """Half of the steps run alone and half are shared by four, 16 ms each; all cost the same."""
     bill, alone, shared, dice = ComputeBill(), JobClock(), JobClock(), Random(1)
     others = [JobClock() for _ in range(3)]
-    for _ in range(20_000):  # what is a mean has to come first
+    for _ in range(20_000):  # a mean needs samples first
         bill.add_seconds(0.016, [(each, 1.0) for each in (others if dice.random() < 0.5 else others[:1])], "step")
     charged = sum(each.seconds for each in others)
 
@@ -141,7 +141,7 @@ def test_what_is_no_step_costs_what_it_took():
     assert prompt.seconds == 2.0
 
 
-# Engines that batch by themselves, and tasks that are their own engine
+# Engines with their own batching, and tasks with their own engine
 
 
 def test_jobs_side_by_side_share_their_seconds(clock: list[float], computing: OccupancyTimer):

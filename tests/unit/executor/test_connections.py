@@ -68,7 +68,7 @@ def test_what_changes_them_is_seen(changes: dict[str, Any]):
 
     assert changed != usual
     connections._known.clear()
-    assert by_output(invocation(**changes), 1) == changed  # also where nothing was known before
+    assert by_output(invocation(**changes), 1) == changed  # also with an empty cache
 
 
 def test_readers_on_other_machines_are_known_by_where_one_runs():

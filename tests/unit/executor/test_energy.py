@@ -153,7 +153,7 @@ async def test_an_executor_reads_its_meter_beside_its_work(
     await until(lambda: bill.charge_hop("number", HOP).joules > 0)
     for zone in find_zones(tree.root):
         (zone / "energy_uj").unlink()
-    await asyncio.wait_for(following, 20)  # it ends by itself
+    await asyncio.wait_for(following, 20)  # it ends without the meter
 
     assert bill.charge_hop("number", HOP) == HOP
 

@@ -114,7 +114,7 @@ async def test_a_stream_is_read_while_it_is_written(here: Place):
 
     async def speak(job: Job) -> None:
         await job.send("words", {"n": 1}, np.ones(3, np.float32))
-        await asyncio.wait_for(heard.wait(), 10)  # goes on only when the reader has the first word
+        await asyncio.wait_for(heard.wait(), 10)  # continues only when its consumer has the first word
         await job.send("words", {"n": 2}, np.ones(5, np.float32))
 
     async def hear(job: Job) -> None:

@@ -128,7 +128,7 @@ async def spelled(made: Runner, text: str) -> list[Any]:
     return said(job, "letters")
 
 
-# What runs
+# Valid tasks
 
 
 async def test_a_task_is_loaded_run_and_closed(tmp_path: Path, module: str):
@@ -232,7 +232,7 @@ def test_its_statistics_say_which_code_runs(tmp_path: Path, module: str):
     assert runner(record(tmp_path, f"{module}:Spell")).stats() == {"task": "spell", "class": f"{module}:Spell"}
 
 
-# What does not
+# Invalid tasks
 
 
 @pytest.mark.parametrize("text", ["", "{", "[7]", '[{"name": "spell"}]', "/models/vl"])

@@ -91,7 +91,7 @@ async def test_it_takes_what_is_of_its_new_role_and_nothing_of_the_old_one(here:
     here.office.send(late := invocation(**numbered()))
     await until(lambda: here.status("a").inflight == 1)
 
-    assert not here.office.of(BusyReply, late)  # nobody listens there any more: the server says so
+    assert not here.office.of(BusyReply, late)  # the server reports that the subject has no listener
     here.office.end(waits)
     await here.emptied()
 

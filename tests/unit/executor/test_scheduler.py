@@ -244,7 +244,7 @@ def test_work_without_size_is_refused():
         made().add_media("a", -1, 0.0, KIND)
 
 
-# What holds whatever comes: an executor that is drawn at random, driven as an engine drives it.
+# Properties of random executors, driven as an engine drives them.
 
 
 @dataclass
@@ -366,7 +366,7 @@ def test_a_stream_of_short_work_never_keeps_a_long_one_waiting_beyond_its_patien
     driven = Driven(schedule)
     come(driven, "long", kind, 60, 1)
 
-    # More than a step can do comes with every step, for ever.
+    # Each step receives more work than it can do, forever.
     while "long" not in driven.first:
         for number, size in enumerate(shorts):
             come(driven, f"{driven.now}-{number}", kind, size, 1)

@@ -154,6 +154,6 @@ async def test_an_executor_process_runs_the_engine_by_its_settings(
     replies = [message for part in parts for message in messages.decode_replies(part)]
     chunks = [reply.data for reply in replies if isinstance(reply, Chunk)]
     tokens = [len(chunk["ids"]) for chunk in chunks[:-1]]
-    assert (tokens[0], sum(tokens)) == (1, 4)  # those behind the first follow too fast to leave one by one
+    assert (tokens[0], sum(tokens)) == (1, 4)  # tokens after the first are too fast for separate chunks
     assert chunks[-1]["finish_reason"] == "length"
     assert isinstance(replies[-1], Hop)

@@ -75,7 +75,7 @@ def test_what_one_step_takes_follows_from_the_goals():
 
     run.on()
 
-    # Nobody decodes: half of the time to the first token is there for the prompt.
+    # No sequence decodes, so the prompt gets half of the time to the first token.
     assert [size for turn in run.turns for _, size in turn.works] == [1990, 10]
 
 
@@ -174,7 +174,7 @@ def test_a_simulated_executor_has_the_goals_of_its_settings(
     asked = ExecutorSettings(option="O", components=components, **given)
 
     assert with_goals(profile(ALL).find_option("O"), asked).goals == staged
-    # What a profile says of its own holds.
+    # Goals in the profile take precedence.
     own = profile(ALL, options={"O": {"tbt": 1.0}}).find_option("O")
     assert with_goals(own, asked).goals == StepGoals(0.0, 1.0)
 

@@ -124,7 +124,7 @@ def test_a_tenant_with_few_sequences_takes_steps_of_its_own_for_half_of_the_time
     play_steps(turns, ["heavy"] * 16 + ["light"], 200)
     spent = play_steps(turns, ["heavy"] * 16 + ["light"], 200)
 
-    assert burst == {"all": 0.0, "few": pytest.approx(0.16)}  # what was left of its half in five steps of others
+    assert burst == {"all": 0.0, "few": pytest.approx(0.16)}  # the rest of its half in five steps of others
     assert 0.4 * spent["all"] <= spent["few"] <= spent["all"] + 0.17  # a step of all
 
 

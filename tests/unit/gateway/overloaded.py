@@ -44,11 +44,11 @@ class Executor:
 class Outcome:
     """Results of the requests that arrived after the warm-up."""
 
-    served: list[tuple[float, float]] = field(default_factory=list)  # when it came, and the seconds that it took
+    served: list[tuple[float, float]] = field(default_factory=list)  # arrival, and seconds taken
     refused: int = 0
     ended: list[float] = field(default_factory=list)
-    promises: list[tuple[float, float]] = field(default_factory=list)  # when refused, and Retry-After
-    open_at: list[float] = field(default_factory=list)  # when there was room again, in order
+    promises: list[tuple[float, float]] = field(default_factory=list)  # time of rejection, and Retry-After
+    open_at: list[float] = field(default_factory=list)  # times at which there was room again
 
 
 class World:

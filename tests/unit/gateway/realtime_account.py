@@ -11,11 +11,11 @@ Event = dict[str, Any]
 
 #: Bytes of a millisecond, by format.
 BYTES_PER_MS = {"audio/pcm": 48, "audio/pcmu": 8, "audio/pcma": 8}
-#: Milliseconds that a begin or an end of speech may be beside the true one: its frames are 20 ms.
+#: Tolerance of the start and end of speech, in milliseconds; frames are 20 ms.
 _FRAMES_MS = 60
 #: Milliseconds of padding before speech.
 PREFIX_MS = 300
-#: Samples without sound, by format.
+#: Silent samples, by format.
 SILENCE = {"audio/pcm": b"\0", "audio/pcmu": b"\xff", "audio/pcma": b"\xd5"}
 
 
@@ -56,11 +56,11 @@ class Account:
         self.active = ""
         self.finished: set[str] = set()
         self.session: Event = {}
-        self.waits = False  # a spoken message is to be answered
+        self.waits = False  # a spoken message will be answered
         self.speech = ""  # the item that is being spoken
         self.stopped = ""  # the item whose speech has just stopped
         self.has_spoken = False
-        self.rest = b""  # audio that is to be sent again
+        self.rest = b""  # audio to resend
         self._pending_audio, self._committing, self._end_ms = b"", "", 0
         self.transcribing: set[str] = set()
         self._stream, self._stream_begin_ms, self._stream_begin = bytearray(), 0.0, 0
@@ -147,7 +147,7 @@ class Account:
 
     def _place(self, ms: int) -> int:
         """Return the position in the stream at ``ms`` of the session."""
-        size = BYTES_PER_MS[self.format]  # audio is cut at whole milliseconds behind what was cut before
+        size = BYTES_PER_MS[self.format]  # audio is cut at whole milliseconds after earlier cuts
         place = self._held_from + round(ms - self._stream_begin_ms - self._held_from / size) * size
         assert self._held_from - size <= place <= len(self._stream) + size, (ms, self._stream_begin_ms)
         return max(self._held_from, min(place, len(self._stream)))

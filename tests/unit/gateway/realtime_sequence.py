@@ -22,11 +22,11 @@ from tests.unit.gateway.house import OMNI, House
 from tests.unit.gateway.realtime_account import SILENCE, Account, Event
 from tests.unit.gateway.realtime_operations import BROKEN, CLIP, ITEMS, RESPONSES, SPOKEN, UPDATES
 
-#: Seconds that anything may take on a busy machine.
+#: Time limit of each step, for a busy machine.
 PATIENCE = 10.0
-#: Items of a conversation here, so that it is full after a few.
+#: Maximum items of a conversation here, so that it fills up soon.
 MOST_ITEMS = 4
-#: Bytes that a session may hold where it may not hold much.
+#: Maximum bytes of a session with a tight limit.
 FEW_BYTES = 60_000
 
 
@@ -63,7 +63,7 @@ class Watched(EventSender):
             self.batch.append(event)
             try:
                 self.account.take(event)
-            except (AssertionError, LookupError, ValueError) as error:  # what made it catches more than it should
+            except (AssertionError, LookupError, ValueError) as error:  # the poster of the event would swallow it
                 self.faults.append(AssertionError(f"{event}: {error!r}"))
 
     def close(self) -> None:
@@ -95,7 +95,7 @@ class Sequence:
         self.session = RealtimeSession(self.token.id, context, config, self.outbox, restored)
         self.sender = asyncio.get_running_loop().create_task(self.outbox.send_texts())
 
-    # What is sent
+    # Operations
 
     async def play(self, operations: list[tuple[Any, ...]]) -> None:
         try:
@@ -149,7 +149,7 @@ class Sequence:
         errors = [each["error"] for each in batch if each["type"] == "error"]
         codes = [each["code"] for each in errors if each["event_id"] == id]
         if self.account.waits and any(each["event_id"] in (None, id) for each in errors):
-            self.account.waits = False  # what was to be answered could not be
+            self.account.waits = False  # the answer failed
         wanted = {wrong} if isinstance(wrong, str) else wrong
         if codes:
             assert codes[0] in wanted, (frame[:200], codes, wanted)

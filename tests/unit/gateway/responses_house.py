@@ -12,7 +12,7 @@ from tests.unit.gateway.http.test_exchange import Client
 from tests.unit.sidecar.node import until
 
 PATH = "/v1/responses"
-#: Keys that Open Responses wants in every response.
+#: Keys that Open Responses requires in every response.
 KEYS = [
     "id",
     "object",

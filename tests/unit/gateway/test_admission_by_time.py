@@ -82,7 +82,7 @@ async def test_who_was_refused_is_served_when_it_comes_back_as_told(slow: House)
         if (refused := await done).status_code == 429:
             break
 
-    for _ in range(5):  # a busy machine serves more slowly than was predicted: it says so again
+    for _ in range(5):  # a busy machine serves more slowly than predicted, and rejects again
         await asyncio.sleep(int(refused.headers["retry-after"]))
         if (refused := await slow.ask(TEXT)).status_code != 429:
             break

@@ -69,7 +69,7 @@ async def test_what_clients_make_up_is_no_label(home: House):
 
     after = await labels(home)
     assert after["omnibus_requests_total"] == before["omnibus_requests_total"]
-    # Others may be counted a moment later, but never by a name that somebody made up.
+    # Other series may appear later, but none with a client's invented name.
     assert not [found for series in after.values() for found in series if any("mark-" in each for each in found)]
 
 

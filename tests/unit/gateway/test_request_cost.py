@@ -38,7 +38,7 @@ REQUESTS = 20
 #: Seconds in which fast pieces become one, more than real ones that a request takes, and how many come in them.
 PIECE_SECONDS = 60.0
 PIECES_TOGETHER = 48
-#: How often requests are counted at most: a busy machine adds to them, never takes away.
+#: Maximum number of measurements: a busy machine adds to the counts, never removes.
 MEASUREMENTS = 4
 
 

@@ -99,7 +99,7 @@ def test_a_replica_that_another_gateway_loads_is_avoided():
     for _ in range(20):
         busy.charge_work(100)
         there.inflight["l0"] += 1
-    there.done(there.send(mine))  # so that it knows how much an invocation is
+    there.done(there.send(mine))  # so that it has the size of an invocation
     there.sent.clear()
 
     there.beat(20)

@@ -207,7 +207,7 @@ async def test_while_traces_are_off_requests_carry_no_context(tmp_path: Path):
     ("module", "theirs"),
     [
         ("omnibus.executor.service", "opentelemetry"),
-        # The store's client imports some of it by itself, but nothing that traces or sends.
+        # The store's client imports the API, but no SDK and no exporter.
         ("services.gateway.service", "opentelemetry.sdk.trace opentelemetry.exporter"),
     ],
 )

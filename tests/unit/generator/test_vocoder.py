@@ -153,7 +153,7 @@ async def test_a_short_waveform_does_not_wait_for_a_long_one(runner: VocodeRunne
 
 
 async def test_who_has_no_sound_goes_before_who_has_some(omni: Path) -> None:
-    # However busy this machine is, nobody here has waited for as long as that.
+    # No request has waited for that long, even on a busy machine.
     runner = VocodeRunner("vocoder", "qwen2_5_omni", omni, "cpu", "float32", VocodeSettings(patience=-1e6))
     await runner.load()
     poor, other, stream = job([codes(48, 1)]), job([codes(48, 2)]), Pipe()
@@ -163,7 +163,7 @@ async def test_who_has_no_sound_goes_before_who_has_some(omni: Path) -> None:
     await rich.outputs["audio"].until(1)
     await settled(runner)
 
-    # Somebody has the vocoder; then the rich one asks for it, and after that the poor one.
+    # The vocoder is in use. First the stream with audio waits for it, then the one without.
     held = threading.Event()
     blocked = asyncio.create_task(runner._compute(held.wait))
     tasks.append(asyncio.create_task(run(runner, other)))

@@ -25,7 +25,7 @@ class Halves:
         spoken = tuple(name for name in wants if name != "rows")
         first = MemoryJob(asked._inputs, wants=("cache", "start", *spoken), seed=asked.seed, near=near)
         given = {name: first.outputs[name] for name in ("cache", "start")}
-        # Seeds of nodes may differ: what counts is that of the prefill.
+        # Seeds of nodes may differ; the prefill's seed applies.
         second = MemoryJob(
             {**given, "params": asked.inputs["params"]},
             wants=("rows",) if "rows" in wants else (),

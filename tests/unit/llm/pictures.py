@@ -15,7 +15,7 @@ from tests.unit.models import files
 
 TOKENS = 16
 
-#: Widths and heights: one, two and four tiles of a model that cuts pictures into tiles.
+#: Widths and heights: one, two and four tiles of a model that splits images into tiles.
 SIZES = ((50, 50), (50, 100), (300, 60))
 
 

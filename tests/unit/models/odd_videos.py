@@ -86,7 +86,7 @@ def _odd_samples() -> Iterator[OddVideo]:
     yield _video("wide colours", "mp4", options={"x264-params": "colormatrix=bt709:colorprim=bt709:transfer=bt709"})
 
 
-#: How FFmpeg is told to convert a video of ten frames per second, and how the result is shown.
+#: FFmpeg's arguments to convert a video of ten frames per second, and the kind of result.
 _CONVERSIONS: dict[str, tuple[str, str]] = {
     "turned by Matroska": ("-display_rotation:v 90 -i {} -c copy -f matroska", "turned"),
     "turned by the codec": (

@@ -15,7 +15,7 @@ from omnibus_models.families import _code2wav
 from tests.nightly import nightly
 
 VOICE = "Ethan"
-SAMPLES, LOST = 1920, 555  # of a frame, and what is missing at the end
+SAMPLES, LOST = 1920, 555  # of a frame, and samples missing at the end
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def test_the_library_loses_samples_where_it_cuts_a_waveform(vocoder: Any) -> Non
 
     wave = vocoder.code2wav.chunked_decode(torch.tensor(frames).T[None], chunk_size=10, left_context_size=5)
 
-    # Once it loses none, its own waveform can be asked for however long an answer is.
+    # If this fails, the library's own waveform works for answers of any length.
     assert wave.shape[-1] == 20 * SAMPLES - 2 * LOST
 
 

@@ -203,7 +203,7 @@ def test_marks_are_no_part_of_a_picture(checkpoint: Path, tmp_path: Path, parts:
     assert 40 < max(token for one in ones for token in one.chosen) < 64
 
 
-# What follows it
+# The later stages
 
 PICTURES = [
     ImageSpec(64, 64, 4, 1, 3.0),

@@ -8,7 +8,7 @@ from transformers import AutoProcessor
 from omnibus.families.specs import KNOWN
 from omnibus_models import families, tiny
 
-#: Parts of a processor, and what each prepares.
+#: Parts of a processor, by the modality that each prepares.
 PARTS = {"image_processor": "image", "video_processor": "video", "feature_extractor": "audio"}
 
 

@@ -145,7 +145,7 @@ def test_control_tokens_of_a_chat_are_text(parts: dict[str, Any]) -> None:
     assert is_text(parts["thinker"], "<begin_of_image>")
 
 
-# Pictures
+# Images
 
 
 def guides(parts: dict[str, Any], prompt: str, guided: bool = True) -> list[Tensor]:

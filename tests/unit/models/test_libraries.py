@@ -62,7 +62,7 @@ def test_positions_of_a_request_are_still_kept_on_the_module(vl: Path) -> None:
             model(**oracle.vl_inputs(vl, messages, media))
         deltas.append(int(model.model.rope_deltas))
 
-    # A text alone has none of its own.
+    # A text alone sets no delta.
     assert deltas[0] == deltas[1] != 0
 
 

@@ -188,7 +188,7 @@ def test_a_preview_shows_where_the_film_is_going(parts: dict[str, Any]) -> None:
 def test_films_that_cannot_be_made_are_refused(parts: dict[str, Any], picture: ImageSpec, param: str) -> None:
     with pytest.raises(BadRequest) as caught:
         parts["dit"].open(picture, guides(parts, CAT))
-    with pytest.raises(BadRequest) as early:  # by the gateway, which knows no checkpoint
+    with pytest.raises(BadRequest) as early:  # by the gateway, which has no checkpoint
         LTX2.check_frames(picture.width, picture.height, picture.frames, picture.fps)
         LTX2.check_steps(picture.steps)
 

@@ -18,7 +18,7 @@ from tests.unit.models.test_loading import without
 
 IMAGE = {"type": "image"}
 TOKENS = 24
-#: Rows of a picture: four tiles of 16 patches and what stands for the whole tile.
+#: Rows of an image: four tiles of 16 patches, and a row per tile for its class embedding.
 ROWS = 4 * 17
 
 

@@ -17,7 +17,7 @@ from omnibus_models import families, tiny
 from tests import checkpoint_cache
 from tests.unit.models import files
 
-#: Weights that see, and those that make pictures of what the LLM says.
+#: Weights of vision encoders, and of image generators that follow the LLM.
 EYES = ("model.visual.", "model.vision_", "model.multi_modal_projector.", "model.image_newline", "model.aligner.")
 HANDS = ("model.vqmodel.", "model.generation_")
 

@@ -164,7 +164,7 @@ async def test_of_twenty_bad_executors_each_is_named(seed: int):
         ([["v0"], ["t0"]], None, 2, [[1], [1]]),  # but with itself in another run
         ([["v0", "v1"], ["t0"]], None, 1, [[0, 1], [0]]),
         ([["v0"], ["t0"]], recorded("good", "good good"), 1, [[1], [1]]),
-        ([["v0"], ["t0"]], recorded("", "good good"), 1, [[0], [1]]),  # what was not recorded
+        ([["v0"], ["t0"]], recorded("", "good good"), 1, [[0], [1]]),  # an unrecorded output
     ],
 )
 async def test_what_was_compared_is_counted(

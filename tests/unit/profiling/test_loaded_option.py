@@ -97,4 +97,4 @@ def test_requests_wait_as_long_as_a_gateway_lets_them_unless_it_is_set_otherwise
     settings = read_settings(GatewaySettings)
 
     assert settings.deadline == 600
-    assert settings.queue_seconds >= MAX_QUEUE_OVER_DEADLINE * settings.deadline  # what a gateway takes at most
+    assert settings.queue_seconds >= MAX_QUEUE_OVER_DEADLINE * settings.deadline  # a gateway's maximum

@@ -14,13 +14,13 @@ from omnibus.profiling.conclusions import contradictions
 HERE = Path(__file__).parents[3] / "examples" / "simulated"
 SHIPPED = profile.decode_profile((HERE / "profile.json").read_bytes())
 TIMES = read_profile(str(HERE / "times.json"))
-#: What a profile may say more or less than the simulation takes.
+#: Tolerance between the profile and the simulation.
 MISS = 0.1
-#: Seconds of sound of a code: 480 samples at 24 kHz.
+#: Seconds of audio of a code: 480 samples at 24 kHz.
 CODE_SECONDS = 0.02
 INFLIGHT = 128
-#: Lengths that codes are spread over where no thinker draws them. Talkers whose sequences all end at once would fill the
-#: batches of their vocoder, as none does.
+#: Number of answer lengths where no thinker draws them. If all talkers' sequences ended at once, they would fill the
+#: batches of their vocoder unrealistically.
 LENGTHS = 16
 
 ROLES = [(name, work.type, work.components) for name, option in SHIPPED.options.items() for work in option.work]

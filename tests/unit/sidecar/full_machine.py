@@ -22,7 +22,7 @@ from tests.unit.sidecar.node import connect, running
 MIB = 1 << 20
 ROOM_BYTES = 96 * MIB
 ARENA_BYTES = 80 * MIB
-#: What others leave: more than the sidecar backs at its start, and less than the writers need.
+#: Room that others leave: more than the sidecar backs at its start, and less than the writers need.
 LEFT_BYTES = 40 * MIB
 WRITERS = 8
 IMAGE_BYTES = 6 * MIB
@@ -51,7 +51,7 @@ async def _patient(client: TensorClient, other: Path) -> str:
     """Run a writer that waits for room, while ``other`` is removed."""
     whole = ARENA_BYTES - MIB
     waiting = asyncio.create_task(client.allocate((whole,), invocation="p", deadline=time.time() + 60, wait=30.0))
-    await asyncio.sleep(0.2)  # it has been refused its pages once
+    await asyncio.sleep(0.2)  # its pages have been refused once
     other.unlink()
     block = await waiting
     block.array[:] = 9

@@ -55,7 +55,7 @@ async def test_a_sidecar_of_another_user_is_not_believed(tmp_path: Path):
     listener.bind(path)
     os.seteuid(NOBODY)
     try:
-        listener.listen()  # the kernel remembers who
+        listener.listen()  # the kernel records the owner
     finally:
         os.seteuid(0)
     with listener, pytest.raises(ProtocolError, match=f"runs as user {NOBODY}, not as 0"):

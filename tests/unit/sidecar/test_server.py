@@ -28,7 +28,7 @@ async def test_two_processes_share_bytes_without_copying(tmp_path):
         tell(reader, msgspec.json.encode(block.seal()))
         assert await line(reader) == b"50"
 
-        block.array[:] = 3  # after the reader took its view
+        block.array[:] = 3  # after the consumer opened its view
         tell(reader, b"again")
         assert await line(reader) == b"150"
 

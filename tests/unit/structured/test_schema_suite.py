@@ -28,7 +28,7 @@ WHOLE = {
     "patternProperties", "prefixItems", "properties", "required", "type", "multipleOf", "maxItems", "minItems",
     "maxLength", "minLength", "exclusiveMaximum", "exclusiveMinimum",
 }  # fmt: skip
-#: Reasons for which a schema of those is rejected all the same: nothing fits it, or another keyword stands in it.
+#: Other reasons for rejecting these schemas: they are unsatisfiable, or contain another keyword.
 OTHER_REASONS = ("Unsatisfiable", "dependentSchemas", "propertyNames", "not disjoint", "too many digits", "beside")
 
 

@@ -100,7 +100,7 @@ CASES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
     ("uint8", {"type": "integer", "format": "uint8"}, ["255", "0"], ["256", "-1"]),
     ("draft 4 flag", {"type": "integer", "minimum": 3, "exclusiveMinimum": True}, ["4"], ["3"]),
     ("extensions", {"type": "string", "x-order": 1, "example": "a", "markdownDescription": "b", "deprecated": True}, ['"a"'], ["1"]),
-    # what libraries get wrong
+    # common errors of libraries
     ("probability above 0", {"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}, ["0.1", "0.5"], ["0", "0.6", "-0"]),
     ("no quotes", {"type": "string", "pattern": '^[^"]*$'}, ['"a\\n"', '""', '"\\\\"'], ['"a\\""']),
     ("no backslash", {"type": "string", "pattern": r"^[^\\]+$"}, ['"a"', '"\\""'], ['"\\\\"']),

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from omnibus.errors import BadRequest
 from omnibus.task import OnDemand, Stream, TaskInput, TaskOutput, Tensor, UnitTask
 
-#: Sums go round, so that they fit into an array however many there are.
+#: Sums wrap, so that they fit into an array however many there are.
 MANY = 1_000_003
 
 

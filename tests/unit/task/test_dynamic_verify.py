@@ -28,7 +28,7 @@ async def one(x: int) -> int:
     return int(await ONE.invoke(NumberInput(x=x)).n)
 
 
-# What is found out
+# Detected
 
 
 def random_branch() -> Any:
@@ -219,7 +219,7 @@ async def test_a_task_that_outlives_its_invoke_cannot_go_on(runs: Runs):
     assert runs.shapes == [["number"]]
 
 
-# What is left alone
+# Accepted
 
 
 class Slow:

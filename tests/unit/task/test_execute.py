@@ -71,7 +71,7 @@ def told(job: MemoryJob, output: str) -> list[Any]:
     return [item.data if item.array is None else item.array.tolist() for item in job.outputs[output].items]
 
 
-# What run gets
+# Inputs of run
 
 
 class Look(Base):
@@ -176,7 +176,7 @@ async def test_a_stream_of_tensors_gives_arrays():
     assert told(job, "seen") == [{"sum": 6.0}]
 
 
-# What run gives
+# Outputs of run
 
 
 async def letters() -> AsyncIterator[str]:

@@ -68,7 +68,7 @@ def test_equal_calls_are_counted():
     assert [node.salt for node in record(thrice, None).nodes] == [0, 1, 0, 2]
 
 
-# What is returned
+# Outputs
 
 
 class Row(NamedTuple):

@@ -51,7 +51,7 @@ def skeleton_of(invoke: Callable[[Any], Any], images: int, *, speaks: bool = Fal
     [
         (LOOKS, (), None),
         (LOOKS, (medium(1), medium(2)), None),
-        (LOOKS, (medium(1), medium(1)), None),  # equal calls have random numbers of their own
+        (LOOKS, (medium(1), medium(1)), None),  # equal calls have different random numbers
         (SPEAKS, (medium(3),), msgspec.Raw(b'{"top_k":1}')),
     ],
     ids=["text", "two images", "the same image twice", "speech"],

@@ -139,7 +139,7 @@ def test_two_threads_never_meet_in_memory_that_is_freed(desk):
             lease = latest[0] if latest else None
             if lease is not None and len(unpinned) < 8 and desk.ledger.pin(pin := object(), lease):
                 pins += 1
-                time.sleep(0)  # the other one may go on
+                time.sleep(0)  # let the other thread run
                 if desk.header(lease) != lease.generation:
                     wrong.append(lease.id)
                 unpinned.append((pin, lease))

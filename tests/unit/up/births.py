@@ -28,7 +28,7 @@ json.dump({
 print("a complaint", file=sys.stderr)
 """
 SLEEPS = "import os, time; print(os.getpid(), flush=True); time.sleep(1000)"
-#: Starts a process of its own, says both ids and stays, or ends when it is told to.
+#: Starts a child, prints both ids, and stays with the argument "stays".
 FAMILY = """
 import os, subprocess, sys, time
 other = subprocess.Popen(["sleep", "1000"])
@@ -43,14 +43,14 @@ for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
 print("up", flush=True)
 time.sleep(1000)
 """
-#: Says its id and goes on working: every line is another one.
+#: Prints its id repeatedly, one per line.
 WORKS = """
 import os, time
 while True:
     print(os.getpid(), flush=True)
     time.sleep(0.05)
 """
-#: Never runs Python code again, and ignores what can be ignored.
+#: Never returns to Python code, and ignores all signals it can.
 HANGS = """
 import os, signal
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGIO):

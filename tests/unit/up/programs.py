@@ -15,7 +15,7 @@ from omnibus.process.spec import ProcessSpec
 WITHIN = 20.0  # seconds; far more than needed, for noisy machines
 SLEEPS = "import time; print('up', flush=True); time.sleep(1000)"
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + SLEEPS
-#: Says that it was told to leave, then stays until somebody opens the pipe ``GATE``.
+#: Reports the signal to stop, then stays until the pipe ``GATE`` is opened.
 DRAINS = """
 import os, signal, sys
 def drain(*_):

@@ -90,5 +90,5 @@ def test_what_a_fork_server_bore_and_did_not_say_ends_when_its_sprout_begins_by_
             told = json.loads(end.stdout.read())
 
         assert told["pid"] == end.pid == told["imported_by"]
-        assert os.read(lifeline, 1) == b""  # nobody holds its other end: who was born with it is killed
+        assert os.read(lifeline, 1) == b""  # its other end is closed, since the forked process is killed
         os.close(lifeline)

@@ -74,7 +74,7 @@ def test_a_process_leads_a_group_of_its_own_and_holds_no_descriptor_of_others(fo
         told = json.loads(fork_server_.run("tells").stdout)
 
     assert told["group"] == told["pid"]
-    # Beside the standard streams its lifeline, and the directory that it lists.
+    # The standard streams, its lifeline, and the directory that it lists.
     assert {"0", "1", "2"} < set(told["descriptors"])
     assert len(told["descriptors"]) == 5
 
@@ -284,7 +284,7 @@ async def test_a_loading_executor_imports_nothing_that_the_fork_server_could_hav
     environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'shared'}", "OMP_NUM_THREADS": "1"}
     output = await asyncio.to_thread(subprocess.check_output, loads, env=environ, text=True, timeout=240)
 
-    # One thread, and behind the name of each family no module.
+    # One thread, and no module after the name of each family.
     assert output.splitlines() == ["1", *families]
 
 
@@ -309,7 +309,7 @@ async def test_executors_are_born_and_come_back_after_they_or_the_fork_server_ar
         assert all(one.is_running() for one in second)
         answers.append(await answer(stack, model))
 
-        second[0].kill()  # the new one bears its successor
+        second[0].kill()  # the new one forks its successor
         third = await born(stack, 1)
         await stack.wait_until_ready(90)
         answers.append(await answer(stack, model))

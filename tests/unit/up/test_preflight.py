@@ -23,7 +23,7 @@ def split_thinker(degree: int) -> dict[str, Any]:
     return {**made, "options": {**made["options"], "Th": thinker}}
 
 
-#: The text of a declarations file, and what is said of it. ``{tmp}`` is the directory of the file.
+#: The text of a declarations file, and its error. ``{tmp}`` is the directory of the file.
 MISTAKES = {
     "a comma too many": ('{"models": {\n "a": {"family": "qwen2",,}}}', "line 2: "),
     "no models": ('{"qwen": {}}', 'it must say the models: {"models": '),

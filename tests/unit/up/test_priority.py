@@ -13,7 +13,7 @@ from omnibus.up.executor_specs import process_specs
 from tests.unit.up.house import plan
 
 AUTOGROUP = Path("/proc/self/autogroup")
-#: Prints the priority of a process and of its session as they are afterwards.
+#: Prints the resulting priorities of a process and its session.
 PROGRAM = f"""
 import os
 from omnibus.process.priority import lower_priority

@@ -11,7 +11,7 @@ import pytest
 
 from omnibus.process.process import ChildProcess
 
-#: Prints its id and that of a child of its own, and ends with code 7 at TERM.
+#: Prints its id and that of its child, and ends with code 7 at TERM.
 PARENT = """
 import os, signal, subprocess, sys
 signal.signal(signal.SIGTERM, lambda *_: os._exit(7))

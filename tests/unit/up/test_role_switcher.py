@@ -154,7 +154,7 @@ async def test_of_two_that_could_leave_at_once_one_stays(house: House, crowd: Cr
     await house.until("m/P", "m/P/1", "m/P/2", "m/D")
     await crowd.come()
     crowd.bus.publish(subjects.event_subject(subjects.GONE), b"m-P-0")  # it is started again, and is not ready yet
-    crowd.silent = True  # what becomes of the others is not known at once
+    crowd.silent = True  # the state of the others is unknown for a while
 
     await stage(house, plan(3, P=1, D=3))
     await house.until("m/P", "m/P/1", "m/P/2", "m/D", "m/D/2")

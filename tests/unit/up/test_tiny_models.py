@@ -70,7 +70,7 @@ async def test_a_twin_may_be_another_size_behind_the_same_encoder(cache: Path):
 
 async def test_twins_and_painters_run_only_when_they_are_asked_for(cache: Path):
     for name in ("qwen2_5_omni", "qwen_image"):
-        tiny.build(name, cache / name)  # here, where torch is imported already: what builds them is not the question
+        tiny.build(name, cache / name)  # here, where torch is already imported, since the builder is not under test
 
     assert list(json.loads(await tiny_models(cache=cache))["models"]) == [VL, OMNI]
     assert list(json.loads(await tiny_models([OMNI], cache))["models"]) == [OMNI]

@@ -85,7 +85,7 @@ async def test_a_server_or_service_that_is_frozen_is_killed_and_started_again(tm
         async with asyncio.timeout(WITHIN):
             while not await endpoints.service_answers(before["sidecar"]):
                 await asyncio.sleep(0.01)
-        await asyncio.sleep(SILENT)  # each has been asked, and none is killed for it
+        await asyncio.sleep(SILENT)  # each has been probed, and none is killed for it
         assert supervisor.pids == before
 
         for name, pid in before.items():
@@ -124,7 +124,7 @@ async def test_nothing_is_expected_of_a_process_that_has_not_answered_yet(tmp_pa
         assert supervisor.pids == before
 
 
-#: Answers one question and then does as it is told, without an answer to any other.
+#: Answers one probe, then follows its command without answering again.
 ANSWERS_ONCE = """
 import os, socket, sys, threading, time
 with socket.create_server(("127.0.0.1", 0)) as server:

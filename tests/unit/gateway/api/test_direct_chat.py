@@ -184,7 +184,7 @@ async def test_requests_on_one_connection_are_answered_in_order(home: House, doo
     answers = [content((await wire.answer())[1]) for _ in asked]
 
     assert answers == [f"You said word{number} [0] " for number in range(6)]
-    assert direct  # the first one; those that wait behind it go the general way
+    assert direct  # the first one; pipelined requests take the general path
     await home.emptied()
 
 

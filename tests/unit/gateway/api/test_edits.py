@@ -29,7 +29,7 @@ WISH: dict[str, Any] = {"model": EDITOR, "prompt": "make it blue", "size": "64x4
 _number = count()
 PNG, JPEG = picture("PNG", (40, 30)), picture("JPEG", (64, 64))
 
-#: Denoises what the text says; its latents are guided by all pictures.
+#: Denoises by the text; all images guide its latents.
 PLUGIN = """
     from typing import Any
 

@@ -16,7 +16,7 @@ from tests.unit.gateway.samples import sound
 
 WAV = sound("wav", "pcm_s16le", 0.2, 16000)
 MODELS = st.sampled_from([OMNI, PAINTER, EMBEDDER, FILMER, "nobody"])
-#: What is likely to be served, and cheap.
+#: Values that are cheap to serve, and probably valid.
 KNOWN: dict[str, st.SearchStrategy[Any]] = {
     "model": MODELS,
     "voice": st.just("alloy"),

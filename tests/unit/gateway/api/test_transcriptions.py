@@ -14,7 +14,7 @@ from tests.unit.gateway.samples import picture, sound
 
 PATH = "/v1/audio/transcriptions"
 WAV = sound("wav", "pcm_s16le", 0.5, 16000)
-HEARD = 4 * (1 + len(WAV) // 1024) * (sum(WAV) % 1000)  # what the toy encoder makes of it
+HEARD = 4 * (1 + len(WAV) // 1024) * (sum(WAV) % 1000)  # the toy encoder's output
 
 
 @pytest.fixture

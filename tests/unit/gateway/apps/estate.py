@@ -59,7 +59,7 @@ COUNT = """
 """
 
 
-#: Says that it has begun, waits until it may go on, and says who it is.
+#: Reports its start, waits for permission to continue, and reports its name.
 PATIENT = """
     import asyncio
     from pathlib import Path
@@ -99,7 +99,7 @@ SHOUT = """
         return await (await TASK(Words(text=request))).text
 """
 
-#: A chat model of its own: the toy model, its words in capitals.
+#: A chat model defined by an app: the toy model, in capitals.
 LOUD = """
     from omnibus.app import App
     from omnibus.task import ChatInput, ChatOutput, Encode, MLLM, TextChunk, Think

@@ -28,6 +28,6 @@ async def test_a_call_takes_one_message_for_each_step_and_leaves_no_circle(
             answer = await host.invoke(Abacus(), b'{"text": "abc"}').read_answer()
 
     assert answer == b'{"letters":"abc","count":3}'
-    # Each output is asked for once: that no more follows is said with its last items.
+    # Each output is read once; its last items also contain the end.
     assert [name for name in sent if name != "Pong"] == ["Submit", "Read", "Read", "ServeAnswer", "RequestEnd"]
     assert not left

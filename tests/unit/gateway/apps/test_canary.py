@@ -12,7 +12,7 @@ from tests.unit.gateway.apps.estate import ECHO, LOUD, SHOUT, Estate, Gateway, e
 from tests.unit.gateway.house import TOYS, VL, answered, error, image, question, text
 from tests.unit.sidecar.node import until
 
-#: Asks the toy model with words of its own around the request; says how long the answer is, too.
+#: Calls the toy model with words around the request, and returns the answer's length, too.
 TELL = """
     from omnibus.task import ChatInput, MLLM, Think
 

@@ -16,7 +16,7 @@ CHATS = """
 async def serve(request: ChatInput) -> ChatOutput:
     await asyncio.sleep(60)
 """
-#: Whoever neither answers nor computes for half a second is frozen.
+#: A worker that neither answers nor computes for half a second is frozen.
 WATCHED = replace(CALM, ping=0.1, answer_within=0.5)
 
 

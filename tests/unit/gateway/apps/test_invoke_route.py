@@ -12,7 +12,7 @@ from tests.unit.gateway.apps.estate import COUNT, ECHO, Estate, Gateway, estate,
 from tests.unit.gateway.house import VL, error
 from tests.unit.sidecar.node import until
 
-#: Tells of its begin and its end in files of the directory that it is told, however the end comes.
+#: Writes its start and its end, of any kind, to files in the given directory.
 ENDLESS = """
     import asyncio
     from pathlib import Path
@@ -149,7 +149,7 @@ async def test_requests_are_counted_by_app_and_never_by_what_a_client_invents(la
     assert count("", "not_found", text) >= 1
 
 
-# Clients that leave
+# Disconnects
 
 
 class Client:

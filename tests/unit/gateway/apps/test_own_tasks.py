@@ -67,7 +67,7 @@ async def test_the_old_version_can_be_called_at_every_moment_of_an_update(land: 
     assert set(answers) <= {"HI!", "HI?"}
     assert answers[0] == "HI!"
     assert await gate.invoke("shout_c", "hi") == "HI?"
-    assert await aside(gate.store) == [("shout_c", 1, "draining")]  # what it began may need its tasks
+    assert await aside(gate.store) == [("shout_c", 1, "draining")]  # its running requests may need its tasks
 
 
 async def test_tasks_of_an_old_version_leave_when_its_time_is_over(land: Estate):

@@ -178,7 +178,7 @@ async def test_an_app_of_another_build_is_left_out_and_can_be_removed(land: Esta
     assert await gate.store._redis.hkeys("test:apps") == [b"echo"]
 
 
-# Who may
+# Permissions
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ async def test_another_method_is_405(gate: Gateway, method: str, path: str):
     assert (await gate.ask(method, path)).status_code == 405
 
 
-# What cannot be registered
+# Rejected registrations
 
 
 @pytest.mark.parametrize(

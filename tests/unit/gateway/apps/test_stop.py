@@ -26,7 +26,7 @@ PICTURE: dict[str, Any] = {"model": PAINTER, "prompt": "a boat", "size": "64x48"
 SPOKEN = {"modalities": ["text", "audio"], "audio": {"voice": "Chelsie", "format": "pcm16"}}
 FORM = {"data": {"model": OMNI}, "files": {"file": ("a.wav", sound("wav", "pcm_s16le", 0.5, 16000))}}
 
-#: Answers that never end: the path, and what is sent there. Streams of events send something first.
+#: Answers that never end: the path and the request. Event streams send something first.
 WHOLE: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": (CHAT, {"json": question(VL, "hi")}),
     "spoken chat": (CHAT, {"json": question(OMNI, "hi", **SPOKEN)}),

@@ -70,5 +70,5 @@ async def test_all_origins_may_only_where_keys_are_asked_for(open_house: House, 
     before = await http.options("/v1/models", headers={"origin": PAGE, **PREFLIGHT})
     answer = await http.get("/v1/models", headers={"origin": PAGE})
 
-    assert (before.status_code, answer.status_code) == (200, 401)  # a key is asked for, and the page can read that
+    assert (before.status_code, answer.status_code) == (200, 401)  # a key is required, and the page can read that
     assert answer.headers["access-control-allow-origin"] == "*"

@@ -92,7 +92,7 @@ async def test_nothing_that_a_tenant_sends_or_gets_is_kept_where_its_rule_says_s
         assert b"a secret of a" not in kept["a"]
         assert kept["b"].count(b"a secret of b") == 2  # in the prompt, and in what the toy says back
         await until(lambda: _is_kept(gate, picture("PNG", (8, 9))))
-        assert not await _is_kept(gate, picture("PNG", (8, 8)))  # which came before
+        assert not await _is_kept(gate, picture("PNG", (8, 8)))  # the earlier one
 
 
 async def _is_kept(gate: Gated, media: bytes) -> bool:

@@ -82,7 +82,7 @@ async def test_a_page_of_somewhere_else_uses_nothing(open_house: House, headers:
         {"host": "localhost:8000"},
         {"host": "LOCALHOST"},
         {"host": "[::1]:8000"},
-        {"host": "192.168.1.7:8000"},  # an address is no page's name
+        {"host": "192.168.1.7:8000"},  # an address is not a page's name
         {"host": "gateway:8000"},  # of containers
         {"host": "omnibus-gateway.default.svc:8000"},
         {"host": "omnibus-gateway.default.svc.cluster.local.:8000"},

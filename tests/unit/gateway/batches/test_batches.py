@@ -244,7 +244,7 @@ async def test_another_gateway_goes_on_where_one_stopped(home: House, store: Sto
         return bool(await home.chat.files.storage.list(f"nobody/batches/{made.id}/results"))
 
     await until(written)
-    await home.table.batches.shutdown()  # gives it back
+    await home.table.batches.shutdown()  # releases it
     go_on.set()
     other = Batches(home.settings, store, home.chat.files, home.table._batch_routes())
     other.startup()

@@ -49,7 +49,7 @@ async def test_what_gateways_count_is_added_up_once(store: Store):
 
     await one.record()
     await one.record()  # nothing is new
-    await other.record()  # a gateway of its own would count its own; in one process both count the same
+    await other.record()  # in one process both recorders read the same counters
 
     assert sum(await column(store, "models", MODEL, "came")) == 6
     assert sum(await column(store, "models", MODEL, "types", STAGE, "done")) == 4
@@ -79,7 +79,7 @@ async def test_stages_are_written_by_one_gateway_from_heartbeats(store: Store):
     recorders = [HistoryRecorder(name, store, members, KEPT) for name in ("one", "other")]
     members.handle_status(status("a", busy=5.0, done=7))
     for recorder in recorders:
-        await recorder.record()  # what an executor did before it was known is not of this time
+        await recorder.record()  # earlier work of an executor is not counted
 
     members.handle_status(status("a", busy=8.0, done=19))
     for recorder in recorders:

@@ -37,7 +37,7 @@ async def local(home: House, method: str, path: str, **more: Any) -> httpx.Respo
     return await home.http.request(method, path, **more)
 
 
-# Who may have it
+# Access
 
 
 @pytest.mark.parametrize(("method", "path"), DATA)

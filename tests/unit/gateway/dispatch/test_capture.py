@@ -103,7 +103,7 @@ def test_rows_that_grow_in_one_block_are_kept_as_they_come():
         tape.add_chunk(chunk(seq, handle=HANDLE, rows=(2 * seq, 2 * seq + 2)))
         assert tape.last.tolist() == arena.memory[2 * seq : 2 * seq + 2].tolist()
     assert tape.to_record() is None
-    arena.memory = arena.memory + 100  # the arena's own, by now somebody else's
+    arena.memory = arena.memory + 100  # the arena has reused the memory
     tape.add_chunk(chunk(2, last=True, empty=True))
 
     found = tape.to_record()

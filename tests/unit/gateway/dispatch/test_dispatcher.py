@@ -125,7 +125,7 @@ async def test_what_is_too_large_to_send_leaves_nothing_behind(there: World):
     with pytest.raises(TooLarge) as refused:
         there.submit(text="x" * 70_000)
 
-    assert "omnibus." not in refused.value.message  # subjects are nobody's business
+    assert "omnibus." not in refused.value.message  # subjects stay internal
     assert there.dispatcher.inflight_count == 0
     assert there.outstanding() == {"e": 0, "l": 0}
 

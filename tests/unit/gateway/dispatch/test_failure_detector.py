@@ -56,7 +56,7 @@ async def test_the_next_executor_that_answers_nothing_is_replaced_too(there: Wor
     vision.accepts = True
     running = there.submit()
     await there.sent(second)
-    monkeypatch.setattr(failure_detector, "ACCEPT_TIMEOUT_SECONDS", 60.0)  # until there is somebody to take it
+    monkeypatch.setattr(failure_detector, "ACCEPT_TIMEOUT_SECONDS", 60.0)  # until another executor can take it
     third = await there.puppet("l3", "L")
     third.accepts = True
 

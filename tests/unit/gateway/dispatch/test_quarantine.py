@@ -107,7 +107,7 @@ async def test_a_death_that_several_words_tell_of_is_one(there: World):
     await there.turn()
 
     await crash(there, dead)
-    assert running.failure is not None  # nobody else can do it, and its client has not read so yet
+    assert running.failure is not None  # no other executor can run it, and its client has not read the failure
     there.bus.publish(subjects.event_subject(subjects.GONE), dead.id.encode())
     await there.turn()
 
@@ -171,7 +171,7 @@ async def test_of_several_suspects_each_goes_on_by_itself_until_one_is_known(the
         await there.turn()
         await there.puppet(f"e{number + 1}", "E")
         await crash(there, there.puppets[f"e{number}"])
-    # Two deaths with three suspects: nobody is refused, and one goes on.
+    # Two deaths with three suspects: no request is refused, and one continues.
     assert {running.failure for running in several} == {None}
     assert not any(refused(there, item) for item in range(3))
     assert sorted(running.invocation.attempt for running in several) == [1, 1, 2]
@@ -251,7 +251,7 @@ async def test_an_operator_may_run_a_refused_input_again(there: World):
     quarantine.refuse_inputs(node_keys(running.invocation.nodes), 0.0)
 
     quarantine.check_invocation(msgspec.structs.replace(running.invocation, replay_of="x"), 1.0)
-    quarantine.clear_suspect(running, 0)  # it went well, so nobody is refused any more
+    quarantine.clear_suspect(running, 0)  # it succeeded, so its input is accepted again
     quarantine.check_invocation(running.invocation, 1.0)
 
 
@@ -336,7 +336,7 @@ async def test_who_is_not_found_behind_a_frozen_bus_is_not_taken_for_dead(there:
         await puppet.die()  # they reconnect
         there.bus.publish(subjects.edge_subject(puppet.id), b"", reply=probe(there, puppet, time.monotonic() - 4))
         await there.turn()
-        # One that was sent after the bus came back is answered at once, and says as little.
+        # A probe sent after the bus returned is answered at once, and is just as inconclusive.
         there.bus.publish(subjects.edge_subject(puppet.id), b"", reply=probe(there, puppet, time.monotonic()))
         await there.turn()
 

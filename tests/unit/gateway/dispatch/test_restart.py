@@ -20,7 +20,7 @@ APART = {"EV": ("vision",), "EA": ("audio",), "Th": ("thinker",), "Ta": ("talker
 
 @pytest.fixture
 async def home(tmp_path: Path) -> AsyncIterator[House]:
-    # Executors are killed from outside here, which says nothing of the input that they have.
+    # Tests kill executors here, so a death is not the input's fault.
     async with house(tmp_path, quarantine=0.0) as made:
         yield made
 

@@ -120,7 +120,7 @@ async def test_bodies_under_way_are_bounded_and_small_ones_come_in(tmp_path: Pat
         assert answered(await home.ask(TEXT))
         for wire in held:
             await wire.send(b" ")
-            assert (await wire.answer())[0] == 400  # it is no JSON, but it came in
+            assert (await wire.answer())[0] == 400  # it is not JSON, but it was accepted
 
 
 async def test_a_body_without_a_length_is_cut_off_when_there_is_no_more_room(tmp_path: Path):

@@ -26,7 +26,7 @@ async def test_a_client_that_leaves_cancels_the_work_alone():
     assert task is not None
     assert task.cancelling() == 0
     assert scope[ON_LEFT] is None
-    await asyncio.sleep(0)  # what comes after the work is not cancelled
+    await asyncio.sleep(0)  # later awaits are not cancelled
 
 
 async def test_a_client_that_leaves_before_a_deadline_inside_has_left():

@@ -197,7 +197,7 @@ async def test_an_answer_before_the_end_of_a_body_survives_the_close_that_its_cl
     beginning = post("/nowhere", length).replace(b"Host:", b"Connection: close\r\nHost:")
 
     await wire.send(beginning + whole[:MIB])
-    await asyncio.sleep(0.2)  # the answer is complete, and the client goes on
+    await asyncio.sleep(0.2)  # the answer is complete, and the client continues
     await wire.send(whole[MIB:])
 
     assert (await wire.answer())[0] == 404
@@ -228,7 +228,7 @@ async def test_a_slow_head_within_its_time_is_answered(door: Doorway):
     assert (await wire.answer())[0] == 200
 
 
-# What it names
+# Paths and identifying headers
 
 
 @pytest.mark.parametrize("name", ["Host", "Authorization"])

@@ -79,7 +79,7 @@ async def test_a_stage_that_cannot_run_answers_503(home: House, stream: bool):
 
 
 async def test_a_deadline_that_passes_before_the_request_is_taken_answers_504(tmp_path: Path, thinker: Thinker):
-    async with house(tmp_path, deadline=0.1) as home:  # sooner than executors say that they took it
+    async with house(tmp_path, deadline=0.1) as home:  # earlier than executors confirm
         home.serve(TEXT)
         await home.executor(TEXT, "L", "thinker", thinker=thinker)
 

@@ -118,7 +118,7 @@ async def test_nothing_is_written_to_a_connection_that_is_gone(writes: Writes):
 
 Operation = tuple[str, bytes]
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
-#: Pieces of less, and of more, than what is held; and what else may happen to a connection between them.
+#: Pieces below and above the buffer limit, and other events of a connection.
 PIECES = st.binary(max_size=40) | st.integers(1, 255).map(lambda byte: bytes([byte]) * (MAX_HELD_BYTES + byte))
 OPERATIONS = st.tuples(st.just("write"), PIECES) | st.sampled_from(
     [("turn", b""), ("pause_reading", b""), ("resume_reading", b"")]

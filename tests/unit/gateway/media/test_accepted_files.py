@@ -94,7 +94,7 @@ def check_audio(data: bytes) -> tuple[MediaInfo, float] | None:
     return info, decoded
 
 
-#: What FFmpeg's muxers refuse to write.
+#: Errors of FFmpeg's muxers.
 MUXER_ERRORS = (av.error.FFmpegError, ValueError)
 
 

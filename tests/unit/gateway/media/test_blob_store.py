@@ -25,7 +25,7 @@ def keep(tmp_path: Path) -> Iterator[MediaStore]:
 
 async def put(keep: MediaStore, data: bytes) -> str:
     keep.put_nowait(key(data), data)
-    assert await keep.get(key(data)) == data  # reads queue behind writes
+    assert await keep.get(key(data)) == data  # reads queue after writes
     return key(data)
 
 

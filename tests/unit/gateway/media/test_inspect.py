@@ -65,7 +65,7 @@ def test_a_harmless_label_is_accepted(data: bytes, modality: str, declared: str)
         (PNG, "image", "text/html"),
         (PNG, "image", "audio/wav"),
         (WAV, "audio", "mp3"),
-        (sound("mp4", "aac", 0.5), "video", ""),  # a film without a picture
+        (sound("mp4", "aac", 0.5), "video", ""),  # a video without frames
         (WAV[:44], "audio", "wav"),  # a header without samples
         (WAV[:30], "audio", "wav"),
         (PNG[:20], "image", ""),

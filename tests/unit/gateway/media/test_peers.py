@@ -180,7 +180,7 @@ async def test_when_one_gateway_cannot_send_it_the_next_one_does(cluster: Cluste
         return KeptFile(Path(__file__)) if len(answered) == 1 else None
 
     liar._sources = {BLOB: FileSource(locate)}
-    await keeper.responder.shutdown()  # it subscribes again behind the other one, so that it answers later
+    await keeper.responder.shutdown()  # it resubscribes after the other one, so that it answers later
     await keeper.responder.startup()
 
     assert await reader.media.get(digest) == b"content"

@@ -41,7 +41,7 @@ each_value = pytest.mark.parametrize("value", VALUE.values(), ids=VALUE.keys())
 FIELDS = ["metadata", "logit_bias", "stop", "input", "extra_body"]
 
 
-#: Each route with each kind of value, in fields that take turns; the other fields come by night.
+#: Each route with each kind of value, in rotating fields; nightly runs cover the other fields.
 PLACES = [
     pytest.param(
         *(PARSERS[route], field, value),

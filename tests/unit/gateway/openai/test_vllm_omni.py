@@ -47,7 +47,7 @@ def read(body: dict[str, Any], *made: str) -> OmniRequest:
     return translate_request(json.dumps(body).encode(), lambda name: (name or "only", list(made or ("text",))))
 
 
-# Pictures
+# Images
 
 
 async def test_pictures_are_the_content_and_neither_model_nor_modalities_are_named(home: House):
@@ -84,7 +84,7 @@ async def test_the_official_client_sends_its_fields_flat(home: House):
     assert colour(answer.choices[0].message.content[0]) == [7, 3, 3]
 
 
-# Sound
+# Audio
 
 
 async def test_sound_is_a_choice_behind_the_text(home: House):

@@ -22,7 +22,7 @@ from tests.unit.gateway.realtime_house import Caller, calls, connected
 from tests.unit.gateway.wires import PATIENCE, doorway
 from tests.unit.sidecar.node import until
 
-#: Seconds in which all that goes on under a revoked key ends.
+#: Time limit for stopping all work of a revoked key.
 STOP_SECONDS = 2.0
 
 
@@ -183,7 +183,7 @@ async def test_a_revoked_key_ends_its_sessions(tmp_path: Path, valkey_url: str):
         websockets.connect(f"ws{place}/v1/responses", **bearer("a")) as responses,
         connected(f"ws{place}", TEXT, **bearer("b")) as other,
     ):
-        write(tmp_path / "keys.json", b={})  # the gateway reads the file again by itself
+        write(tmp_path / "keys.json", b={})  # the gateway rereads the file
 
         async with asyncio.timeout(STOP_SECONDS + 0.5):  # half a second for a machine that is busy
             said, error = (await mine.until("error"))[-1], json.loads(await responses.recv())

@@ -43,7 +43,7 @@ async def test_what_is_said_is_written_down_beside_the_conversation(caller: Call
     assert shown["audio"]["input"]["transcription"] == {**how, "prompt": None}
     told, done = joined(events, "conversation.item.input_audio_transcription.delta"), events[-1]
     assert (done["item_id"], done["content_index"], done["transcript"]) == (item, 0, told)
-    assert "Transcribe the audio" in told  # the toy says what it is told
+    assert "Transcribe the audio" in told  # the toy repeats its prompt
     assert done["usage"]["type"] == "tokens"
     assert kept["item"]["content"][0]["transcript"] == told
     assert error["code"] == "not_found"

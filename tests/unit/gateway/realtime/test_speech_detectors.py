@@ -90,7 +90,7 @@ async def test_a_plugin_finds_the_turns_of_a_session(tmp_path: Path, name: str):
     assert types(events) == ["input_audio_buffer.speech_started", "input_audio_buffer.speech_stopped"]
     assert events[0]["audio_start_ms"] == 2000 - 300
     assert bool(SlowShouts.threads) == (name == "slow_shouts")
-    assert threading.get_ident() not in SlowShouts.threads  # where everybody is answered
+    assert threading.get_ident() not in SlowShouts.threads  # the event loop's thread
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_a_network_hears_windows_of_its_own_rate(rate: int, heard: int, window: 
     assert {len(each) for each in windows} == {window}
     assert len(windows) == heard // window
     assert found == sorted(found)
-    assert 23 <= sum(found) <= 25  # of the 25 frames that sound, at most a window later
+    assert 23 <= sum(found) <= 25  # of the 25 loud frames, at most a window later
     spectrum = np.abs(np.fft.rfft(np.concatenate(windows[-8:])))
     assert np.argmax(spectrum) * heard / (8 * window) == pytest.approx(440, abs=4)
 

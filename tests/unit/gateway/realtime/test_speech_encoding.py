@@ -69,7 +69,7 @@ async def test_what_is_said_is_encoded_window_by_window_and_is_how_the_turn_begi
         assert ears.seconds == [2.1, 4.1, 6.1]
         await until(lambda: home.dispatcher.inflight_count == 0)
         assert home.loads.inflight == 0
-        assert not any(slot.came for slot in home.loads._slots.values())  # nobody asked for it
+        assert not any(slot.came for slot in home.loads._slots.values())  # not counted as a request
         await append(caller, (0, 0.8))
         events = await caller.until("response.done")
         await home.emptied()
@@ -154,7 +154,7 @@ async def test_the_conversation_so_far_is_prefilled_with_each_window(tmp_path: P
         await caller.say("hello")
         await speak(caller, ears, 4)
         await until(lambda: home.dispatcher.inflight_count == 0)
-        assert not any(slot.came for slot in home.loads._slots.values())  # nobody asked for it
+        assert not any(slot.came for slot in home.loads._slots.values())  # not counted as a request
         await append(caller, (0, 0.8))
         events = await caller.until("response.done")
         await home.emptied()
@@ -255,7 +255,7 @@ async def test_nothing_is_encoded_ahead_where_the_encoder_has_others_work(tmp_pa
         other = asyncio.create_task(home.http.post("/v1/chat/completions", json=question(OMNI, [sound])))
         await until(lambda: ears.begun == 1)
         await append(caller, (0, 0.6), (0.3, 3.0))
-        await caller.update(seed=1)  # answered, so what came before it is done
+        await caller.update(seed=1)  # the reply follows all earlier work
         assert ears.begun == 1
         ears.free.set()
         assert (await asyncio.wait_for(other, PATIENCE)).status_code == 200

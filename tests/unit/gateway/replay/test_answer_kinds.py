@@ -36,7 +36,7 @@ def ask(**more: Any) -> dict[str, Any]:
     return {"json": question(VL, "one two", **more)}
 
 
-#: The toys say ``You said one two [SEED]``; what they give grows by one thing of each kind once they have changed.
+#: The toys write ``You said one two [SEED]``, plus one thing of each kind once they have changed.
 KINDS = {
     "chat": AnswerKind(
         CHAT, ask(seed=3), ["thinker.text (21 characters of text, 5 tokens)"],

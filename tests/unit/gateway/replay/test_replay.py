@@ -127,7 +127,7 @@ async def test_what_never_ended_cannot_be_compared(home: House):
     assert "no finished answer" in done["why"]
 
 
-# What cannot be replayed
+# Failed replays
 
 
 async def failure(home: House, body: bytes) -> dict[str, Any]:

@@ -71,7 +71,7 @@ async def test_sounds_that_begin_alike_say_so(there: There):
 
     shorter, longer, differs, short = [each.get("beginning") for each in placed]
     assert shorter == longer != differs
-    assert (bool(shorter), short) == (True, None)  # of 1 s nobody says how it begins
+    assert (bool(shorter), short) == (True, None)  # audio of 1 s gets no "beginning"
 
 
 async def test_an_input_is_placed_with_what_is_known_of_it(there: There):

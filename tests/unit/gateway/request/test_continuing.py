@@ -213,7 +213,7 @@ async def test_of_several_that_continue_the_last_one_stays(pair: Pair):
     assert {failure(answer)["code"] for answer in answers if answer not in whole} == {"conflict"}
 
 
-# What is refused
+# Rejections
 
 
 def failure(response: httpx.Response) -> dict[str, Any]:
@@ -330,7 +330,7 @@ async def test_an_answer_that_was_let_in_once_is_continued_however_many_wait(
     assert text_of(events[:3]) + text_of(parsed(rest.text)) == text_of(events)
 
 
-# Who asks for it, and who does not
+# Opting in and out
 
 
 async def test_a_stream_of_which_nobody_asks_it_has_no_ids_and_leaves_nothing_in_the_store(pair: Pair):

@@ -200,7 +200,7 @@ async def test_inputs_are_kept_with_the_letter_when_that_is_asked_for(tmp_path: 
                 await dead_letters.resolve_invocation(home.bus, letter)
 
 
-# What is told of them
+# Metrics
 
 
 def told(home: House) -> dict[tuple[str, str], float]:

@@ -86,7 +86,7 @@ def _summed(parts: Iterable[dict[str, float]]) -> dict[str, float]:
     return found
 
 
-# What is counted
+# Counts
 
 
 async def test_requests_are_told_by_type_with_their_sizes(home: House, ear: Ear):
@@ -107,7 +107,7 @@ async def test_requests_are_told_by_type_with_their_sizes(home: House, ear: Ear)
     for kind, fields in (("thinker", {"prompt_tokens"}), (BOTH, {"prompt_tokens", "image_tokens"})):
         words = [event.models[VL][kind] for event in ear.events if kind in event.models.get(VL, {})]
         came, ended = (_summed(getattr(word, field) for word in words) for field in ("estimated", "estimated_done"))
-        assert came == ended  # all that came has ended
+        assert came == ended  # all arrivals have ended
         assert {name for name, value in came.items() if value > 0} == fields
 
 
@@ -233,7 +233,7 @@ def test_nonsense_of_an_engine_is_not_counted(usage: Any):
     assert sums == [0.0] * len(QUANTITIES)
 
 
-# When it is told
+# Timing
 
 
 async def test_after_the_last_request_comes_one_empty_word_and_then_silence(home: House, ear: Ear):

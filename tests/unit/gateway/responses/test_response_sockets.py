@@ -211,9 +211,9 @@ async def test_one_lane_holds_so_many_requests_and_a_connection_so_many_lanes(pa
     slow = Slow("one ", "two")
     await pair.serve(TEXT, thinker=slow)
     async with line(pair.first) as made:
-        for _ in range(connection.MAX_WAITING + 2):  # one is answered, and one has no room
+        for _ in range(connection.MAX_WAITING + 2):  # one is answered, and one is rejected
             await made.create("hi", stream_id="a")
-        for number in range(connection.MAX_LANES):  # one of which has none
+        for number in range(connection.MAX_LANES):  # the rejected one
             await made.create("hi", stream_id=f"lane {number}", generate=False)
         over: list[dict[str, Any]] = []
         while len(over) < 2:

@@ -34,7 +34,7 @@ EXECUTORS = {
 }
 
 
-#: Those in which many end in one moment: what comes just after has missed the batch.
+#: Cases in which many requests end at once, and later ones have missed the batch.
 BATCHES = ("slow, 8 in step", "fast, 8 in step", "fast, 32 side by side")
 
 
@@ -108,7 +108,7 @@ def test_an_overload_is_over_once_nobody_waits(kind: str):
     world, _ = patiently_overloaded(EXECUTORS[kind])
     executor = world.executor
     full = executor.seconds(executor.slots)
-    world.run()  # what is there
+    world.run()  # the existing requests
     refused = world.outcome.refused
     world.load(0.5 * executor.capacity, world.now, 20 * full)
     world.run()

@@ -153,7 +153,7 @@ def test_an_image_goes_to_an_encoder_on_the_gateways_node_unless_another_knows_i
     only_next = nodes.go(exclude=frozenset({"e1"}))
     assert only_next.executors == ("e2", "l1")
 
-    assert nodes.go().executors == ("e2", "l1")  # it knows the image
+    assert nodes.go().executors == ("e2", "l1")  # the executor with the cached image
     other = [GraphNode(GRAPH[0].task, "vision", {}, "another image"), GRAPH[1]]
     assignment = nodes.router.assign(other, "m")
     ticket = nodes.router.issue_ticket("m", assignment.kind)

@@ -141,7 +141,7 @@ async def test_a_task_that_is_found_to_depend_on_more_has_no_kinds_any_more(
             answered(await home.ask(TEXT, "hello"))
 
     assert "have different graphs" in caplog.text
-    assert runs["invoke"] == 2 + 2 + 2  # the kind, the second request, and the third by itself
+    assert runs["invoke"] == 2 + 2 + 2  # the kind, the second request, and the third alone
 
 
 async def test_media_that_do_not_fit_are_refused_without_leaving_anything(home: House):

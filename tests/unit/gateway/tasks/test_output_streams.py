@@ -63,7 +63,7 @@ async def test_a_result_that_was_read_does_not_arrive_again():
         await fields
 
 
-#: What a chunk has besides, with nothing in it.
+#: The other fields of a chunk, empty.
 MORE = {"reasoning": "", "calls": "", "logprobs": {}}
 TEXTS: dict[str, tuple[Any, list[Any]]] = {
     "text": ("hello", [{"text": "hello"}]),

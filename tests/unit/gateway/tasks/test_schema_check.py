@@ -51,7 +51,7 @@ async def test_hostile_schemas_are_refused_by_name_within_a_second(
             began = time.monotonic()
             with pytest.raises(BadRequest) as caught:
                 await check.check_schema(schema, "response_format.json_schema.schema")
-            # The bound is of the check itself; a busy machine needs time besides, also to start the next process.
+            # The check itself has a shorter limit; a busy machine also needs time to start the next process.
             assert time.monotonic() - began < 10
             assert caught.value.param == "response_format.json_schema.schema"
     await check.check_schema(GOOD | {"title": "another"}, "p")

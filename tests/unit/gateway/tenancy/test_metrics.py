@@ -141,7 +141,7 @@ async def test_the_planner_hears_of_what_had_no_turn_and_not_of_what_a_key_may_n
     assert growth("rejected_total") == {(TEXT, "queue"): 1, (TEXT, "turn"): 1, (TEXT, "gpu_seconds"): 1}
 
 
-# Who waits and works
+# Waiting and running requests
 
 
 async def test_who_waits_and_who_works_is_told_by_model(tmp_path: Path):
@@ -225,7 +225,7 @@ async def test_who_leaves_before_its_turn_has_waited_and_who_is_patient_is_not_t
 async def test_what_two_models_serve_together_counts_for_each_of_them():
     hall, growth = Hall(room=2), Growth()
     first = await hall.enter("a", BOTH)
-    alone = await hall.enter("a", ONE)  # in a queue of its own, at the same executor
+    alone = await hall.enter("a", ONE)  # in a separate queue, at the same executor
     second = asyncio.create_task(hall.enter("a", BOTH))
     await count_of(hall.waiting, 1)
     told = {(name, model): value(f"admission_{name}", model=model) for name in ("waiting", "working") for model in "bs"}
@@ -255,7 +255,7 @@ async def test_queues_in_which_nobody_is_are_forgotten_when_there_are_many(monke
     leave(await waits, 1.0)
 
 
-# What tenants use
+# Usage of tenants
 
 
 async def test_gpu_seconds_are_told_by_tenant_as_they_were_used(tmp_path: Path):

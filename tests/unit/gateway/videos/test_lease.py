@@ -154,7 +154,7 @@ async def test_a_lease_that_a_silent_store_could_not_confirm_is_held_again_befor
     job = await store.job(KIND, "a")
     await raw.flushall()
     assert job is not None
-    await store.restore_job(KIND, job, 60.0)  # as another gateway's mirror does: nobody holds it
+    await store.restore_job(KIND, job, 60.0)  # as another gateway's mirror does, without a holder
     failures = iter([StoreUnavailable("the connection was closed")] * 2)
     hold = store.hold_job
 

@@ -20,7 +20,7 @@ from tests.unit.gateway.videos.studio import Studio, asked, becomes, fetched, st
 from tests.unit.sidecar import node as nodes
 
 PATH = "/v1/videos"
-#: The store ends first, in the middle and last; gateways are alike, so that the other orders come by night.
+#: The store ends first, second and last; nightly runs cover the other orders of equal gateways.
 ORDERS = [("store", "a", "b"), ("a", "store", "b"), ("b", "a", "store")]
 ORDERS += nightly(*(order for order in itertools.permutations(("a", "b", "store")) if order not in ORDERS))
 
@@ -108,7 +108,7 @@ async def synchronised(home: House) -> None:
     async def same() -> bool:
         try:
             there = await home.videos._store.review_jobs(KIND, 512, [])
-        except StoreUnavailable:  # a connection to the server that was killed
+        except StoreUnavailable:  # a connection to the killed server
             return False
         return set(there.states) <= set(home.videos._mirror._jobs)
 
@@ -211,7 +211,7 @@ async def test_a_gateway_that_missed_the_end_does_not_make_the_video_again(site:
     queued = JobRecord(
         id=id, request=record.request, created=record.created, until=record.until, expires=record.expires
     )
-    mirror._jobs[id] = queued  # what it knew before
+    mirror._jobs[id] = queued  # its earlier state
 
     site.store.kill()
     if not site.durable:
@@ -271,7 +271,7 @@ async def test_an_end_that_the_store_lost_is_written_back_and_its_file_stays(pat
     id = (await asked(patient.gateways["a"], seed=5))["id"]
     await becomes(patient.gateways["b"], id, progress=45)
     for home in patient.gateways.values():
-        home.videos._tasks[0].cancel()  # nobody follows the store: only the worker sees that it has lost the job
+        home.videos._tasks[0].cancel()  # no task follows the store, so only the worker sees the lost job
 
     async with stored(patient.store.server.url) as store:
         await store._redis.flushall()

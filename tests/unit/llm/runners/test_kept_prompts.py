@@ -135,7 +135,7 @@ async def test_a_talker_hears_all_of_a_prompt_that_was_taken_over(omni: Path) ->
             await run(runner, one)
         made[keeps] = [one.array("prompt"), one.whole("rows")]
     reused = runner.stats()["reused_tokens"]
-    silent = job([words], cache_key="silent")  # nobody has kept its rows for a talker
+    silent = job([words], cache_key="silent")  # its rows for a talker are not cached
     await run(runner, silent)
     spoken = MemoryJob(
         {"messages": later, "params": {**params, "cache_key": "silent"}, "voice": "Chelsie"}, wants=WANTS

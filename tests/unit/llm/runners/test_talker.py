@@ -159,7 +159,7 @@ async def test_the_first_chunk_is_small_and_the_end_code_is_not_sent(talking: Ta
 
 
 async def test_a_row_of_nan_fails_only_its_own_answer(talking: TalkRunner, talker: Talker) -> None:
-    # The bad one breaks behind the end of the short one and before that of the long one.
+    # The bad one breaks after the end of the short one and before that of the long one.
     bad, good = Script(1, length=30), [Script(5, length=60), Script(3, length=5)]
     bad.rows[3] = np.nan
     jobs = [script.whole() for script in (good[0], bad, good[1])]

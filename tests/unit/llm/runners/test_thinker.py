@@ -309,7 +309,7 @@ async def test_a_prompt_that_nobody_waits_for_is_not_tokenised(
     core, held, read = runner._core, threading.Event(), []
     prompt = core.thinker.prompt
     monkeypatch.setattr(core.thinker, "prompt", lambda *args: read.append(args) or prompt(*args))
-    core._words.submit(held.wait, 60)  # somebody else's prompt
+    core._words.submit(held.wait, 60)  # another request's prompt
     waiting = [asyncio.create_task(run(runner, job(text(number)))) for number in range(3)]
     while core._words._work_queue.qsize() < 3:
         await asyncio.sleep(0.001)

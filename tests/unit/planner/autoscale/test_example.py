@@ -32,7 +32,7 @@ pytestmark = pytest.mark.timeout(900)  # of a busy machine: it takes some second
 
 EXAMPLE = ROOT / "examples" / "simulated"
 MODEL = "omni"
-#: As a planner has them that nobody has set anything for, and seconds between two looks at the load, which are dear.
+#: A planner's default settings, and seconds between two expensive looks at the load.
 SETTINGS = PlannerSettings(models=str(EXAMPLE / "models.json"))
 LOOK_SECONDS = SETTINGS.window
 MINUTES = 10

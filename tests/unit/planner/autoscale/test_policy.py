@@ -149,7 +149,7 @@ def test_what_serves_nothing_of_what_comes_is_replaced():
     assert verdict is Verdict.REPLAN
 
 
-# What is known
+# Missing measurements
 
 
 def test_few_requests_say_nothing():

@@ -17,9 +17,9 @@ from services.planner.optimize.links import PULL_SECONDS
 from services.planner.simulate.agenda import Agenda
 from services.planner.simulate.links import Links, NodeNetwork
 
-#: Seconds of a token: what a request takes is drawn in tokens.
+#: Seconds of a token; a request's work is drawn in tokens.
 _TOKEN = 1e-4
-#: Mean requests that an executor near the bytes may have to do beyond the least.
+#: Additional work, in mean requests, allowed for an executor near the bytes.
 _NEAR = 0.5
 
 

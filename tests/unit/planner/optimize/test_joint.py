@@ -142,7 +142,7 @@ def test_the_capacity_of_shared_executors_is_for_both():
     assert planner.capacity(made.models, alone)["b"] == pytest.approx(1 / 0.3)
 
 
-# What does not fit
+# Mismatches
 
 
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {

@@ -125,7 +125,7 @@ async def test_while_executors_make_room_requests_go_the_best_paths_over_those_t
     assert sum(path.rate for paths in step.models["q"].types.values() for path in paths) == pytest.approx(told)
 
 
-#: What is asked, what was measured; who says what is wrong.
+#: Requirements and profile; the source and text of the problem.
 FAULTS: dict[str, tuple[dict[str, Any], bytes | None, str, str]] = {
     "no file": ({"profile": "q.json"}, None, "model q", "q.json cannot be read: No such file or directory"),
     "no JSON": ({"profile": "q.json"}, b"{", "model q", "q.json is no profile: "),

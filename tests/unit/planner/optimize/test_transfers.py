@@ -149,7 +149,7 @@ def test_large_transfers_change_the_simulation_by_more_than_it_may_miss():
     assert after["latency"] > before["latency"] * (1 + AGREE)
 
 
-# What is said of links
+# Explanation of links
 
 
 def lines(made: PlanningResult) -> str:

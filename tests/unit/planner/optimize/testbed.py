@@ -78,7 +78,7 @@ def rates(plan: ModelPlan) -> dict[str, dict[str, float]]:
     return {kind: {path.name: path.rate for path in paths} for kind, paths in plan.types.items()}
 
 
-# A text, a picture and an answer in three parts: encode, prefill, decode
+# A text, an image and an answer in three parts: encode, prefill, decode
 
 PARTS = ("vision", "prefill", "decode")
 SPLIT: dict[str, Any] = {

@@ -248,7 +248,7 @@ def test_names_differ_where_kinds_do():
     assert all(len(name) <= 46 and name[0].isalpha() and name[-1].isalnum() and name.islower() for name in names)
 
 
-# What goes wrong
+# Failures
 
 
 async def test_the_certificate_is_checked(settings: KubernetesSettings, backend: KubernetesBackend):

@@ -17,7 +17,7 @@ from tests.unit.planner.rollout.test_full import declare, past, replicas, there
 from tests.unit.planner.town import Town
 from tests.unit.sidecar.node import until
 
-#: More writes than a change in steps has: one that goes on for ever fails.
+#: More writes than any change in steps needs; an endless one fails.
 MOST_WRITES = 40
 
 

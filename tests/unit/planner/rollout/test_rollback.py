@@ -52,7 +52,7 @@ async def test_nothing_changes_while_a_plan_is_pinned_and_all_does_afterwards(ch
 
     await changed.store.put_app(app("poem", SPELL), 0)
     changed.declare(["EL"], share=1, context=99)
-    await asyncio.sleep(1.5)  # the file was looked at by then
+    await asyncio.sleep(1.5)  # the planner has read the file by then
     during = await changed.store.epoch()
     await changed.store.unpin_plan()
     plan = await changed.until(lambda plan: "spell" in plan.models and plan.models["m"].context == 99)

@@ -57,7 +57,7 @@ async def test_a_change_is_staged_until_its_executors_are_ready(town: Town):
 async def test_what_starts_nothing_is_swapped_at_once(town: Town):
     async with town.planner():
         await town.current(1)
-        town.crowd.broken |= {"m/E", "m/L", "m/EL"}  # whatever they are up to, nothing new has to start
+        town.crowd.broken |= {"m/E", "m/L", "m/EL"}  # in any state of the executors, no start is needed
 
         town.declare(["EL"])
         await town.until(lambda plan: options(plan) == {"EL"})

@@ -126,7 +126,7 @@ def test_a_goal_that_is_larger_than_all_there_is_is_refused():
         way(model(EL=4), model(EL=8), 4)
 
 
-# What is said, and the ways of requests
+# Reasons, and paths of requests
 
 
 def test_each_step_says_what_it_is_for():

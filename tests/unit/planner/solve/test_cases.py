@@ -11,7 +11,7 @@ from services.planner.solve.constraints import replica_vector
 from services.planner.solve.solver import Solver
 
 CASES = Path(__file__).parents[1] / "cases.json"
-#: What others may answer differently, or tell beside the answer.
+#: Fields that may differ between solvers.
 FREE = {"one_optimal_r", "one_optimal_mixture", "one_optimal_placement", "R_exact", "brute_vectors", "seconds"}
 
 

@@ -82,7 +82,7 @@ def test_the_least_traffic_crosses_nodes(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_chain_that_fits_on_one_node_is_not_split_by_first_fit():
-    # Largest first: both c fill h0, and what feeds them goes to h1.
+    # Largest first: both c fill h0, and their sources go to h1.
     nodes, replicas = {"h0": SolverNode(4), "h1": SolverNode(4)}, {"a": 1, "b": 1, "c": 1}
     fill = {"other": SolverOption(("x",), 3)}
 

@@ -124,7 +124,7 @@ class TwoNodes(RuleBasedStateMachine):
                 self.loop.close()
                 shutil.rmtree(self.directory)
 
-    # What clients do
+    # Clients
 
     @rule(nbytes=st.sampled_from([64, 400, 1000]), tag=st.sampled_from(_TAGS), readers=st.integers(1, 3))
     def put(self, nbytes: int, tag: str, readers: int) -> None:
@@ -179,7 +179,7 @@ class TwoNodes(RuleBasedStateMachine):
         self.everybody.append(self.clients[client])
         self._collect_answers()
 
-    # What the network does
+    # Network
 
     @precondition(lambda self: self.wire.steps())
     @rule(data=st.data(), count=st.integers(1, 4))
@@ -194,7 +194,7 @@ class TwoNodes(RuleBasedStateMachine):
     def break_connection(self, data: st.DataObject) -> None:
         data.draw(st.sampled_from(self.wire.connections)).break_off()
 
-    # What must hold
+    # Invariants
 
     @invariant()
     def readers_see_their_own_bytes(self) -> None:
@@ -214,7 +214,7 @@ class TwoNodes(RuleBasedStateMachine):
         for client in getattr(self, "everybody", ()):
             assert all(len(answers) == 1 for answers in client.answers.values())
 
-    # Means
+    # Helpers
 
     def _lease(self, tensor: Tensor) -> object | None:
         return self.a.ledger.find_readable(tensor.frame.block, tensor.frame.generation)
@@ -328,7 +328,7 @@ def test_memory_that_is_freed_while_it_is_sent_would_be_noticed(right: type[TwoN
             end_in_the_middle(nodes)
 
         careful.readers_see_their_own_bytes()
-        assert careful.open == []  # it was told that its tensor is gone
+        assert careful.open == []  # it received the loss of its tensor
         with pytest.raises(AssertionError):
             careless.readers_see_their_own_bytes()
     finally:

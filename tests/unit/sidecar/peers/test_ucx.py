@@ -113,7 +113,7 @@ async def test_a_node_without_ucx_and_one_with_it_use_tcp(tmp_path, transports):
         for number in range(2):
             assert np.array_equal(await pull(producer, consumer, sent, f"i{number}"), sent)
             await frees_all(a, b, f"i{number}")
-            if b.plane._ucx is not None:  # it asks once
+            if b.plane._ucx is not None:  # it offers UCX once
                 assert not b.plane._ucx.is_usable(("a", a.plane.boot))
 
     assert over_ucx(b) == ({}, {})
@@ -192,7 +192,7 @@ async def test_an_invocation_that_ends_in_the_middle_leaves_nothing_and_no_open_
             await frees_all(a, b, f"i{number}")
         monkeypatch.undo()
 
-        assert over_ucx(b) == ({"a": SIZE}, {})  # that was no failure of UCX
+        assert over_ucx(b) == ({"a": SIZE}, {})  # not counted as a UCX failure
         assert np.array_equal(await pull(producer, consumer, sent), sent)
         await frees_all(a, b)
         await until(lambda: _count_files() <= files)
@@ -223,7 +223,7 @@ async def test_nothing_is_written_to_memory_whose_lane_is_closed(closes):
     reading.cancel()
     if closes:
         await lanes.close_lane(reader)
-    target[:] = 9  # somebody else has it now
+    target[:] = 9  # the memory is in use again
     await asyncio.sleep(0.3)
 
     assert (7 in target) != closes

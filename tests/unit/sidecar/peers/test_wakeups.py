@@ -50,7 +50,7 @@ async def test_a_reader_is_not_woken_for_each_piece(sender_and_stream: tuple[soc
     reading = asyncio.create_task(stream.read_into(memoryview(target), count))
     for number in range(PIECES):
         await asyncio.get_running_loop().sock_sendall(sender, bytes([number % 251]) * PIECE)
-        await asyncio.sleep(0)  # whoever is to be woken is
+        await asyncio.sleep(0)  # let waiting readers run
     await reading
 
     assert target == b"".join(bytes([number % 251]) * PIECE for number in range(PIECES))

@@ -27,7 +27,7 @@ class Wire:
         self.copies = copies
         self.connections: list[Connection] = []
         self.reads: OutgoingReads | None = None
-        #: Blocks of which nobody knows whether a broken connection has ended their reads.
+        #: Blocks with an unknown number of ended reads after a broken connection.
         self.ambiguous: set[int] = set()
         self._control: deque[Step] = deque()
 
@@ -165,7 +165,7 @@ class Connection:
         self._target.clear()
         self._source.append(self._close_source)
         if self._attempt < _ATTEMPTS:
-            while self._source:  # the first connection ends by itself
+            while self._source:  # the first connection ends without help
                 self._source.popleft()()
             self._begin()
         else:
