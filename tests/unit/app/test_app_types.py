@@ -28,11 +28,11 @@ PROGRAMS = {"reads": READS, "mistakes": MISTAKES, "former": FORMER}
 #: Annotations whose values are one class at run time.
 RESULTS = dict.fromkeys(("Tensor", "Stream", "Value"), "Result")
 BLOCK = re.compile(r"^```py(?:thon)?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-#: Apart from that of this repository, whose options are others.
+#: A configuration separate from this repository's, which has other options.
 CACHE = ROOT / ".mypy_cache" / "apps"
 CHECKERS = ("mypy", "pyright")
 
-pytestmark = pytest.mark.timeout(900)  # both checkers begin with nothing on a machine that has never run them
+pytestmark = pytest.mark.timeout(900)  # on a new machine both checkers start with empty caches
 
 
 class Finding(NamedTuple):
@@ -112,7 +112,7 @@ def run_checker(here: Path, *command: str) -> str:
         check=False,
         timeout=400,
     )
-    assert done.returncode == 1, done.stderr  # there are mistakes, and they are found
+    assert done.returncode == 1, done.stderr  # each mistake is found
     return done.stdout
 
 

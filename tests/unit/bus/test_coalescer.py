@@ -187,7 +187,7 @@ async def test_pieces_that_come_slowly_leave_one_by_one(wire: Wire, clock: Clock
 async def test_pieces_that_come_fast_leave_with_the_last_one_that_is_soon_enough(
     wire: Wire, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(coalescer, "PIECE_FLUSH_SECONDS", 3600.0)  # no timer has a part in it
+    monkeypatch.setattr(coalescer, "PIECE_FLUSH_SECONDS", 3600.0)  # no timer is involved
     piece = Growing(wire)
     for number in range(9):
         piece.add(number)

@@ -96,7 +96,7 @@ async def test_what_the_contract_says_passes(guarded_url: str, sender: str, hear
     ("sender", "hearer", "subject"),
     [
         ("llm", "encoder", "omnibus.task.encode-m-vision.e-0"),  # executors send no work
-        ("encoder", "operator", "omnibus.inv.chat.g-0-1"),  # nor writes history
+        ("encoder", "operator", "omnibus.inv.chat.g-0-1"),  # nor write the history
         ("generator", "gateway", "omnibus.replay"),
         ("llm", "planner", "omnibus.event.load"),
         ("llm", "gateway", "omnibus.event.gone"),
@@ -107,7 +107,7 @@ async def test_what_the_contract_says_passes(guarded_url: str, sender: str, hear
         ("sidecar", "sidecar", "omnibus.node.n1"),
         ("operator", "gateway", "omnibus.reply.g"),
         *((user, "gateway", subject) for user in OTHERS for subject in ("omnibus.media", "omnibus.media.g")),
-        *((user, "gateway", "_INBOX.gateway.x") for user in OTHERS),  # nor forges a file
+        *((user, "gateway", "_INBOX.gateway.x") for user in OTHERS),  # nor forge a file
     ],
 )
 async def test_who_publishes_to_anothers_subject_is_refused_and_it_is_seen(

@@ -12,7 +12,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Hub(ThreadingHTTPServer):
-    """A server of repositories, as id to files. Those in ``gated`` are always denied; ``asked`` lists the files read."""
+    """A server of repositories, as id to files. Those in ``gated`` are always denied; ``asked`` lists files read."""
 
     def __init__(self, repositories: Mapping[str, Mapping[str, bytes]], gated: tuple[str, ...] = ()) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)

@@ -146,7 +146,7 @@ async def test_a_wrong_digest_changes_nothing_that_is_kept(omni: Path, files_of:
     right, wrong = sha256(one[0]).hexdigest(), sha256(other[0]).hexdigest()
     async with encoding(omni, "vision", cache=1 << 20) as runner:
         expected = (await run(runner, named(one, right))).array("embedding")
-        await run(runner, named(other, "0" * 64))  # kept under what its bytes are
+        await run(runner, named(other, "0" * 64))  # cached by the digest of its bytes
         lied = await run(runner, named(one, "1" * 64))
         found = await run(runner, named(other, wrong))
         again = await run(runner, named(one, right))

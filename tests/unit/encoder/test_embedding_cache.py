@@ -60,7 +60,7 @@ async def test_the_second_time_nothing_is_read_or_computed() -> None:
     assert (work.count("hits"), work.count("misses"), work.count("bytes")) == (1, 1, ROWS + ENTRY_OVERHEAD_BYTES)
 
 
-@pytest.mark.parametrize("limit", [1 << 20, 1])  # kept, and too large to be kept: others may have waited for it, too
+@pytest.mark.parametrize("limit", [1 << 20, 1])  # cached, and too large for the cache: others may wait for it, too
 async def test_what_is_shared_cannot_be_changed(limit: int) -> None:
     found = await Work(limit).get("a")
 

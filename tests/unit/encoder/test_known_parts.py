@@ -16,7 +16,7 @@ from services.encoder.media_encoder import EncodeRunner, EncodeSettings
 from tests.close import assert_close
 from tests.unit.jobs import MemoryJob, run
 
-#: Samples per second, as microphones of realtime sessions give them: encoders resample them.
+#: Samples per second of microphones in realtime sessions; encoders resample them.
 RATE = 24_000
 SECONDS = 9.0
 
@@ -82,7 +82,7 @@ async def test_a_sound_that_goes_on_is_encoded_from_its_last_window(runner: Enco
 
         assert_close(found, alone(audio, file))
         reused.append(runner.stats()["reused_parts"])
-    assert reused == [0, 1, 3, 6]  # of windows of 2 s: all that were complete the time before
+    assert reused == [0, 1, 3, 6]  # of windows of 2 s: all that were complete last time
     assert runner.stats()["batches"] == {"1": 4}  # the new part of one audio input is one item
 
 

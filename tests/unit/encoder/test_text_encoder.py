@@ -64,7 +64,7 @@ async def test_a_prompt_of_a_film_is_the_same_whoever_is_there(tmp_path: Path) -
     await asyncio.gather(*(run(runner, one) for one in jobs))
 
     for one in (jobs[0], jobs[2]):
-        # The same computations in one process, so to the bit.
+        # The computations are the same in one process, so the results are equal to the bit.
         assert np.array_equal(one.array("embeds"), lone.array("embeds"))
     await runner.close()
 

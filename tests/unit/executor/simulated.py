@@ -15,7 +15,7 @@ from omnibus.executor.sim import Clock, Profile, Simulation, decode_profile
 from omnibus.executor.sim.runner import SimulatedRunner
 from tests.unit.jobs import MemoryJob, Pipe
 
-#: Turns of the event loop after which everything that could happen at one time has happened.
+#: Turns of the event loop after which all events of one time are done.
 QUIET = 40
 
 ENCODER = {"kind": "encode", "slots": 4, "batch": {"base": 1.0, "per_item": 1.0}, "tokens": {"image": 10}, "width": 3}

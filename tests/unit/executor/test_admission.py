@@ -167,7 +167,7 @@ async def test_a_later_attempt_takes_the_place_of_an_earlier_one(here: Place, ga
 
     [chunk] = await here.office.done(again)
     assert (chunk.attempt, gate.cancelled, gate.finished) == (1, [given.id], [given.id])
-    assert {hop.attempt for hop in here.office.of(Hop, again)} == {~0, 1}  # the first one says what it had computed
+    assert {hop.attempt for hop in here.office.of(Hop, again)} == {~0, 1}  # the first one reports its computed work
     assert here.status("a").inflight == 0
 
 

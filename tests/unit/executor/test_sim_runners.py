@@ -128,7 +128,7 @@ async def test_an_answer_that_is_known_in_part_goes_on_behind_it():
         [resumed] = await here.run("thinker", rest)
 
     first = rest.outputs["text"].items[0].data
-    assert first["ids"] == ids[:5]  # those again, so that its reader can compare, and one that is new
+    assert first["ids"] == ids[:5]  # those again, so that its reader can compare, and a new one
     assert [id for item in rest.outputs["text"].items for id in item.data.get("ids", ())] == ids
     assert resumed - alone < alone
 

@@ -63,7 +63,7 @@ RATE = 24000
 #: Tones are speech to the toys.
 HEARS = {"speech_detector": "energy"}
 PNG = picture("PNG")
-#: Whether ``http`` asks a real server, which answers plain chats directly, or the application alone.
+#: True if ``http`` uses a real server, which answers plain chats directly, and not only the application.
 SERVED_DIRECTLY = False
 
 

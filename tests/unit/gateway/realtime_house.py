@@ -81,7 +81,7 @@ async def calls(home: House, model: str = OMNI, **more: Any) -> AsyncIterator[Ca
 @asynccontextmanager
 async def connected(base: str, model: str = OMNI, query: str = "", **more: Any) -> AsyncIterator[Caller]:
     url = f"{base}/v1/realtime?{query or f'model={model}'}"
-    # A full queue would hold up the closing handshake for as long as it may take.
+    # A full queue would delay the closing handshake.
     async with websockets.connect(url, max_size=None, **{"max_queue": None, **more}) as socket:
         caller = Caller(socket)
         await caller.until("conversation.created")

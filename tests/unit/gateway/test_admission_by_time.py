@@ -13,7 +13,7 @@ from tests.unit.gateway.house import TEXT, House, answered, error, house, questi
 
 pytestmark = pytest.mark.usefixtures("either_way")
 
-# So few that a busy machine takes little of a service time for each.
+# So few that a busy machine spends little of a service time on each.
 DEADLINE, SERVICE, AT_ONCE = 6.0, 0.2, 60  # seconds, seconds, requests
 
 

@@ -121,7 +121,7 @@ async def test_a_value_that_never_comes_is_an_error():
         await failed.wait_first()
 
 
-# Parts that come again elsewhere
+# Repeated parts after a move
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ async def test_a_client_that_leaves_in_the_middle_of_its_body_is_counted_as_that
     async with doorway(home) as door:
         wire = await door.wire()
         await wire.send(post(path, 100, b"{"))
-        await door.get()  # by now the body is waited for
+        await door.get()  # the gateway waits for the body by now
 
         wire.close()
 

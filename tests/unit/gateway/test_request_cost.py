@@ -195,7 +195,7 @@ async def test_a_request_costs_no_more_than_it_did(
 
 
 async def _count(home: House, case: Callable[[House], Awaitable[None]]) -> tuple[Counter[str], list[str]]:
-    """Return the calls of one request by function. Also returns the subjects of the messages of ``REQUESTS`` requests."""
+    """Return the calls of one request by function. Also returns the subjects of all messages of ``REQUESTS`` ones."""
     calls, taken = Calls(), []
     with calls.counted(), published(home) as messages:
         for _ in range(REQUESTS):

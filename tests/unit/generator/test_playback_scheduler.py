@@ -132,7 +132,7 @@ def late(deadlines: bool, streams: int, cost: float, chunk: float, seconds: floa
     made, silent, now = [0.0] * streams, 0.0, 0.0
     while any(each < seconds for each in made):
         waiting = [one for one in range(streams) if made[one] < seconds]
-        # In order of arrival a long answer that is all there is made in one go.
+        # In order of arrival, a complete long answer is made in one go.
         one = min(waiting, key=lambda each: playing[each].dry) if deadlines else waiting[0]
         now += cost
         silent += max(0.0, now - playing[one].dry)

@@ -197,7 +197,7 @@ def _encode(
         stream.width, stream.height, stream.pix_fmt = *size, pixels
         constant = codec in ("mpeg4", "mpeg1video", "mpeg2video")
         stream.codec_context.time_base = 1 / rate if constant else _TICKS
-        # Of frames out of order the MP4 writer would take another one's length for that of the last.
+        # For reordered frames the MP4 writer would use another one's duration for the last.
         stream.codec_context.max_b_frames = 2 if codec == "libx264" and constant_rate(times) else 0
         for number, time in enumerate(times):
             frame = av.VideoFrame.from_ndarray(_picture(number, *size), format="rgb24")

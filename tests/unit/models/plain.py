@@ -27,7 +27,7 @@ def user(*parts: dict[str, str]) -> dict[str, Any]:
     return {"role": "user", "content": list(parts)}
 
 
-#: Messages and media. Names with a "video" are for models that take some.
+#: Messages and media. Names with a "video" are for models with video input.
 CASES: dict[str, tuple[list[dict[str, Any]], dict[str, list[bytes]]]] = {
     "text": ([{"role": "user", "content": "hello world, how are you today?"}], {}),
     "image": ([user(IMAGE, text("what is in this picture?"))], {"image": [files.picture(1)]}),

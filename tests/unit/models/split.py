@@ -58,7 +58,7 @@ def think(
         hidden = thinker.forward(inputs, _place(cache, prefill, thinker.axes), cache, later(prefill))
         rows += [thinker.talker_row(inputs[:, 0], hidden[:, 0])[0]] if voice else []
         if len(ids) == max_tokens:
-            break  # the token that the limit makes the last one is spoken too
+            break  # the last token at the limit is spoken too
         ids.append(int(choose_clearly(thinker.logits(hidden[:, -1]))))
     return Thought(ids, prefill, prompt_rows, rows)
 

@@ -63,7 +63,7 @@ def test_the_family_is_known_by_its_pipeline(checkpoint: Path) -> None:
     assert families.family_of(checkpoint) is families.load_family("glm_image")
 
 
-# Texts to be written
+# Text in images
 
 
 @pytest.mark.numeric
@@ -112,7 +112,7 @@ def test_prompts_that_cannot_be_used_are_refused(parts: dict[str, Any]) -> None:
         parts["prior"].open(ImageSpec(64, 64, 1, 1), "hill " * 5000)
 
 
-# The whole way
+# The whole pipeline
 
 WISHES: dict[str, dict[str, Any]] = {
     "sign": {"prompt": SIGN, "width": 64, "height": 64, "steps": 3, "seed": 1, "guidance": 3.0},

@@ -285,7 +285,7 @@ def test_later_releases_are_served_too(later: Path) -> None:
         assert_close(ours, theirs, DENOISED_BOUND)
 
 
-# Checkpoints that are not whole
+# Incomplete checkpoints
 
 
 @pytest.mark.parametrize(

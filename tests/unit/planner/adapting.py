@@ -51,7 +51,7 @@ class House:
         self.adapt = ScalingPolicy({"vl": self.goal}, RULES, START, lambda: self.now)
 
     def best(self, wanted: ModelLoad) -> Cells:
-        """Return the fewest replicas for the rate and its headroom. If there are none, returns those that serve most."""
+        """Return the fewest replicas for the rate and its headroom. If none suffice, returns those that serve most."""
         if self.goal.gpus:
             rate = wanted.rate * (1 + self.goal.headroom)
             return next((cells for cells in ALL if cells.serves(wanted) >= rate), self._most(wanted))

@@ -11,7 +11,7 @@ from omnibus.families import plugins
 
 Install = Callable[..., Path]
 
-#: A chat model of two components; its module imports nothing that is heavy.
+#: A chat model of two components; its module imports nothing heavy.
 TOY = """
     from omnibus.task import ChatInput, ChatOutput, CompositeTask, Think
 

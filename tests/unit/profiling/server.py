@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-#: Takes the request's head and body, and a function that sends.
+#: Receives the request's head and body, and a function that sends.
 Script = Callable[[bytes, bytes, Callable[[bytes], Awaitable[None]]], Awaitable[None]]
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -4,7 +4,7 @@ import pytest
 
 from tests.json_schema_suite import FileResult, run_suite
 
-#: Why valid values are not written, by file: each is named in docs/tools.md.
+#: Reasons for valid values that are not written, by file: each is named in docs/tools.md.
 NUMBERS = "a whole number has no fraction and no exponent"
 FORMATS = "formats are enforced, also where the suite takes them for annotations"
 LEAP_SECONDS = "seconds end at 59"
@@ -28,7 +28,7 @@ WHOLE = {
     "patternProperties", "prefixItems", "properties", "required", "type", "multipleOf", "maxItems", "minItems",
     "maxLength", "minLength", "exclusiveMaximum", "exclusiveMinimum",
 }  # fmt: skip
-#: Other reasons for rejecting these schemas: they are unsatisfiable, or contain another keyword.
+#: Reasons for which a schema of those is rejected all the same: nothing fits it, or another keyword stands in it.
 OTHER_REASONS = ("Unsatisfiable", "dependentSchemas", "propertyNames", "not disjoint", "too many digits", "beside")
 
 

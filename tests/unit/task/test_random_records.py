@@ -1,4 +1,4 @@
-"""Random graphs of a deterministic ``invoke``: recorded equally, replayed, serialised, and distinguished from others."""
+"""Random graphs of a deterministic ``invoke``: recorded equally, replayed, serialised, and told from others."""
 
 from typing import Any
 

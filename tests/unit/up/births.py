@@ -59,7 +59,7 @@ print(os.getpid(), flush=True)
 signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
 signal.sigwait([signal.SIGUSR1])
 """
-#: A thread with the name that jemalloc gives its own.
+#: A thread with the name of jemalloc's own.
 ALLOCATES = """
 import ctypes, threading, time
 def run():

@@ -258,7 +258,7 @@ async def test_what_an_app_brought_is_given_up_alone_and_tried_again_with_the_ne
     house.programs["m/app/o"] = "raise SystemExit('no such poem')"
 
     await house.executors.start(Plan(1, 0, 1.0, {"m": declared, "m/app": brought}), house.store)
-    first = await house.until("m/L")  # between two lives at first, then given up
+    first = await house.until("m/L")  # between two runs at first, then given up
     await house.lines.until("given up")
     house.programs["m/app/o"] = SLEEPS
     await house.swap(Plan(2, 0, 2.0, {"m": declared, "m/app": brought}))

@@ -323,7 +323,7 @@ async def born(stack: Stack, count: int, but: Sequence[psutil.Process] = ()) -> 
     """Wait until the fork server has ``count`` live children outside ``but``."""
     async with asyncio.timeout(90):
         while True:
-            with contextlib.suppress(KeyError, psutil.NoSuchProcess):  # between two lives
+            with contextlib.suppress(KeyError, psutil.NoSuchProcess):  # between two runs
                 children = psutil.Process(stack.supervisor.pids["fork-server"]).children()
                 if len(children) == count and not set(children) & set(but):
                     return children

@@ -24,7 +24,7 @@ def test_processes_outlive_the_fork_server_and_still_obey_their_sprout(tmp_path,
         fork_server_process.send_signal(number)
         fork_server_process.wait(WITHIN)
         assert "goes on without it" in process.stderr.readline()
-        assert numbers(working)  # it prints another number
+        assert numbers(working)  # it says another number
         process.terminate()
 
         assert process.wait(WITHIN) == 1

@@ -153,7 +153,7 @@ async def test_of_two_that_could_leave_at_once_one_stays(house: House, crowd: Cr
     await house.swap(plan(2, P=3, D=1))
     await house.until("m/P", "m/P/1", "m/P/2", "m/D")
     await crowd.come()
-    crowd.bus.publish(subjects.event_subject(subjects.GONE), b"m-P-0")  # it is started again, and is not ready yet
+    crowd.bus.publish(subjects.event_subject(subjects.GONE), b"m-P-0")  # it is restarted, and is not ready yet
     crowd.silent = True  # the state of the others is unknown for a while
 
     await stage(house, plan(3, P=1, D=3))

@@ -161,12 +161,12 @@ async def test_a_process_that_stands_still_is_frozen_and_one_that_computes_is_no
 
         if time.monotonic() - began < 4:  # the other one computes as long as that
             assert supervisor.pids["busy"] == before["busy"]
-        await replaced(supervisor, "busy", before["busy"])  # now it stands still as well
+        await replaced(supervisor, "busy", before["busy"])  # now it hangs as well
         assert supervisor.pids["blocks"] == before["blocks"]
     assert "stands still" in lines.getvalue()
 
 
-#: Is not ready for long, as one that loads: it waits most of the time, but not for one thing alone.
+#: Loads for long: it usually waits, but for more than one thing.
 COMES_AND_GOES = """
 import time
 while True:
@@ -240,7 +240,7 @@ async def test_a_frozen_gateway_and_a_frozen_executor_of_a_whole_system_are_repl
         async with asyncio.timeout(WITHIN):
             while not await endpoints.executor_answers(id, 0):
                 await asyncio.sleep(0.05)
-        await asyncio.sleep(SILENT)  # the watchdog has asked them as well
+        await asyncio.sleep(SILENT)  # the watchdog has probed them as well
 
         os.kill(endpoints._executors[id], signal.SIGSTOP)
         os.kill(stack.pids["gateway"], signal.SIGSTOP)

@@ -10,7 +10,7 @@ from tests.unit.gateway.apps.estate import Estate, Gateway, estate
 from tests.unit.gateway.apps.forked_workers import fork_workers
 from tests.unit.sidecar.node import until
 
-#: Files whose workers are started as a gateway starts them: they are about the process and its walls.
+#: Files with workers started as in production, since they test the process and its restrictions.
 _STARTED = ("test_worker_supervisor", "test_uploads")
 
 

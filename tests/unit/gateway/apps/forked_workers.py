@@ -42,7 +42,7 @@ class ForkedWorker:
 
 def fork_workers(patch: pytest.MonkeyPatch) -> None:
     """Fork workers until ``patch`` is undone; other processes start as usual."""
-    _template()  # here, for the kernel ends it with the thread that has started it
+    _template()  # in this thread: the kernel ends the template with it
     started = SimpleNamespace(Popen=_start, DEVNULL=subprocess.DEVNULL, STDOUT=subprocess.STDOUT)
     patch.setattr(process, "subprocess", started)
 

@@ -79,7 +79,7 @@ async def test_a_place_of_who_left_is_the_next_ones():
     leaving, next_one = [asyncio.ensure_future(pool.take_place(worker)) for worker in (second, third)]
     await asyncio.sleep(0)
 
-    pool.discard(busy)  # the first may start, and is cancelled before it does
+    pool.discard(busy)  # the first one is cancelled before it starts
     leaving.cancel()
 
     await next_one

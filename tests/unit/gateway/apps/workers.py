@@ -100,7 +100,7 @@ class Abacus:
         self.placed: list[bytes] = []
         self.streams: dict[tuple[int, int, str], ItemStream] = {}
         self.refuses: Exception | None = None
-        #: Called with each stream in place of filling it.
+        #: Called with each stream instead of filling it.
         self.fills: Callable[[str, ItemStream], None] | None = None
 
     async def submit(self, segment: Segment, step: int) -> dict[tuple[int, str], ItemStream]:

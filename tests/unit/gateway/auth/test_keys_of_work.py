@@ -64,7 +64,7 @@ async def test_a_batch_is_charged_to_its_key_and_waits_where_that_has_used_its_g
         record = await gate.create_key("ann", gpu_seconds=0.5)
         allowance = gate.tenancy._limits.key_allowance(record)
         now = asyncio.get_running_loop().time
-        allowance.use_gpu_seconds(6.0, now())  # 5 are there: the key waits two seconds
+        allowance.use_gpu_seconds(6.0, now())  # 5 are available, so the key waits two seconds
         gate.home.table.batches.startup()
 
         began = now()
@@ -170,7 +170,7 @@ async def test_a_job_that_names_no_key_runs_as_long_as_its_tenant_has_one(tmp_pa
         await _forget_keys(gate.store, *ids)
         await gate.revoke_key("bob")
         await until(lambda: len(gate.tenancy._book.records) == 1)
-        await gate.create_key("cid")  # another tenant's does not do
+        await gate.create_key("cid")  # another tenant's key is not enough
 
         gate.home.table.batches.startup()
         mine = await becomes(gate, "ann", f"/v1/batches/{ids[0]}", "completed", "failed")

@@ -81,7 +81,7 @@ async def gate(tmp_path: Path) -> AsyncIterator[Gated]:
         yield made
 
 
-# Who comes in
+# Access
 
 
 @pytest.mark.parametrize("key", ["", "wrong", "A", "a b"])
@@ -207,7 +207,7 @@ async def test_the_light_tenant_does_not_wait_behind_the_heavy_ones_queue(tmp_pa
         heavy = [group.create_task(gate.ask("a", f"heavy {number}")) for number in range(5)]
         await count_of(lambda: gate.fair().waiting, 4)
         light = group.create_task(gate.ask("b", "light"))
-        await count_of(lambda: len(held.begun), 2)  # the place that is kept for tenants with nothing at work
+        await count_of(lambda: len(held.begun), 2)  # the place reserved for tenants without running work
         assert gate.fair().waiting == 4
 
         for _ in range(6):
@@ -300,7 +300,7 @@ async def test_what_an_answer_took_corrects_what_it_was_expected_to_take(gate: G
     answered(await gate.ask("a", max_tokens=5000))  # it takes a dozen
     await until(lambda: gate.fair().working == 0)
 
-    assert 0 < gate.fair().tenant_mark("a") - before < 0.1  # 5000 tokens of which nothing is known are 5 seconds
+    assert 0 < gate.fair().tenant_mark("a") - before < 0.1  # 5000 tokens without measurements count as 5 seconds
 
 
 async def test_segments_that_are_sent_at_once_have_one_turn(tmp_path: Path):

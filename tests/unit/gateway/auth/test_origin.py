@@ -37,7 +37,7 @@ async def open_house(tmp_path: Path) -> AsyncIterator[House]:
 
 
 PAGES = [
-    {"host": "evil.test"},  # a name that was made to mean this machine
+    {"host": "evil.test"},  # a name that resolves to this machine
     {"host": "evil.test:8000", "origin": "http://evil.test:8000", "sec-fetch-site": "same-origin"},
     {"host": "127.0.0.1.evil.test"},
     {"host": "localhost.evil.test:8000"},

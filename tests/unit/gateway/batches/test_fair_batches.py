@@ -47,7 +47,7 @@ async def test_a_long_batch_makes_room_and_goes_on_where_it_was(
         await until(lambda: thinker.begun == 2)  # both places are taken
 
         other = await submit_batch(gate, "bob", "one")
-        await asyncio.sleep(turn._LOOK_SECONDS + 0.5)  # it is seen that another one waits
+        await asyncio.sleep(turn._LOOK_SECONDS + 0.5)  # the gateway sees another waiting batch
         thinker.gate.set()
         await becomes(gate, "bob", f"/v1/batches/{other}", "completed", "failed")
         left = [(await gate.call(*each)).json() for each in _looks("ann", long)]

@@ -48,7 +48,7 @@ async def test_what_gateways_count_is_added_up_once(store: Store):
         GATEWAY.duration_histogram(MODEL).observe(seconds)
 
     await one.record()
-    await one.record()  # nothing is new
+    await one.record()  # no news
     await other.record()  # in one process both recorders read the same counters
 
     assert sum(await column(store, "models", MODEL, "came")) == 6

@@ -14,7 +14,7 @@ from tests.unit.executor.arithmetic import call
 from tests.unit.gateway.world import World, finish, texts
 from tests.unit.sidecar.node import until
 
-# The usual way
+# Normal operation
 
 
 async def test_an_invocation_goes_at_once_and_once_to_each_executor(there: World):

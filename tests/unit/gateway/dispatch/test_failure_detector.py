@@ -90,7 +90,7 @@ async def test_an_executor_that_falls_silent_is_asked_and_replaced(there: World)
     await there.turn()
     dead.accept()
 
-    await dead.die()  # without a word
+    await dead.die()  # without a message
 
     await moved(there, running, to=other, lost="l")
 

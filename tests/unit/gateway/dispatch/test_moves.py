@@ -226,7 +226,7 @@ async def test_an_invocation_takes_so_many_routes_and_no_more(there: World):
     assert sum(len(puppet.taken) for puppet in puppets) == MAX_ATTEMPTS
 
 
-# The bus goes away
+# Bus outages
 
 
 async def test_after_a_reconnect_what_is_in_flight_runs_again(there: World, monkeypatch: pytest.MonkeyPatch):
@@ -264,7 +264,7 @@ async def test_a_bus_that_goes_away_again_and_again_is_said(there: World, monkey
 async def test_an_executor_that_changes_servers_keeps_its_work(there: World):
     there.bus.clustered = True
     vision, thinker = await there.puppets_of(e="E", l="L")
-    await thinker.die()  # so the gateway's server says
+    await thinker.die()  # as the gateway's server reports
     running = there.submit()
     await there.turn()
     assert there.members.get("l") is not None
@@ -319,7 +319,7 @@ async def test_a_move_that_cannot_be_sent_fails_its_invocation_alone(tmp_path: P
         await there.turn()
         assert 1000 < len(running.body) <= 1200, "it fits, and does not with a name that is 200 longer"
 
-        await dead.die()  # noticed by the watcher, which has to live on
+        await dead.die()  # the watcher must notice it and survive
         await until(lambda: running.failure is not None)
 
         assert isinstance(running.failure, TooLarge)

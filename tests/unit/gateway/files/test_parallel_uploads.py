@@ -44,7 +44,7 @@ async def test_files_uploaded_at_the_same_time_stay_within_the_limit(gateways: l
 
     assert set(ended) <= {"kept", "StorageFull"}
     assert kept <= LIMIT
-    while kept + 300 <= LIMIT:  # those that were refused find room once the others are there
+    while kept + 300 <= LIMIT:  # rejected ones find room once the others are stored
         await gateways[1].add(b"x" * 300, "late.bin", "user_data")
         kept += 300
     with pytest.raises(StorageFull):

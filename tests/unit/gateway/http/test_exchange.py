@@ -155,7 +155,7 @@ async def test_a_client_that_leaves_while_its_media_are_fetched_is_no_request(ta
 
     async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connected.set()
-        await reader.read()  # to its end, when the fetch is given up
+        await reader.read()  # until the fetch is cancelled
         closed.set()
         writer.close()
 

@@ -56,7 +56,7 @@ async def test_the_body_of_a_refused_request_goes_with_its_error(scope: dict[str
         async with ConnectedClient(scope, still):
             await refuse(body)
     del body
-    for _ in range(3):  # turns in which the watch for the client ends
+    for _ in range(3):  # loop turns in which the watch for the client ends
         await asyncio.sleep(0)
 
     assert seen() is None

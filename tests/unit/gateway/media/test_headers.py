@@ -185,7 +185,7 @@ def test_a_fragmented_video_has_the_length_of_its_last_fragment() -> None:
         b"PK\x03\x04",
         b"BM" + bytes(60),
         b"\x00\x00\x00\x0cjP  \r\n\x87\n",  # JPEG 2000
-        b"\x00\x00\x00\x1cftypmif1" + bytes(20),  # an image that does not say of which kind
+        b"\x00\x00\x00\x1cftypmif1" + bytes(20),  # an image without a stated kind
         b"RIFF\x00\x00\x00\x00RMID",
         b"G" + bytes(187) + b"G" + bytes(187) + b"G" + bytes(187),  # MPEG-TS
         b"\x1a\x45\xdf\xa3" + bytes(60),

@@ -120,7 +120,7 @@ async def test_content_is_read_from_the_gateway_that_has_it(cluster: Cluster, no
 
     await cluster.emptied()
     await first.responder.shutdown()
-    assert await second.media.get(digest) == data  # it is kept here from now on
+    assert await second.media.get(digest) == data  # stored here after that
 
 
 async def test_content_that_nobody_has_is_not_found_as_with_one_gateway(cluster: Cluster):
@@ -146,7 +146,7 @@ async def test_a_gateway_that_has_just_begun_asks_those_that_it_has_not_heard_ye
     first, second = await cluster.gateway(), await cluster.gateway(1)
     second.peers._others = lambda: 0
     digest = first.keep(b"x")
-    with pytest.raises(NotFound):  # it would have heard them by now
+    with pytest.raises(NotFound):  # it would have received their heartbeats by now
         await second.media.get(digest)
 
     monkeypatch.setattr(peers_module, "GATEWAY_HEARTBEAT_SECONDS", 3600.0)

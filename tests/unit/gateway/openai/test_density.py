@@ -37,7 +37,7 @@ VALUE: dict[str, bytes] = {
     "strings with quotes": b"[" + b",".join([rb'"\\\"["'] * MANY) + b"]",
 }
 each_value = pytest.mark.parametrize("value", VALUE.values(), ids=VALUE.keys())
-#: Fields that any of the routes knows, whether it obeys them, ignores them or refuses them.
+#: Fields that any route supports, ignores or rejects.
 FIELDS = ["metadata", "logit_bias", "stop", "input", "extra_body"]
 
 

@@ -146,7 +146,7 @@ async def test_an_answer_that_was_begun_early_is_the_one_that_there_is_without(t
     assert kept == [name for name in types(plain) if not name.endswith(".delta")]
     assert seen == ["session.updated", "input_audio_buffer.speech_started"]
     assert early[-1]["response"]["usage"] == plain[-1]["response"]["usage"]
-    assert len(heard[0]) - 44 < 48 * 1100  # the end of the silence is not heard: 300 + 500 + 200 ms are
+    assert len(heard[0]) - 44 < 48 * 1100  # the end of the silence is not encoded; 300 + 500 + 200 ms are
 
 
 async def test_an_answer_is_dropped_when_its_user_goes_on_speaking(tmp_path: Path):
@@ -214,7 +214,7 @@ async def test_what_the_client_changes_meanwhile_is_answered(tmp_path: Path):
         await caller.until("response.done")
         await home.emptied()
 
-    assert since(before) == {"dropped": 1}  # in one pause no other one is begun
+    assert since(before) == {"dropped": 1}  # one pause has only one early answer
     assert thinker.begun == 2
 
 

@@ -219,7 +219,7 @@ async def reading(run: ClientRequest) -> asyncio.Task[Any]:
     sources = await run.submit(segment({"x": 1}, outputs=("n", "no_such_output")), 0)
     assert await sources[0, "n"].next_items()
     lost = sources[0, "no_such_output"]
-    lost.ended = False  # as if its executor were still at it
+    lost.ended = False  # as if its executor were still running
     waiting = asyncio.get_running_loop().create_task(lost.next_items())
     await asyncio.sleep(0)
     return waiting

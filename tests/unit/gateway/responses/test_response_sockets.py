@@ -67,7 +67,7 @@ async def line(home: House, **more: Any) -> AsyncIterator[Line]:
         doorway(home) as door,
         websockets.connect(
             f"ws://localhost:{door.port}{PATH}", max_size=None, max_queue=None, **more
-        ) as socket,  # a full queue would hold up the closing handshake
+        ) as socket,  # a full queue would delay the closing handshake
     ):
         yield Line(socket)
 
@@ -299,7 +299,7 @@ async def test_a_connection_needs_a_key_and_each_response_counts_against_it(tmp_
             secrets, session = f"http{place}/v1/realtime/client_secrets", {"type": "realtime", "model": TEXT}
             made = await http.post(secrets, json={"session": session}, headers={"authorization": "Bearer a"})
         assert (await refused(url))[0] == 401
-        secret = await refused(url, **bearer(made.json()["value"]))  # which is for a browser's session by voice
+        secret = await refused(url, **bearer(made.json()["value"]))  # which is for a browser's voice session
         async with websockets.connect(url, **bearer("a")) as socket:
             talk = Line(socket)
             first = await talk.answer("hello", store=False)

@@ -126,7 +126,7 @@ def test_clients_that_wait_for_their_answers_are_no_overload():
     world.one_by_one(10)
     for _ in range(20):
         world.come(0)
-    for at in range(1, 300):  # each that has its answer sends the next
+    for at in range(1, 300):  # each client sends its next request after its answer
         world.at(world.now + at + 0.01, partial(world.come, 0))
     world.run()
 
@@ -177,7 +177,7 @@ def test_nothing_is_refused_where_there_is_room():
 def test_a_gateway_that_has_just_begun_refuses_nothing_where_there_is_room(slots: int):
     chance = random.Random(slots)
     world = World(Executor(slots, lambda _: chance.uniform(5.0, 12.0)), 60.0, queue_seconds=10.0)
-    for _ in range(slots // 2):  # the streams of a gateway that has died, all at once
+    for _ in range(slots // 2):  # the streams of a dead gateway, all at once
         world.come(0)
     world.load(0.4 * slots / 12.0, 0.0, 60.0)
     world.run()

@@ -136,7 +136,7 @@ async def test_no_run_takes_what_an_engine_kept_of_the_prompt_for_another(
     user, *compared = salts
     assert user == ""
     assert len({*compared} - {""}) == 2
-    assert [bool(each) for each in conversations] == [True, *(False for _ in compared)]  # nor leaves it anything there
+    assert [bool(each) for each in conversations] == [True, *(False for _ in compared)]  # nor leaves data there
 
 
 async def test_outputs_that_were_retained_of_the_recorded_run_are_compared(

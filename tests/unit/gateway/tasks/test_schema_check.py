@@ -15,9 +15,9 @@ from services.gateway.tenancy.tenant import Tenant, acting_as
 GOOD: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 #: Less than ``CHECK_SECONDS``, within which a fast machine checks even the slow one.
 IMPATIENT_SECONDS = 0.1
-#: Takes a library a second or so.
+#: Takes a library about a second.
 SLOW: dict[str, Any] = {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(4000)}}
-#: Compiles soon, and has more properties than a row of the parser has room for.
+#: Compiles quickly, and has more properties than a row of the parser can hold.
 WIDE: dict[str, Any] = {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(700)}}
 LOOKAHEAD: dict[str, Any] = {"type": "string", "pattern": "(?=a)b"}
 HOSTILE: list[dict[str, Any]] = [

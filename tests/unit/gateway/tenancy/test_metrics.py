@@ -149,7 +149,7 @@ async def test_who_waits_and_who_works_is_told_by_model(tmp_path: Path):
         held = await holding(gate)
         async with asyncio.TaskGroup() as group:
             asked = [group.create_task(gate.ask(tenant)) for tenant in ("a", "a", "b")]
-            await count_of(lambda: len(held.begun), 2)  # that of b has the spare place
+            await count_of(lambda: len(held.begun), 2)  # b's request has the spare place
             told = (value("admission_waiting", model=TEXT), value("admission_working", model=TEXT))
             for _ in asked:
                 held.go.release()

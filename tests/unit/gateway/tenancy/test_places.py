@@ -165,12 +165,12 @@ def test_nobody_passes_one_that_waits_for_the_same_executor_and_others_pass_it_e
     entrance = Entrance(S=1, M=1)
     speaking = [entrance.enter("a", *TALK) for _ in range(4)]  # T>S has one place, M one
     assert len(entrance.start_all()) == 2
-    entrance.queue.settle_entry(speaking[0][0], 100.0)  # a has had much: b and c are before it
+    entrance.queue.settle_entry(speaking[0][0], 100.0)  # a has received much, so b and c come first
 
     entrance.enter("b", *TALK)
     entrance.enter("c")
 
-    assert entrance.start_all() == ["b", "c"]  # b has the spare places; c has nothing at work at T
+    assert entrance.start_all() == ["b", "c"]  # b has the spare places; c has no running work at T
 
 
 @pytest.mark.parametrize(("gateways", "places"), [(2, 4), (3, 3), (100, 1)])

@@ -188,7 +188,7 @@ async def taken_by_nobody(url: str, id: str, seconds: float = 0.3, trace: bytes 
 
 
 class Watched(NamedTuple):
-    """A decoded video: ``frames`` uint8 [n, height, width, 3], ``sound`` float32 [samples, channels], None if absent."""
+    """A decoded video: ``frames`` uint8 [n, height, width, 3], ``sound`` float32 [samples, channels], or None."""
 
     frames: np.ndarray
     fps: float

@@ -41,7 +41,7 @@ async def held(store: Store, seconds: float) -> JobLease:
 
 
 async def test_a_job_is_held_beyond_its_first_seconds(store: Store):
-    lease = await held(store, 1.5)  # a worker of tests may stand still for as long as half of that
+    lease = await held(store, 1.5)  # a test worker may stall for up to half of that
     keeping = asyncio.create_task(lease.hold_until_lost())
     later = time.monotonic() + 2.0
 

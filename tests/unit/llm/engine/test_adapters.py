@@ -28,13 +28,13 @@ from tests.unit.llm.runners.test_thinker import alone, embedding, job, picture, 
 
 pytestmark = pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
 
-#: Names, and how their adapters differ: also in rank, and in the layers that they adapt.
+#: Names, and differences of their adapters, including rank and adapted layers.
 ADAPTERS: dict[str, dict[str, Any]] = {
     "pirate": {"seed": 1},
     "poet": {"seed": 2, "rank": 7, "targets": ("k_proj", "o_proj", "gate_proj", "up_proj", "down_proj")},
 }
 NAMES = ("", *ADAPTERS)
-#: Most that hidden rows of an adapter differ from those of the merged model, in float32.
+#: Maximum difference of an adapter's hidden rows from those of the merged model, in float32.
 BOUND = 2e-5
 
 

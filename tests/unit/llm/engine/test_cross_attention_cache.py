@@ -11,7 +11,7 @@ from omnibus_models.attention import BidirectionalAttention, Crossing
 from services.llm.engine import kv_codec
 from services.llm.engine.cross_attention_cache import CrossCache
 
-#: Of four layers two look aside.
+#: Two of four layers use cross-attention.
 CROSSED = (1, 3)
 CPU = torch.device("cpu")
 
@@ -123,7 +123,7 @@ def test_a_packed_cache_is_the_same_bit_for_bit(dtype: torch.dtype, rows: int):
 
 def test_of_a_prompt_without_pictures_there_is_nothing_aside_to_keep():
     cache, filled = CrossCache(2, 16, 4, CROSSED), DynamicCache()
-    for layer in (0, 2):  # the library passes by the others, the last one too
+    for layer in (0, 2):  # the library skips the others, including the last one
         filled.update(torch.ones(1, 2, 5, 3), torch.ones(1, 2, 5, 3), layer)
 
     kept = cache.filled_layers(filled, None)

@@ -108,5 +108,5 @@ def test_graphs_of_a_gpu_compute_what_single_operations_do(family, tmp_path, cap
     recorded = _decode(decoder, lambda of, cache: FixedPass(of, cache, record_cuda_graphs()))
 
     for found, expected in zip(recorded, _decode(decoder, DecodePass), strict=True):
-        assert_close(found, expected, 10 * BOUND)  # sums of a GPU are made in another order still
+        assert_close(found, expected, 10 * BOUND)  # a GPU adds in yet another order
     assert not caplog.records

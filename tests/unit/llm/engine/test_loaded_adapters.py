@@ -22,7 +22,7 @@ from tests.unit.llm.runners.test_thinker import alone, job, text
 
 pytestmark = pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
 
-#: Adapters below the directory that is allowed. They differ in rank, and in the layers that they adapt.
+#: Adapters in the allowed directory, with different ranks and adapted layers.
 LOADED: dict[str, dict[str, Any]] = {
     "pirate": {"seed": 1},
     "poet": {"seed": 2, "rank": 7, "targets": ("k_proj", "o_proj", "gate_proj", "up_proj", "down_proj")},

@@ -114,7 +114,7 @@ def test_the_memory_of_a_token_is_that_of_its_keys_and_values(runner: ThinkRunne
     width = config["hidden_size"] // config["num_attention_heads"]
 
     assert stats["kv_bytes_per_token"] == 2 * 4 * config["num_hidden_layers"] * config["num_key_value_heads"] * width
-    rows = stats["slots"] + 1  # one is kept for a tenant with nothing at work
+    rows = stats["slots"] + 1  # one is reserved for a tenant without running work
     assert stats["kv_bytes"] == stats["kv_bytes_per_token"] * rows * runner._core.context
     assert "gpu_bytes" not in stats
 
@@ -360,7 +360,7 @@ async def test_only_what_comes_after_loading_counts_as_busy(runner: ThinkRunner)
     assert runner.busy > 0.0
 
 
-# An answer that is given
+# Given answers
 
 
 def saying(text: str, **params: object) -> dict[str, object]:

@@ -294,7 +294,7 @@ async def images(house: House, seconds: int, tokens: float, *, done: bool = True
 
 @pytest.fixture
 async def burst(house: House, tmp_path: Path) -> House:
-    """A house planned for 4 requests per second with images. They have 250 tokens, and an encoder serves 10 a second."""
+    """A house planned for 4 requests per second with images. They have 250 tokens; an encoder serves 10 a second."""
     about = measured()
     sizes = {"image_tokens": 250.0, "completion_tokens": TOKENS}
     found = msgspec.structs.replace(

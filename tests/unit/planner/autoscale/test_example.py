@@ -37,7 +37,7 @@ SETTINGS = PlannerSettings(models=str(EXAMPLE / "models.json"))
 LOOK_SECONDS = SETTINGS.window
 MINUTES = 10
 SEEN, HEARD, TEXT, SPOKEN = "vision+thinker", "audio+thinker+talker+vocoder", "thinker", "thinker+talker+vocoder"
-#: Sizes of the example's requests as its engines count them; how long answers are, engines draw.
+#: Sizes of the example's requests as its engines count them; engines draw the answers' lengths.
 SIZES: Mapping[str, Mapping[str, float]] = {
     SEEN: {"prompt_tokens": 340.0, "image_tokens": 300.0},
     HEARD: {"prompt_tokens": 122.0, "audio_tokens": 100.0},

@@ -66,7 +66,7 @@ def test_a_gain_that_dips_for_a_moment_goes_on_being_held():
     changes = house.run(15, load(30.0, seen=0.2))
 
     assert house.best(load(30.0, seen=0.91)) == Cells(4, 4)
-    assert changes == []  # it fell below half of the margin: it begins again
+    assert changes == []  # it fell below half of the margin, so the time restarts
 
 
 def test_longer_answers_at_the_same_rate_and_mix_call_for_another_plan():
@@ -207,5 +207,5 @@ def test_a_gateway_that_starts_again_changes_nothing():
     for each in (house, fixed):
         each.run(100, load(20.0, seen=0.9))
 
-    assert len(house.changes) <= 1  # images are more than was declared, at once and once
+    assert len(house.changes) <= 1  # images exceed the declaration, immediately and once
     assert fixed.changes == []

@@ -71,7 +71,7 @@ def test_only_the_options_that_were_named_are_used():
     assert set(replicas(made)) == {"E", "L"}
 
 
-# Encode, prefill and decode are components as all others
+# Encode, prefill and decode are components like all others
 
 
 @pytest.mark.parametrize(

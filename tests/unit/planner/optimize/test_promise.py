@@ -16,7 +16,7 @@ from tests.nightly import nightly
 from tests.unit.planner.optimize import testbed
 from tests.unit.planner.simulate.omni import TYPES, measured_profile, planner, true_devices
 
-#: Shares of the request types; None: those of the profile.
+#: Shares of the request types; None for the profile's.
 MIXES = {
     "declared": None,
     "speech-heavy": (0.15, 0.45, 0.1, 0.3),

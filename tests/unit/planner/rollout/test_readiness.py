@@ -98,7 +98,7 @@ def test_only_what_was_chosen_is_taken_over():
     assert merge_changes(before, after, []) == before
 
 
-# Trials
+# Attempts
 
 
 def test_a_change_is_awaited_then_put_off_then_tried_again_ever_more_seldom():

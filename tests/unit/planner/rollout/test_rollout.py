@@ -192,7 +192,7 @@ async def complaint(town: Town) -> bool:
     return str(town.models) in await town.store.plan_problems()
 
 
-# Planners that end in the middle
+# Planners that die during a change
 
 
 async def test_a_planner_that_starts_again_goes_on_with_what_is_staged(town: Town):
@@ -243,7 +243,7 @@ async def test_a_staged_plan_of_another_build_is_replaced(town: Town, body: str)
     assert await town.store.epoch() == plan.epoch
 
 
-# Stores that fail in the middle
+# Stores that fail during a change
 
 
 async def test_a_store_that_loses_everything_in_the_middle_of_a_change_gets_both_plans_again(town: Town):

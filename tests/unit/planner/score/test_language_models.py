@@ -15,7 +15,7 @@ from tests.unit.planner.score import engines
 SLOWER = 1.4
 APART, TOGETHER = {"E": 2, "L": 1}, {"EL": 1}
 LOW, SATURATED = 2.0, 16.0
-#: Req/s: language models with one or two sequences, with half of what there is room for, and with more than they serve.
+#: Req/s: one or two sequences, half of the capacity, and more than the capacity.
 LOADS = [
     pytest.param(LOW, id="low"),
     pytest.param(8.0, id="medium", marks=pytest.mark.nightly),

@@ -53,7 +53,7 @@ class World(NamedTuple):
         return cls(profile, truth, Plan(3, 0, 0.0, made.models, explain=made.explain))
 
     def score(self, checker: PromiseChecker | None = None, load: float = 1.0) -> PlanScore:
-        """Score ``SECONDS`` of requests that the true executors serve. Without ``checker`` the profile alone is used."""
+        """Score ``SECONDS`` of requests that the true executors serve. Without ``checker`` only the profile is used."""
         measured = PlanMeasurement(self.plan, 0.0, self._reports(0.0, {}))
         for second in range(SECONDS):
             counts = {kind: LoadCounts(came=round(rate * load)) for kind, rate in RATES.items()}

@@ -246,7 +246,7 @@ class TwoNodes(RuleBasedStateMachine):
                 tensor.is_over = tensor.is_over or tensor.tag == tag
             self.a.serve_frame(self.producer, SidecarFrame(Verb.END, text=encode_tag(tag)))
             return
-        for tensor in self.tensors:  # how many of its reads are over is not known any more
+        for tensor in self.tensors:  # the number of its ended reads is now unknown
             tensor.is_over = tensor.is_over or tensor.tag == tag
         self.open = [read for read in self.open if read.tensor.tag != tag]
         for client in self.clients:

@@ -25,7 +25,7 @@ async def test_a_reader_that_stops_in_the_middle_is_cut_off_before_others_get_th
         await asyncio.sleep(0.2)  # the sockets are full now
 
         producer.end_invocation("i")
-        # The arena has room for it only in the place of the first one.
+        # The arena has room for it only in place of the first one.
         block = await producer.allocate(SIZE, invocation="j", deadline=soon(), wait=10.0)
         block.array[:] = NEW
         came = np.frombuffer(await rest(reader), np.uint8)

@@ -92,7 +92,7 @@ async def test_rows_are_pulled_while_their_producer_still_writes(tmp_path):
 
         assert seen[40:].sum() == 2 * 60 * 64
         assert b.counters["pulled_bytes_total"] == handle.nbytes
-        assert a.blocks == 1  # its one reader reads still
+        assert a.blocks == 1  # its one reader is still reading
         consumer.release(handle)
         await until(lambda: a.blocks == 0)
 
