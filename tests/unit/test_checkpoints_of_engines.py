@@ -1,4 +1,4 @@
-"""Engines load the directory that an id of the hub stands for, and download nothing."""
+"""Engines load the cached directory of a hub id, and download nothing."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What an app is follows from its module: its name, tasks, types and whether it streams."""
+"""An app's name, tasks, types and streaming, derived from its module."""
 
 import sys
 import textwrap
@@ -49,7 +49,7 @@ def _as_before() -> Iterator[None]:
 
 @pytest.fixture
 def app(tmp_path):
-    """Loads an app of ``text`` after the usual head, from a file."""
+    """A loader of an app from ``text`` after the usual imports."""
 
     def make(text: str, name: str = "sample_app") -> LoadedApp:
         (tmp_path / f"{name}.py").write_text(HEAD + textwrap.dedent(text))

@@ -1,4 +1,4 @@
-"""Apps are found where their source says and nowhere else, and what is wrong with one is said."""
+"""Loading an app only from its source, and errors in it."""
 
 import logging
 import sys
@@ -16,7 +16,7 @@ GOOD = '"""Echoes."""\nHERE = True\nasync def serve(request):\n    return reques
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
-    """Modules that a test loaded are forgotten after it."""
+    """Remove the modules that a test loaded."""
     modules, path, compiles = set(sys.modules), list(sys.path), sys.dont_write_bytecode
     yield
     sys.dont_write_bytecode = compiles

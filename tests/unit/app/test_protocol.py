@@ -1,4 +1,4 @@
-"""The messages between a gateway and a worker: they survive the socket, and nothing else is taken for one."""
+"""Messages between a gateway and a worker: round trips over the socket, and rejection of anything else."""
 
 import asyncio
 import socket
@@ -203,7 +203,7 @@ def test_a_worker_may_not_make_its_gateway_build_much(message):
 
 
 class Ends:
-    """Two links on one socket pair, and what each heard."""
+    """Two links on one socket pair, and the messages that each received."""
 
     def __init__(self) -> None:
         self.heard: list[bytes] = []

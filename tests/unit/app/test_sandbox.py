@@ -1,4 +1,4 @@
-"""Each wall around uploaded code, put up in a process of its own: restrictions are for good."""
+"""Each restriction of uploaded code, applied in a separate process. It is permanent."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Adapters in PEFT's format are read by their headers, and what is not supported is refused by name."""
+"""PEFT adapters: reading their headers, and rejecting unsupported ones by name."""
 
 import json
 import math

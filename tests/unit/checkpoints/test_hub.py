@@ -1,4 +1,4 @@
-"""Ids of the Hugging Face hub: found in its cache, downloaded when somebody asks for it, and never else."""
+"""Hugging Face Hub ids: found in the cache, and downloaded only on request."""
 
 import json
 import os

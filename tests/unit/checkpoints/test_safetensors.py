@@ -1,4 +1,4 @@
-"""Headers of safetensors files, and which files a checkpoint's weights are in."""
+"""Headers of safetensors files, and the files that contain a checkpoint's weights."""
 
 import json
 import struct
@@ -13,7 +13,7 @@ from omnibus.errors import BadRequest
 
 
 def header(path: Path, told: Any, body: bytes = b"") -> Path:
-    """A file with ``told`` in its header."""
+    """Write a file with ``told`` in its header."""
     text = json.dumps(told).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + body)
     return path

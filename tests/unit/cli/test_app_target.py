@@ -1,4 +1,4 @@
-"""What a command calls an app by, and how a gateway is told."""
+"""App targets on the command line, and the sources sent for them."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from omnibus.errors import BadRequest
 
 @pytest.fixture
 def apps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory of apps that is the current one: a file, one in a directory, one in a package."""
+    """A current directory with apps: in a file, in a directory and in a package."""
     for name in ("poem.py", "team/novel.py", "pack/__init__.py", "pack/inner/__init__.py", "pack/inner/saga.py"):
         path = tmp_path / "apps" / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""``omnibus app``, ``omnibus adapters`` and ``omnibus tasks`` against a gateway that listens, found as people find it."""
+"""``omnibus app``, ``omnibus adapters`` and ``omnibus tasks`` against a listening gateway, found by default."""
 
 import asyncio
 import io
@@ -37,7 +37,7 @@ class Said(NamedTuple):
 
 
 class Desk:
-    """A person in the directory of the apps, beside a running Omnibus."""
+    """A shell in the apps' directory, next to a running Omnibus."""
 
     def __init__(self, land: Estate, gate: Gateway, url: str, capsys: pytest.CaptureFixture[str]) -> None:
         self.land = land
@@ -56,7 +56,7 @@ class Desk:
         return said.out
 
     async def bad(self, *arguments: str) -> str:
-        """The one line that is said about a mistake."""
+        """Run a wrong command and return its one line of error."""
         said = await self.type(*arguments)
         assert (said.code, said.out) == (1, "")
         assert said.err.startswith("omnibus: ")
@@ -66,7 +66,7 @@ class Desk:
 
 @pytest.fixture(autouse=True)
 def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers that import nothing, see ``forked_workers``."""
+    """Fork workers with modules already imported, see ``forked_workers``."""
     fork_workers(monkeypatch)
 
 

@@ -1,4 +1,4 @@
-"""``omnibus deadletters``: what it lists, shows, tries again and forgets, on a real bus."""
+"""``omnibus deadletters``: listing, showing, retrying and deleting, on a real bus."""
 
 import asyncio
 import json
@@ -46,7 +46,7 @@ async def bus(nats_url: str) -> AsyncIterator[NatsBus]:
 
 @pytest.fixture
 def omnibus(nats_url: str) -> Any:
-    """``omnibus deadletters`` with arguments, as the shell runs it: in a loop of its own."""
+    """Run ``omnibus deadletters`` in its own loop, as the shell does."""
 
     async def run(*arguments: str) -> int:
         given = ("deadletters", *arguments, "--nats", nats_url)

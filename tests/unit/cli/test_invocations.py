@@ -22,7 +22,7 @@ PATIENCE = 20.0  # seconds
 
 
 def line(document: dict[str, Any]) -> str:
-    """The line of ``omnibus tail`` without its clock."""
+    """Return the line of ``omnibus tail`` without its clock."""
     clock, _, rest = invocations._record_line(json.dumps(document).encode()).partition(" ")
     assert len(clock) == len("12:00:00")
     return rest
@@ -111,7 +111,7 @@ async def bus(nats_url: str) -> AsyncIterator[NatsBus]:
 
 
 async def run(*arguments: str) -> int:
-    """``omnibus`` with ``arguments``, as the shell runs it: in a loop of its own."""
+    """Run ``omnibus`` with ``arguments`` in its own loop, as the shell does."""
     return await asyncio.wait_for(asyncio.to_thread(main, arguments), PATIENCE)
 
 

@@ -1,4 +1,4 @@
-"""``omnibus models``: families, what checkpoints are made of, where they come from."""
+"""``omnibus models``: families, components of checkpoints, and where checkpoints are found."""
 
 import asyncio
 import json
@@ -41,7 +41,7 @@ def vl(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No Omnibus runs, nothing is in a cache, and no library is imported once more for each command."""
+    """A machine without a running Omnibus and with empty caches; modules are imported only once."""
     warm.fork_modules(monkeypatch)
     monkeypatch.delenv("OMNIBUS_STORE_URL", raising=False)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
@@ -52,7 +52,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def say(capsys: pytest.CaptureFixture[str]) -> Say:
-    """What ``omnibus models ...`` prints; what it says is wrong when it ends with an error."""
+    """Run ``omnibus models`` and return its output, or its error if it fails."""
 
     def said(*arguments: str, code: int = 0) -> str:
         assert main(["models", *arguments]) == code
@@ -63,12 +63,12 @@ def say(capsys: pytest.CaptureFixture[str]) -> Say:
 
 
 def report(**parts: ComponentReport) -> Report:
-    """What might be found out about a checkpoint of Qwen2.5-VL."""
+    """Return a report of a checkpoint of Qwen2.5-VL with these components."""
     return Report(path="/m", family="qwen2_5_vl", dtype="float32", parts=parts, stored={"float32": 48}, files=1)
 
 
 def rows(text: str) -> list[list[str]]:
-    """Cells of the lines that are rows of tables."""
+    """Return the cells of table rows."""
     return [re.split(r"  +", line.strip()) for line in text.splitlines() if "  " in line]
 
 

@@ -1,4 +1,4 @@
-"""What programs get from commands: JSON and errors as JSON; and tables, whose rows differ on any screen."""
+"""Output for programs, in JSON, and tables with distinguishable rows."""
 
 import argparse
 import json
@@ -128,7 +128,7 @@ def test_words_at_the_end_make_room_for_names():
 
 @pytest.fixture
 def default_plan() -> Plan:
-    """The default deployment, with names of models that differ at their ends alone."""
+    """The default deployment, with model names that differ only at their ends."""
     models = {}
     for name in ("qwen2.5-omni-world", "qwen2.5-omni-tiny", "qwen2.5-omni-tiny-wide"):
         family = catalog.find_family("qwen2_5_omni")

@@ -1,4 +1,4 @@
-"""Runs in the background: started, listed, looked at and ended by commands."""
+"""Runs in the background: starting, listing, inspecting and stopping them."""
 
 import json
 import os
@@ -13,14 +13,14 @@ ROOT = Path(__file__).parents[3]
 
 
 class Shell:
-    """Commands of one user, whose runs nobody else sees."""
+    """Commands of one user, with runs invisible to other users."""
 
     def __init__(self, directory: Path) -> None:
         paths = os.pathsep.join([str(ROOT), str(ROOT / "shared")])
         self.env = {**os.environ, "PYTHONPATH": paths, "XDG_RUNTIME_DIR": str(directory), "OMNIBUS_UP_FORK_SERVER": "0"}
 
     def run(self, *arguments: str, code: int = 0, **env: str) -> str:
-        """The output of ``omnibus arguments``, which ends with ``code``."""
+        """Run ``omnibus arguments``, check its exit code and return its output."""
         done = subprocess.run(
             warm.omnibus_command(*arguments), env={**self.env, **env}, cwd=ROOT,
             capture_output=True, text=True, timeout=200, check=False,

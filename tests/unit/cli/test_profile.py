@@ -1,4 +1,4 @@
-"""``omnibus profile``: what is wrong is said in a line before anything is started, and what was measured in a table."""
+"""``omnibus profile``: errors in one line before it starts anything, and measurements in a table."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """What a run says that fails."""
+    """Run a command that fails and return its error."""
     assert main(["profile", *arguments]) == 1
     return capsys.readouterr().err.strip()
 

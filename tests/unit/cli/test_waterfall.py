@@ -1,4 +1,4 @@
-"""The waterfall as text: who waited, who worked, who gave output, to the column."""
+"""The waterfall as text: waiting, working and output times, to the column."""
 
 import re
 from itertools import groupby

@@ -1,4 +1,4 @@
-"""Which store and bus a question of ``omnibus whatif`` is about."""
+"""The store and bus that ``omnibus whatif`` uses."""
 
 import os
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The first frame of a video is encoded at the video's size, whether it is a file or what another task made."""
+"""The first frame of a video, encoded at the video's size."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

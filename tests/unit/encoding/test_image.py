@@ -1,4 +1,4 @@
-"""Pixels become files that other programs can open."""
+"""Encoding pixels to files that other programs can open."""
 
 import io
 

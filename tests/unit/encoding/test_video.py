@@ -1,4 +1,4 @@
-"""Films are what players make of them: read again by FFmpeg, with their size, time, frames and sound."""
+"""Encoded videos, decoded by FFmpeg: their size, duration, frames and audio."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -36,7 +36,7 @@ def read(path: Path) -> Read:
 
 
 def moving(count: int, height: int = 32, width: int = 64) -> np.ndarray:
-    """A bright bar that goes from left to right over a colour."""
+    """Return frames of a bright bar that moves right over a colour."""
     frames = np.full((count, height, width, 3), (40, 90, 160), np.uint8)
     for number, frame in enumerate(frames):
         frame[:, 4 * number : 4 * number + 8] = (200, 180, 60)
@@ -44,7 +44,7 @@ def moving(count: int, height: int = 32, width: int = 64) -> np.ndarray:
 
 
 def tone(seconds: float, rate: int = RATE) -> np.ndarray:
-    """Another note at each ear."""
+    """Return stereo audio with a different note in each channel."""
     time = np.arange(int(seconds * rate)) / rate
     return np.stack([np.sin(2 * np.pi * note * time) for note in (440, 660)], 1).astype(np.float32) * 0.5
 

@@ -1,4 +1,4 @@
-"""Unit tasks that apps bring run as their own engine, if they are still what was registered."""
+"""Unit tasks of apps run if they still match the registered code."""
 
 import itertools
 import subprocess
@@ -94,7 +94,7 @@ SPELL = """
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A module in ``tmp_path`` that nobody has imported yet."""
+    """A module in ``tmp_path`` that is not yet imported."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     name = f"own_tasks_{next(_number)}"
     (tmp_path / f"{name}.py").write_text(textwrap.dedent(SPELL))
@@ -128,7 +128,7 @@ async def spelled(made: Runner, text: str) -> list[Any]:
     return said(job, "letters")
 
 
-# What runs
+# Valid tasks
 
 
 async def test_a_task_is_loaded_run_and_closed(tmp_path: Path, module: str):
@@ -232,7 +232,7 @@ def test_its_statistics_say_which_code_runs(tmp_path: Path, module: str):
     assert runner(record(tmp_path, f"{module}:Spell")).stats() == {"task": "spell", "class": f"{module}:Spell"}
 
 
-# What does not
+# Invalid tasks
 
 
 @pytest.mark.parametrize("text", ["", "{", "[7]", '[{"name": "spell"}]', "/models/vl"])
@@ -363,7 +363,7 @@ async def test_an_executor_of_an_own_task_answers_on_the_bus(
 
 
 async def asked(bus: NatsBus, inputs: dict[str, Any]) -> list[Any]:
-    """All replies to one call of the unit task ``spell``, by hand."""
+    """Call the unit task ``spell`` once by hand and return all replies."""
     node = GraphNode("spell", "spell", inputs, graph.call_digest("spell", inputs))
     body = graph.encode_invocation(invocation([node], ["x"], [(0, "letters"), (0, "count")]))
     parts = [part async for part in bus.request_stream(subjects.task_subject("spell"), body, PATIENCE)]

@@ -1,4 +1,4 @@
-"""A denoiser that edits: pictures made of pictures, of many requests at once."""
+"""Image editing: images made from images, of many requests at once."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -34,7 +34,7 @@ async def runner(edit: Path) -> AsyncIterator[DenoiseRunner]:
 
 
 def drawn(seed: int, *shape: int) -> np.ndarray:
-    """Numbers that may only be read, as an arena's."""
+    """Return random read-only numbers, like an arena's."""
     made = np.random.default_rng(seed).standard_normal(shape, np.float32)
     made.setflags(write=False)
     return made

@@ -1,4 +1,4 @@
-"""A report says of a checkpoint what loading it would say, and reads no weight."""
+"""A report on a checkpoint predicts its loading without reading a weight."""
 
 import json
 import shutil
@@ -17,7 +17,7 @@ from omnibus_models.examine.report import examine_checkpoint
 
 
 def changed(checkpoint: Path, copy: Path, file: str = "config.json", **fields: Any) -> Path:
-    """A copy of a checkpoint with other values in a file, those of ``None`` left out."""
+    """Return a copy of a checkpoint with changed fields in a file; ``None`` removes a field."""
     shutil.copytree(checkpoint, copy, dirs_exist_ok=True)
     told = {**json.loads((copy / file).read_text()), **fields}
     (copy / file).write_text(json.dumps({name: value for name, value in told.items() if value is not None}))
@@ -91,7 +91,7 @@ VISUAL = "model.visual.blocks.0.attn.qkv.weight"
 
 
 def on_disk(checkpoint: Path, name: str) -> str:
-    """What a weight is called in a checkpoint: the library renames some when it saves."""
+    """Return a weight's name in a checkpoint. The library renames some when it saves."""
     names = load_file(checkpoint / "model.safetensors")
     return next(each for each in names if each.endswith(name.removeprefix("model.")))
 

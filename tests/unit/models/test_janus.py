@@ -1,4 +1,4 @@
-"""The parts of Janus say what the whole model says, and paint its pictures, one token at a time and in any company."""
+"""The parts of Janus answer and paint like the whole model. They run token by token, in any batch."""
 
 import json
 import shutil
@@ -145,7 +145,7 @@ def test_control_tokens_of_a_chat_are_text(parts: dict[str, Any]) -> None:
     assert is_text(parts["thinker"], "<begin_of_image>")
 
 
-# Pictures
+# Images
 
 
 def guides(parts: dict[str, Any], prompt: str, guided: bool = True) -> list[Tensor]:
@@ -159,7 +159,7 @@ def wished(seed: int = 1, guidance: float | None = None, **more: Any) -> ImageSp
 
 
 def made(parts: dict[str, Any], prompt: str, picture: ImageSpec, guided: bool = True) -> Any:
-    """A picture after all of its steps, alone."""
+    """Return an image after all of its steps, alone."""
     one = parts["dit"].open(picture, guides(parts, prompt, guided))
     while one.done < one.steps:
         parts["dit"].step([one])

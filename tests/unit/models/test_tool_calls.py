@@ -1,4 +1,4 @@
-"""Formats of tool calls: what models of a family write is read, however it is cut into pieces."""
+"""Formats of tool calls: each family's output is parsed for any split into pieces."""
 
 import json
 import random
@@ -13,7 +13,7 @@ from omnibus_models.families import load_family
 from omnibus_models.tiny import qwen3
 from omnibus_models.tool_calls import detect_format, find_format
 
-#: Format, what a model writes, and what of it is text and which calls are in it.
+#: Format, a model's output, and its text and calls.
 ANSWERS = [
     (
         "hermes",

@@ -1,4 +1,4 @@
-"""Records of keys: what may be kept."""
+"""Validation of API key records."""
 
 import pytest
 

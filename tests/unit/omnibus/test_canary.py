@@ -1,4 +1,4 @@
-"""Candidates: what the gate says of their counts, and plans with them."""
+"""Candidates: the gate's verdict on their counts, and plans with them."""
 
 import random
 from collections import Counter
@@ -63,7 +63,7 @@ def test_a_canary_needs_good_pairs_and_users_whose_requests_went_well():
 
 
 def judged(rules: GateRules, chance: float, seed: int) -> str:
-    """The verdict about a candidate whose outputs differ by chance, looked at after every comparison."""
+    """Return the verdict on a candidate, checked after every comparison. Its outputs differ by chance."""
     dice, counts = random.Random(seed), Counter[str]()
     while (found := judge_shadow(rules, counts).verdict) == "open":
         counts["pairs"] += 1

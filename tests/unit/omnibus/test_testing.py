@@ -1,4 +1,4 @@
-"""Apps and tasks run in a test without services: own tasks as they are, others as plays say."""
+"""Apps and tasks run in a test without services: own tasks as they are, others as scripted plays."""
 
 import importlib.util
 import re

@@ -1,4 +1,4 @@
-"""Families and apps of other distributions: found by their entry points, checked, named when they are at fault."""
+"""Families and apps of other distributions: found by entry points, validated, and named in errors."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ def plan(declared: dict[str, object]) -> ModelPlan:
 
 
 def brings(install: Install, module: str, text: str) -> None:
-    """A distribution ``dist-<module>`` whose family ``odd`` is ``FAMILY`` of ``module``."""
+    """Install a distribution ``dist-<module>`` whose family ``odd`` is ``FAMILY`` of ``module``."""
     install(f"dist-{module}", {plugins.FAMILIES: {"odd": f"{module}:FAMILY"}}, **{module: text})
 
 

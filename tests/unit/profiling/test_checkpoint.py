@@ -1,4 +1,4 @@
-"""What is kept of a run that was interrupted; memory and weights; the picture."""
+"""Checkpoints of interrupted runs, memory and weights, and the chart."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The closed loop: how many at a time, by which shares, and what of it counts."""
+"""The closed loop: its concurrency, its shares, and the requests that count."""
 
 import asyncio
 from collections import Counter
@@ -83,7 +83,7 @@ async def test_a_step_lasts_until_enough_have_ended():
     seen, _ = await run(script, [LoadRequest(request())], 1, LoadStep(0.05, 50))
 
     assert len(seen.answers) >= 50
-    assert len(seen.answers) + len(seen.others) in (len(sent), len(sent) - 1)  # the last one may be under way
+    assert len(seen.answers) + len(seen.others) in (len(sent), len(sent) - 1)  # the last one may still run
 
 
 def test_the_rate_of_a_mix_is_that_of_the_requests_that_do_not_skip_the_option():

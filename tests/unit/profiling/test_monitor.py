@@ -1,4 +1,4 @@
-"""Executors under measurement: what they report, and that their end ends the measurement."""
+"""Executors during a measurement: their reports, and an exit that stops it."""
 
 import asyncio
 from collections.abc import AsyncIterator

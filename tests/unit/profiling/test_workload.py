@@ -1,4 +1,4 @@
-"""Workloads from files: requests that the gateway takes, of the sizes that were asked for."""
+"""Workloads from files: requests that the gateway accepts, in the requested sizes."""
 
 import base64
 import gzip

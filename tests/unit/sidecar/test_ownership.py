@@ -1,4 +1,4 @@
-"""Owners of a sidecar's directory and of its process: others than this user and root are refused."""
+"""Owners of a sidecar's directory and process: only this user and root are accepted."""
 
 import asyncio
 import os
@@ -55,7 +55,7 @@ async def test_a_sidecar_of_another_user_is_not_believed(tmp_path: Path):
     listener.bind(path)
     os.seteuid(NOBODY)
     try:
-        listener.listen()  # the kernel remembers who
+        listener.listen()  # the kernel records the owner
     finally:
         os.seteuid(0)
     with listener, pytest.raises(ProtocolError, match=f"runs as user {NOBODY}, not as 0"):

@@ -28,7 +28,7 @@ async def test_two_processes_share_bytes_without_copying(tmp_path):
         tell(reader, msgspec.json.encode(block.seal()))
         assert await line(reader) == b"50"
 
-        block.array[:] = 3  # after the reader took its view
+        block.array[:] = 3  # after the consumer opened its view
         tell(reader, b"again")
         assert await line(reader) == b"150"
 
@@ -70,7 +70,7 @@ async def test_a_killed_reader_has_released(tmp_path):
 
 
 async def _ask(directory, raw: bytes) -> bytes:
-    """Everything that the sidecar answers to ``raw`` before it closes the connection."""
+    """Return the sidecar's whole answer to ``raw`` until it closes the connection."""
     reader, writer = await asyncio.open_unix_connection(str(directory / "s"))
     writer.write(raw)
     answer = await asyncio.wait_for(reader.read(), 20)

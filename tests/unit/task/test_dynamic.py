@@ -1,4 +1,4 @@
-"""Graphs that grow with their results: what an async ``invoke`` may do, and which segments come of it."""
+"""Graphs that grow with their results: valid operations of an async ``invoke``, and the resulting segments."""
 
 import asyncio
 from typing import Any

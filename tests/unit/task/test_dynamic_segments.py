@@ -1,4 +1,4 @@
-"""Results of earlier segments in later ones, and results that an async ``invoke`` reads."""
+"""Results of earlier segments in later ones and in async ``invoke``."""
 
 import asyncio
 from collections.abc import Mapping
@@ -147,7 +147,7 @@ async def test_deciding_on_what_was_not_awaited_is_refused(runs: Runs):
 
 
 class SlowToSend(Memory):
-    """Sends its first segment when the others have had time to overtake it."""
+    """A runtime that delays its first segment, which others can overtake."""
 
     async def submit(self, segment: Segment, step: int) -> Mapping[tuple[int, str], Reading]:
         if step == 0:

@@ -1,4 +1,4 @@
-"""Unit tasks that bring their own engine: what ``run`` gets, and what becomes of what it gives."""
+"""Unit tasks with their own engine: the inputs of ``run``, and the handling of its outputs."""
 
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -71,7 +71,7 @@ def told(job: MemoryJob, output: str) -> list[Any]:
     return [item.data if item.array is None else item.array.tolist() for item in job.outputs[output].items]
 
 
-# What run gets
+# Inputs of run
 
 
 class Look(Base):
@@ -176,7 +176,7 @@ async def test_a_stream_of_tensors_gives_arrays():
     assert told(job, "seen") == [{"sum": 6.0}]
 
 
-# What run gives
+# Outputs of run
 
 
 async def letters() -> AsyncIterator[str]:

@@ -1,4 +1,4 @@
-"""Literals: what a call is given beside results, and what must not become part of a graph."""
+"""Literals: call inputs other than results, which must not become part of a graph."""
 
 import enum
 from collections import OrderedDict, UserDict
@@ -19,7 +19,7 @@ from tests.unit.task.tasks import ECHO, ONE, Box, EchoInput, NumberInput
 
 
 def echoed(what: Any) -> Any:
-    """What is recorded of a literal."""
+    """Return a literal as recorded."""
     return record(lambda _: ECHO.invoke(EchoInput.model_construct(what=what)), None).nodes[0].inputs["what"]
 
 

@@ -1,4 +1,4 @@
-"""From what a task gives to what travels to what a reader sees: nothing changes on the way."""
+"""Round trips from a task's outputs to a reader, without changes."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Media of an app's own: what becomes which file."""
+"""Media that an app creates, and their file formats."""
 
 import io
 import wave

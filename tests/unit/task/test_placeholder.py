@@ -1,4 +1,4 @@
-"""A value that does not exist yet refuses to be looked at, and says what to do instead."""
+"""Placeholders of future values reject inspection, with advice."""
 
 import copy
 import math
@@ -115,7 +115,7 @@ def test_joining_is_refused_with_advice():
 @pytest.mark.parametrize("swallow", [bool, len, lambda value: value == 1])
 def test_a_look_that_is_swallowed_is_refused_all_the_same(swallow: Callable[[Any], Any]):
     def look(value: Any) -> None:
-        with suppress(Exception):  # what a careless composite does
+        with suppress(Exception):  # like a careless composite
             swallow(value)
 
     with pytest.raises(PlaceholderError, match="has no value while the graph is recorded"):

@@ -1,4 +1,4 @@
-"""Side effects in ``invoke`` that anybody can see in its code are refused before it runs; harmless code is not."""
+"""Visible side effects in ``invoke`` are rejected before it runs; harmless code is accepted."""
 
 import asyncio
 import datetime

@@ -1,4 +1,4 @@
-"""Record: the graph that comes out of ``invoke``, and what may not go in."""
+"""Recording: the graph of ``invoke``, and invalid inputs."""
 
 import enum
 from collections.abc import Callable
@@ -68,7 +68,7 @@ def test_equal_calls_are_counted():
     assert [node.salt for node in record(thrice, None).nodes] == [0, 1, 0, 2]
 
 
-# What is returned
+# Outputs
 
 
 class Row(NamedTuple):

@@ -13,7 +13,7 @@ from tests.unit.task.tasks import ADD, FOLD, ONE, SPELL, TWO, AddInput, FoldInpu
 
 
 class Kept:
-    """A source that has all its items."""
+    """A source with all its items available."""
 
     def __init__(self, *items: dict[str, Any]) -> None:
         self.items = [Item(data) for data in items]

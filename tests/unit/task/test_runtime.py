@@ -1,4 +1,4 @@
-"""Tasks in ``serve``: who runs them, what belongs to one request, and what does not."""
+"""Tasks in ``serve``: their runtime, and the isolation of requests."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -84,7 +84,7 @@ async def test_a_stream_of_an_earlier_graph_is_awaited_first(runtime: Memory):
 
 
 class Secret(CompositeTask):
-    """Keeps one of its results to itself, in a list."""
+    """A task that keeps one of its results in a list."""
 
     kept: Any = None
 

@@ -1,4 +1,4 @@
-"""What fits where: results of tasks in the inputs of others, and what a wrong one is told."""
+"""Type checks of results as inputs of other tasks, with errors."""
 
 from collections.abc import Callable
 from typing import Any
@@ -40,7 +40,7 @@ class Take(UnitTask[Loose, NumberOutput]):
 
 
 def drawn(draw: Callable[[Any, Any], Any]) -> dict[str, Any]:
-    """The inputs of the last call, where ``draw`` gets the outputs of a number and of a spelling."""
+    """Return the inputs of the last call of ``draw``. It receives outputs of a number and a spelling."""
 
     def invoke(_: Any) -> Any:
         return draw(ONE.invoke(NumberInput(x=1)), SPELL.invoke(WordsInput(text="a")))

@@ -1,4 +1,4 @@
-"""The client against a real sidecar in the same loop: real sockets, real shared memory."""
+"""The client and a real sidecar in the same loop: real sockets, real shared memory."""
 
 import asyncio
 import time

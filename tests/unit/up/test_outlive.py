@@ -1,4 +1,4 @@
-"""Processes outlive the fork server that bore them, and end with their proxy as before."""
+"""Processes outlive their fork server, and still end with their proxy."""
 
 import os
 import signal

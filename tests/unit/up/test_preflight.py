@@ -1,4 +1,4 @@
-"""What keeps a system from starting is said before anything starts: where, why, and what to do."""
+"""Startup errors are reported before anything starts, with place, reason and remedy."""
 
 import json
 import shutil
@@ -17,13 +17,13 @@ WHOLE = TRAINED / "qwen_image"
 
 
 def split_thinker(degree: int) -> dict[str, Any]:
-    """An omni model whose thinker runs in vLLM on so many GPUs."""
+    """Return an omni model whose thinker runs in vLLM on ``degree`` GPUs."""
     made = catalog.model_declaration("qwen2_5_omni", str(TRAINED / "qwen2_5_omni"))
     thinker = {**made["options"]["Th"], "engine": "services.engines:vllm", "gpus": degree}
     return {**made, "options": {**made["options"], "Th": thinker}}
 
 
-#: The text of a declarations file, and what is said of it. ``{tmp}`` is the directory of the file.
+#: The text of a declarations file, and its error. ``{tmp}`` is the directory of the file.
 MISTAKES = {
     "a comma too many": ('{"models": {\n "a": {"family": "qwen2",,}}}', "line 2: "),
     "no models": ('{"qwen": {}}', 'declarations must have models: {"models": '),
@@ -69,7 +69,7 @@ SIMULATED = {"components": ["thinker"], "service": "llm", "engine": "services.en
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """Checkpoints that lack something."""
+    """Incomplete checkpoints."""
     (tmp_path / "empty").mkdir()
     (tmp_path / "gguf").mkdir()
     (tmp_path / "gguf" / "model-Q4_K_M.gguf").write_bytes(b"GGUF")

@@ -1,4 +1,4 @@
-"""The run directory: private, found by other commands, gone or cleaned up afterwards."""
+"""The run directory: private, found by other commands, removed or cleaned up afterwards."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ with RunDirectory() as directory:
 
 @pytest.fixture(autouse=True)
 def environ(tmp_path, monkeypatch):
-    """A runtime directory and a directory for temporary files of this test's own."""
+    """A runtime directory and a temporary directory for one test."""
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))

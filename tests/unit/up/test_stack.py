@@ -1,4 +1,4 @@
-"""The whole system without a model: several gateways, their token, and a plan that nobody can serve."""
+"""The whole system without a model: several gateways, their token, and a plan without executors."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ NOTHING = '{"models": {}}'
 
 @pytest.fixture(autouse=True)
 def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A private place for the file that says where everything is."""
+    """A private directory for the file with all addresses."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
 
 

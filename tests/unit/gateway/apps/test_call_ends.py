@@ -1,4 +1,4 @@
-"""Whatever goes wrong with a request in a worker, it ends: with a typed error, in time, and alone."""
+"""Failures of a request in a worker: typed errors, in time, alone."""
 
 import asyncio
 import logging
@@ -192,7 +192,7 @@ async def test_a_request_over_the_size_of_a_message_is_refused(tmp_path):
         assert await host.invoke(Abacus(), b"1").read_answer() == b"1"
 
 
-# Deadlines and clients that leave
+# Deadlines and disconnects
 
 
 @pytest.mark.parametrize(

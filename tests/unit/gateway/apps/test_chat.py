@@ -1,4 +1,4 @@
-"""Chats in a worker: what nodes give goes past the app, what the app makes goes through it."""
+"""Chats in a worker: outputs of nodes bypass the app, and outputs of the app pass through it."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""A worker that speaks as no honest one does is ended, its requests fail, and another takes its place."""
+"""A worker that breaks the protocol is stopped and replaced. Its requests fail."""
 
 import msgspec
 import pytest

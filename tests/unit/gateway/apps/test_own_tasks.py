@@ -1,4 +1,4 @@
-"""Apps that bring their own unit tasks: registered means that they can be called, at every moment of an update."""
+"""Apps with their own unit tasks can be called throughout an update."""
 
 import asyncio
 import time
@@ -17,7 +17,7 @@ from tests.unit.sidecar.node import until
 
 
 async def aside(store: Store) -> list[tuple[str, int, str]]:
-    """Records that are kept aside: app, version, state."""
+    """Return the records set aside: app, version, state."""
     found = [record for record in (await store.apps()).values() if record.name != base_app_name(record.name)]
     return [(base_app_name(record.name), record.version, record.state) for record in found]
 
@@ -93,7 +93,7 @@ async def test_the_old_version_can_be_called_at_every_moment_of_an_update(land: 
     assert set(answers) <= {"HI!", "HI?"}
     assert answers[0] == "HI!"
     assert await gate.invoke("shout_c", "hi") == "HI?"
-    assert await aside(gate.store) == [("shout_c", 1, "draining")]  # what it began may need its tasks
+    assert await aside(gate.store) == [("shout_c", 1, "draining")]  # its running requests may need its tasks
 
 
 async def test_tasks_of_an_old_version_leave_when_its_time_is_over(land: Estate):

@@ -1,4 +1,4 @@
-"""A worker starts, is watched, starts again, drains and stops; whatever its app does, the gateway goes on."""
+"""A worker's start, supervision, restart, drain and stop; the gateway survives any behaviour of the app."""
 
 import asyncio
 import logging
@@ -112,7 +112,7 @@ async def test_a_request_that_comes_as_the_worker_ends_does_not_wait_for_its_dea
     async with hosted(written(tmp_path, ECHO)) as host:
         process = host._process
         os.kill(host.pid, signal.SIGKILL)
-        while not process.gone.is_set():  # the keeper of the worker learns of it one turn of the loop later
+        while not process.gone.is_set():  # the worker's supervisor notices one loop turn later
             await asyncio.sleep(0)
 
             if process.gone.is_set():

@@ -1,4 +1,4 @@
-"""The data of the pages for operators: what is there, what is wrong, and no secret among it."""
+"""The data of the operators' pages: state, errors, and no secrets."""
 
 from pathlib import Path
 

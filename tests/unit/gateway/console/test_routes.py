@@ -1,4 +1,4 @@
-"""The data behind the console: who may have it, the plan, and a replay."""
+"""The console's data routes: access control, the plan, and replays."""
 
 import json
 from pathlib import Path
@@ -32,12 +32,12 @@ DATA = [(method, f"/v1/console/{page}") for method, page in (*(("GET", page) for
 
 
 async def local(home: House, method: str, path: str, **more: Any) -> httpx.Response:
-    """As a client of this machine sends it."""
+    """Send a request as a client on this machine."""
     more["headers"] = {"host": "127.0.0.1:8000", **more.get("headers", {})}
     return await home.http.request(method, path, **more)
 
 
-# Who may have it
+# Access
 
 
 @pytest.mark.parametrize(("method", "path"), DATA)

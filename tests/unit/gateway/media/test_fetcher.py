@@ -1,4 +1,4 @@
-"""The fetcher against real sockets: a server on loopback plays every remote host."""
+"""The fetcher on real sockets: a loopback server plays every remote host."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ def redirect(location: str) -> bytes:
 
 
 class Site:
-    """Answers each path with canned bytes and remembers what was asked."""
+    """A server that answers paths with canned bytes and records requests."""
 
     def __init__(self) -> None:
         self.answers: dict[str, bytes] = {}
@@ -47,7 +47,7 @@ class Site:
     async def connect(
         self, address: str, port: int, tls: ssl.SSLContext | None, name: str | None
     ) -> media_fetcher.Streams:
-        """Stand in for the internet: whatever address was chosen, the site answers."""
+        """Connect any address to this site, in place of the internet."""
         self.dialled.append(address)
         return await media_fetcher.connect_address("127.0.0.1", self.port, tls, name)
 

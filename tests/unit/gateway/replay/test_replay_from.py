@@ -1,4 +1,4 @@
-"""Replays that begin in the middle of a graph, take another path, or certain executors."""
+"""Replays from an inner stage, on another path, or on given executors."""
 
 import json
 from collections import Counter
@@ -26,7 +26,7 @@ async def home(tmp_path: Path) -> AsyncIterator[House]:
 
 
 async def counted(home: House, model: str, **options: tuple[str, ...]) -> None:
-    """Executors of ``options`` whose toys count how often they run."""
+    """Start executors of ``options`` whose toys count their runs."""
 
     def counting(component: str) -> Any:
         async def run(job: Job) -> None:

@@ -34,7 +34,7 @@ async def place(nats_url: str, tmp_path_factory: pytest.TempPathFactory) -> Asyn
 
 
 class Loop(CompositeTask):
-    """Sums that go on until they are large enough: how many there are follows from the results."""
+    """Sums that repeat until they are large enough; the results determine their number."""
 
     async def invoke(self, x: int) -> Any:
         first = ONE.invoke(NumberInput(x=x))
@@ -46,7 +46,7 @@ class Loop(CompositeTask):
 
 
 async def recorded_ids(place: Estate, x: int = 3) -> list[str]:
-    """Run ``Loop`` once; returns the ids of its segments, all of which have ended in the record."""
+    """Run ``Loop`` once and return the ids of its recorded segments."""
     async with place.request() as run:
         await (await Loop()(x))
     ids = [each.id for each in run.segments]

@@ -46,7 +46,7 @@ async def recorded(home: House) -> Record:
 
 
 async def fork(home: House, record: Record, stage: str, *changes: str) -> tuple[Record, dict[str, Any]]:
-    """The record of a fork, and what was said at its end."""
+    """Return the record of a fork and its last reply."""
     node = find_node(record.invocation, stage)
     body = encode_invocation(fork_invocation(record.invocation, node, dict(map(parse_change, changes)), None))
     start = {"Omnibus-From": str(node)} if can_begin_at(*record, node) else None

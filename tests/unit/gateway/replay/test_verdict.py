@@ -1,4 +1,4 @@
-"""Verdicts on replays: what counts as equal, as different, and as not compared."""
+"""Verdicts on replays: equal, different, or not compared."""
 
 import hashlib
 from collections.abc import AsyncIterator
@@ -37,7 +37,7 @@ async def keep(tmp_path: Path) -> AsyncIterator[MediaStore]:
 
 
 def graph_of(*outputs: str, app: str = "chat") -> Invocation:
-    """A graph of one node for each of the ``outputs``; a vocoder gives the audio."""
+    """Return a graph of one node for each of the ``outputs``; a vocoder makes the audio."""
     nodes = tuple(GraphNode(name, "vocoder" if name == "audio" else name, {}, "0") for name in outputs)
     route = tuple("x" for _ in nodes)
     return msgspec.structs.replace(
@@ -46,7 +46,7 @@ def graph_of(*outputs: str, app: str = "chat") -> Invocation:
 
 
 def replayed(asked: Invocation, *items: list[Item], whole: bool = True) -> InflightInvocation:
-    """A run of ``asked`` whose outputs have come; the last one has not ended unless it is ``whole``."""
+    """Return a run of ``asked`` with all outputs received. Without ``whole`` the last output has not ended."""
     running = InflightInvocation(asked, (0.0,), lambda _: None, lambda _: None, None)  # type: ignore[arg-type, return-value]
     for number, (stream, came) in enumerate(zip(running.streams.values(), items, strict=True), 1):
         stream.fingerprint = Fingerprint()
@@ -89,7 +89,7 @@ def recorded(*items: list[Item], **changes: Any) -> EndRecord:
 
 
 def without_calls(over: EndRecord) -> EndRecord:
-    """As an earlier build recorded it."""
+    """Return the record as an earlier build wrote it."""
     answer = msgspec.structs.replace(over.answer, calls="", calls_sha256="", reasoning="", reasoning_sha256="")
     return msgspec.structs.replace(over, answer=answer)
 

@@ -1,4 +1,4 @@
-"""A language model that serves one of its parts serves another one with the weights that it has."""
+"""Switching a language model between its parts without reloading weights."""
 
 import asyncio
 from pathlib import Path

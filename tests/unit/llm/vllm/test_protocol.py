@@ -1,4 +1,4 @@
-"""An engine that chooses every token itself says so, rather than something else than it was given."""
+"""An engine that chooses every token itself rejects given answers."""
 
 from pathlib import Path
 from typing import Any

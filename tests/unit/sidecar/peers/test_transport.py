@@ -1,4 +1,4 @@
-"""The setting of what carries large pulls: what is refused at the start, and what to do about it."""
+"""The transport setting for large pulls, and its errors at startup."""
 
 import asyncio
 import sys
