@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import site
@@ -24,21 +25,23 @@ pytestmark = pytest.mark.e2e
 _PACKAGES = ("shared/omnibus", "shared/omnibus_models", "services")
 _METADATA = ("pyproject.toml", "README.md", "LICENSE")
 _LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.egg-info")
-_BUILD = "from setuptools import build_meta; import sys; build_meta.build_{}(sys.argv[1])"
+_BUILD_SOURCE = "from setuptools import build_meta; import sys; build_meta.build_sdist(sys.argv[1])"
+#: Commands of the README: how to build the wheel, how to install it, and what to run then.
+_BUILD, _INSTALL, _RUN = re.findall(r"^(?:pip|omnibus) .*$", (ROOT / "README.md").read_text(), re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a wheel and a source distribution of a copy of this checkout."""
-    copy, dist = tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("dist")
+    copy = tmp_path_factory.mktemp("checkout")
     for package in _PACKAGES:
         shutil.copytree(ROOT / package, copy / package, ignore=_LEFT_OUT)
     for name in _METADATA:
         shutil.copy(ROOT / name, copy)
-    for kind in ("sdist", "wheel"):
-        build = [sys.executable, "-c", _BUILD.format(kind), str(dist)]
+    offline = [sys.executable, "-m", *shlex.split(_BUILD), "--no-index", "--no-build-isolation"]
+    for build in (offline, [sys.executable, "-c", _BUILD_SOURCE, "dist"]):
         subprocess.run(build, cwd=copy, check=True, capture_output=True, timeout=120)
-    return dist
+    return copy / "dist"
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +51,20 @@ def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place)], check=True, timeout=60)
     packages = place / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
     (packages / "libraries.pth").write_text("\n".join(site.getsitepackages()))
-    pip = [sys.executable, "-m", "pip", "--python", str(place / "bin" / "python"), "install", "--no-deps", "--no-index"]
-    subprocess.run([*pip, str(next(built.glob("*.whl")))], check=True, capture_output=True, timeout=120)
+    pip, *install = shlex.split(
+        _INSTALL.replace("dist/omnibus_serve-*.whl", str(next(built.glob("omnibus_serve-*.whl"))))
+    )
+    offline = [
+        sys.executable,
+        "-m",
+        pip,
+        "--python",
+        str(place / "bin" / "python"),
+        *install,
+        "--no-deps",
+        "--no-index",
+    ]
+    subprocess.run(offline, cwd=ROOT, check=True, capture_output=True, timeout=120)
     return place / "bin" / "omnibus"
 
 
@@ -87,6 +102,17 @@ def test_the_installed_command_uses_the_wheel_alone(installed: Path, here: Path)
 
     assert len(found.stdout.split()) == 3, found.stderr
     assert all(path.startswith(str(installed.parents[1])) for path in found.stdout.split())
+
+
+def test_the_demo_runs_from_the_wheel(installed: Path, here: Path):
+    done = subprocess.run(
+        [str(installed), *shlex.split(_RUN)[1:], "--seed", "1"],
+        cwd=here, env=environment(here), capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "a black circle on red at the right" in done.stdout
+    assert (here / "answer.wav").stat().st_size > 44
 
 
 def test_an_app_runs_from_the_wheel(installed: Path, here: Path):
