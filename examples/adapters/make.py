@@ -1,6 +1,8 @@
-"""Make a LoRA adapter with random weights for the language model of a checkpoint, in the format of PEFT.
+"""Make a LoRA adapter with random weights for a checkpoint's language model.
 
-python examples/adapters/make.py CHECKPOINT DIRECTORY [SEED]
+The adapter has the format of PEFT.
+
+    python examples/adapters/make.py CHECKPOINT DIRECTORY [SEED]
 """
 
 import json
