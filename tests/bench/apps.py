@@ -1,11 +1,11 @@
-"""How much an app notices of another one that is registered and unregistered all the time.
+"""Measure how registering and unregistering one app affects another app.
 
     python -m tests.bench.apps
 
-App A answers a steady stream of requests, so many per second whether or not the last one is answered. Rounds
-in which nothing else happens take turns with rounds in which app B comes and goes every second, its worker each
-time and its executor once; the result is the median over pairs of rounds of one's 99th percentile of latency
-divided by the other's. A request that fails ends the measurement with an error, and so does a round without B.
+App A receives requests at a constant rate, whether or not earlier ones have been answered. Rounds without other
+activity alternate with rounds in which app B is registered and unregistered every second. Each registration starts B's
+worker; its executor starts once. The result is the 99th percentile of latency with B over that without, the median over
+pairs of rounds. A failed request, or a round in which B did not run, ends the measurement with an error.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ _DRAIN = "0.2"
 
 
 class Operator:
-    """Who registers apps; one connection for all, so that it costs the measuring process next to nothing."""
+    """Client that registers apps over one connection, which costs almost no CPU."""
 
     def __init__(self, stack: Stack) -> None:
         headers = {"authorization": f"Bearer {stack.admin_token}"}
@@ -60,7 +60,7 @@ class Operator:
         return {each["name"] for each in (await self._done("GET", path, 200))["data"]}
 
     async def worker_states(self) -> dict[str, str]:
-        """States of the workers of all apps that the gateway knows, by app."""
+        """States of workers by app, as the gateway reports them."""
         apps = (await self._done("GET", "/v1/apps", 200))["data"]
         return {app["name"]: app["worker"]["state"] for app in apps if app["worker"]}
 
@@ -128,7 +128,6 @@ class _Steady:
 
 
 async def _asked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes) -> object:
-    """The JSON of the answer, whatever its status."""
     head = f"POST /v1/apps/{bodies.APP}/invoke HTTP/1.1\r\nHost: bench\r\nContent-Length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)
     told = (await reader.readuntil(b"\r\n\r\n")).lower()

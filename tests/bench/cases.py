@@ -1,8 +1,8 @@
-"""The benchmarks by name: what is sent, how often, and what the result is held against.
+"""The benchmarks by name: requests, repetitions, and the reference for each result.
 
-A request is an ordinary one: ``POST /v1/chat/completions`` at the gateway, whole answer or server-sent
-events, recorded, routed, replayed and ended as in production, ``record`` at its default. Each takes three
-hops over the bus between three executors:
+Requests are ordinary: ``POST /v1/chat/completions`` at the gateway, answered whole or as server-sent events. They are
+recorded, routed, replayed and ended as in production, with ``record`` at its default. Each takes three hops over the
+bus between three executors:
 
     control.*    text in, text and speech out: thinker > talker > vocoder, no tensor
     tensor.*     a picture in, text and speech out: vision > thinker > talker and vocoder in one executor;
@@ -11,8 +11,8 @@ hops over the bus between three executors:
     nodes.*      tensors of another node, and losses of one: see ``tests/bench/nodes.py``
     apps.invoke  ``POST /v1/apps/{name}/invoke``: an app in its worker, which calls one unit task of its own
 
-The spoken answer has no samples, so that the generator's hop is made but nothing is encoded; that of
-``control.speech1s`` has a second of them (24 kHz, two pieces), which are encoded, kept and sent.
+The spoken answer has no samples, so the generator's hop happens but nothing is encoded. That of ``control.speech1s``
+has one second of samples (24 kHz, two pieces), which are encoded, stored and sent.
 """
 
 import os
@@ -269,7 +269,7 @@ NAMES = (*CASES, COPY, SIDECAR, *MEMORY, *RECORD_REPLAY, *_ALONE)
 
 
 def needed(wanted: set[str]) -> list[str]:
-    """The cases to run for ``wanted``, floors included, in the order of ``CASES``."""
+    """Cases to run for ``wanted``, including floors, in the order of ``CASES``."""
     names = set(wanted)
     names.update(LOADED if names & set(MEMORY) else ())
     names.update(PROFILED if names == {PROCESSES} else ())

@@ -1,10 +1,10 @@
-"""The load generator, a process of its own: keep-alive connections that each send the next request at once.
+"""The load generator: keep-alive connections that each send the next request immediately.
 
     python -m tests.bench.client < load
 
-Reads one line of JSON (``Load``), sends the warm-up requests, writes ``warm``, waits for a line, sends the
-counted ones and writes one line of JSON (``Done``). Every answer is read whole and compared with what the
-request must get; the first one that differs ends the process with an error.
+It runs in its own process and reads one line of JSON (``Load``). It sends the warm-up requests, writes ``warm``, and
+waits for a line. Then it sends the measured requests and writes one line of JSON (``Done``). It reads every answer
+completely and compares it with the expected one. The first difference ends the process with an error.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ _WITHIN = 120.0  # seconds for one lot of requests
 
 
 class Load(msgspec.Struct, frozen=True):
-    """What to send: ``template`` as in ``bodies``, by ``connections`` at once."""
+    """Requests to send: ``template`` as in ``bodies``, on ``connections`` connections at once."""
 
     port: int
     path: str
@@ -38,7 +38,7 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class Done(msgspec.Struct, frozen=True):
-    """What happened: seconds for all requests, median milliseconds of one."""
+    """Results: seconds for all requests, median milliseconds of one."""
 
     requests: int
     seconds: float
@@ -145,7 +145,10 @@ def _check(body: bytes, seed: int, load: Load) -> None:
 
 
 def check_stream(response: bytes | bytearray, seed: int, tokens: int) -> None:
-    """Raises ``ValueError`` unless ``response`` is the whole stream of ``tokens`` to request number ``seed``."""
+    """Check that ``response`` is the whole stream of ``tokens`` for request ``seed``.
+
+    Raises ``ValueError`` otherwise.
+    """
     body = _body(bytearray(response))
     found = _streamed(body) if body is not None else []
     if found != bodies.answer(seed, tokens):
@@ -153,7 +156,7 @@ def check_stream(response: bytes | bytearray, seed: int, tokens: int) -> None:
 
 
 def _levels(data: str) -> tuple[int, set[int]]:
-    """How many 16-bit samples there are, and the different ones of some of them."""
+    """Count the 16-bit samples, and return some of their distinct values."""
     samples = memoryview(base64.b64decode(data)).cast("h")
     return len(samples), {*samples[:: bodies.CODE_SAMPLES], samples[-1]}
 

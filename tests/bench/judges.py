@@ -1,11 +1,11 @@
-"""Whether outside programs measure of Omnibus what its own client measures: ``guidellm`` and ``aiperf``.
+"""Compare measurements by ``guidellm`` and ``aiperf`` with those of our client.
 
     python -m tests.bench.judges --guidellm VENV/bin/guidellm --aiperf VENV/bin/aiperf
 
-Each is installed in an environment of its own (docs/performance.md) and left out where its command is not given. One
-system serves a simulated model whose times are set, a first token after 0.3 s and one each 30 ms from then on, so
-that a busy machine changes little of them. Our own client and the others send it the same load one after another:
-streamed chats, so many at once. What is printed are means, and others' figures over ours.
+Install each in its own environment (docs/performance.md); the benchmark skips a tool whose command is not given. One
+system serves a simulated model with fixed times: the first token after 0.3 s, then one every 30 ms. A busy machine
+therefore changes them little. Our client and the others send the same load one after another: streamed chats, with a
+fixed number at once. The output contains means, and the others' figures over ours.
 """
 
 import argparse

@@ -72,7 +72,10 @@ def make_trace(mix: str, rate: float, seed: int, requests: int = TRACE_REQUESTS)
 
 
 def _answer_tokens(deviation: float) -> int:
-    """Tokens of an answer that is ``deviation`` standard deviations off, as engines draw them."""
+    """Tokens of an answer ``deviation`` standard deviations from the mean.
+
+    Engines draw lengths in the same way.
+    """
     variance = math.log1p(ANSWER_VARIATION**2)
     return max(1, min(MAX_TOKENS, round(ANSWER_TOKENS * math.exp(math.sqrt(variance) * deviation - variance / 2))))
 
@@ -108,7 +111,10 @@ async def replay(http: httpx.AsyncClient, rows: Sequence[TraceRow], numbers: Num
 
 
 def observed_percentile(sent: Sequence[Sent], part: float) -> float:
-    """Seconds of a ``part`` of the answers to requests that came after the warm-up. The 99th of a hundred is the longest."""
+    """Seconds of the ``part`` percentile of answers after the warm-up.
+
+    The 99th of a hundred is the longest.
+    """
     first, last = min(each.due for each in sent), max(each.due for each in sent)
     warm = first + WARM_UP_FRACTION * (last - first)
     return percentile(sorted(each.ended - each.due for each in sent if each.due >= warm), part)
@@ -118,15 +124,17 @@ def observed_percentile(sent: Sequence[Sent], part: float) -> float:
 
 
 class HeardStatus(NamedTuple):
-    """A heartbeat of an executor, and when it came."""
+    """A heartbeat of an executor, and its arrival time."""
 
     at: float
     status: ExecutorStatus
 
 
 class ComponentWork(NamedTuple):
-    """Work of a component in the executors of an option: the part of their time, the mean sequences of a step, and the
-    mean tokens of a pass."""
+    """Work of a component in the executors of an option.
+
+    It contains the busy part of their time, the mean sequences of a step, and the mean tokens of a pass.
+    """
 
     busy: float
     rows: float
@@ -147,7 +155,10 @@ class FullSystem(NamedTuple):
 
 
 async def measure_full(system: System, mix: str, at_once: int, promised: float, numbers: Numbers) -> FullSystem:
-    """Measure ``system``, which is ``promised`` to serve so many a second, with ``at_once`` requests of ``mix`` in it."""
+    """Measure ``system`` at its capacity, with ``at_once`` requests of ``mix`` in flight.
+
+    ``promised`` is the predicted rate, in requests a second.
+    """
     loop = _ClosedLoop(mix, numbers)
     limits = httpx.Limits(max_connections=None)
     async with (
@@ -174,10 +185,11 @@ async def measure_full(system: System, mix: str, at_once: int, promised: float, 
 
 
 class _ClosedLoop:
-    """Requests of a mix of which each that ends lets the next one begin, with answers of all lengths in turn: a few hundred
-    of which engines drew the lengths were up to 5 % longer or shorter than the mean.
+    """A mix of requests in which each completion starts the next request.
 
-    Who is refused comes again when the answer says so: to come at once would take the processors of the system.
+    Answers of all lengths take turns. A few hundred with lengths drawn by engines were up to 5 % longer or shorter than
+    the mean. A rejected request is retried after the time in its answer; an immediate retry would use the processors of
+    the system.
     """
 
     def __init__(self, mix: str, numbers: Numbers) -> None:
@@ -195,7 +207,7 @@ class _ClosedLoop:
         return self.statuses[200]
 
     def check(self) -> None:
-        """Raise what became of a request that nothing answered: from then on fewer are in the system."""
+        """Raise the error of a request without an answer; otherwise fewer requests would be in flight."""
         if self._failure is not None:
             raise self._failure
 
@@ -252,7 +264,7 @@ async def _executor_statuses(system: System) -> AsyncIterator[dict[str, HeardSta
 def option_work(
     before: Mapping[str, HeardStatus], after: Mapping[str, HeardStatus]
 ) -> dict[str, dict[str, ComponentWork]]:
-    """Work of each component by option, the mean of the executors that have both statuses."""
+    """Work of each component by option: mean of the executors with both statuses."""
     found: dict[str, dict[str, list[ComponentWork]]] = {}
     for id, (at, status) in after.items():
         if id not in before or at <= before[id].at:

@@ -1,4 +1,7 @@
-"""Rounds: every case once, then all again, so that a noisy neighbour meets all of them; medians at the end."""
+"""Run every case once per round, and return medians of the rounds.
+
+A noisy neighbour therefore affects all cases alike.
+"""
 
 import asyncio
 import json
@@ -79,8 +82,11 @@ _FAIR_SECONDS = 900  # that the kinds of work of one tenant beside another may t
 
 @dataclass
 class Measured:
-    """What was found, by benchmark: CPU samples, copies (ms), memory (MiB, the larger of the systems),
-    other values; by model: CPU ms per second of the idle system."""
+    """Results by benchmark and by model.
+
+    By benchmark: CPU samples, copies (ms), memory (MiB, the larger of the systems), other values. By model: CPU ms per
+    second of the idle system.
+    """
 
     samples: dict[str, list[Sample]] = field(default_factory=dict)
     copies: list[float] = field(default_factory=list)

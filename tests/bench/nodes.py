@@ -1,9 +1,9 @@
-"""What it costs to read tensors of another node, and how long it takes to see that one is lost.
+"""Cost of reading another node's tensors, and time to detect its loss.
 
     python -m tests.bench.nodes
 
-Two nodes in network namespaces with real sidecars; for whole requests two nodes over loopback. CPU is that of both
-sidecars; what clients do with the bytes is not counted.
+Two nodes run in network namespaces with real sidecars. For whole requests, two nodes run over loopback. CPU is that of
+both sidecars, without the work of clients.
 """
 
 import asyncio
@@ -77,7 +77,7 @@ async def _measure_pulls() -> dict[str, float]:
 
 
 async def _lag_seconds(a: Machine, b: Machine) -> tuple[float, float]:
-    """The 99th percentile of the time that the sidecar of ``b`` takes to answer, idle and beside pulls to it."""
+    """99th percentile of sidecar ``b``'s response time, idle and during pulls."""
     idle = await b.agent.get("lag", "p99", count=_CALLS)
     pulling = asyncio.create_task(_pull_all_the_time(a, b))
     try:
@@ -91,7 +91,7 @@ async def _lag_seconds(a: Machine, b: Machine) -> tuple[float, float]:
 
 
 async def _measure_huge_pages() -> dict[str, float]:
-    """Pulls between arenas with pages of 2 MiB, in turns with those of 4 KiB."""
+    """Pull between arenas with pages of 2 MiB and of 4 KiB, alternately."""
     settings = {"OMNIBUS_SIDECAR_ARENA_MIB": "512"}
     async with nodes("a", "b", small_pages=True, **settings) as small, nodes("a", "b", **settings) as huge:
         return {"nodes.pull_huge_pages_over_small": await _pull_in_turns(huge, small)}
@@ -163,7 +163,7 @@ async def _start_stream(machine: Machine, *arguments: str) -> "asyncio.subproces
 
 
 async def _idle_percent(*machines: Machine) -> float:
-    """CPU of the busier sidecar while nothing is pulled, but both are connected."""
+    """CPU percent of the busier sidecar while connected nodes pull nothing."""
     before = [_cpu_seconds(machine) for machine in machines]
     began = time.perf_counter()
     await asyncio.sleep(_IDLE_SECONDS)
@@ -173,7 +173,7 @@ async def _idle_percent(*machines: Machine) -> float:
 
 
 async def _measure_detection(how: str) -> float:
-    """Seconds from a loss in the middle of a pull until its reader is answered."""
+    """Seconds from a loss during a pull until its error."""
     async with nodes("a", "b") as (a, b):
         b.node.limit_rate("25mbit")
         handle = await a.agent.get("put", "handle", nbytes=_PULL_MIB * MIB, value=7, invocation="i")

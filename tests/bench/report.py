@@ -39,7 +39,10 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def profile(found: Measured) -> str:
-    """CPU ms per request of every process, most expensive first; below, what the load generator saw."""
+    """Print CPU ms per request by process, most expensive first.
+
+    The results of the load generator follow.
+    """
     middle = {_short(name): _middle(samples) for name, samples in found.samples.items()}
     processes = {process for sample in middle.values() for process in sample.cpu_ms}
     order = sorted(processes, key=lambda process: -sum(sample.cpu_ms.get(process, 0.0) for sample in middle.values()))

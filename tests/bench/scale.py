@@ -1,4 +1,4 @@
-"""What a request costs in a system that is larger than it needs to be.
+"""Cost of a request in a system that is larger than necessary.
 
     python -m tests.bench.scale
 
@@ -8,9 +8,9 @@
     scale.models200_over_1          with 200 models, which share the executors of one, by that with one
     scale.apps1000_over_1           of a call of an app, with 1,000 registered apps, by that with one
 
-CPU of all processes but the load generator, less what they take without requests (each says every second that it is
-there), for the same requests by as many connections: 256, of apps 16. Both systems are up at the same time and take turns;
-a result is the median of the rounds' ratios.
+The cost is CPU of all processes except the load generator, less their idle CPU (each sends a heartbeat every second).
+Both systems get the same requests over the same number of connections: 256, for apps 16. They run at the same time and
+take turns. A result is the median of the rounds' ratios.
 """
 
 import asyncio
@@ -110,7 +110,7 @@ Sample = Callable[[int], float]
 
 @contextmanager
 def _process(name: str) -> Iterator[Sample]:
-    """A system in a process of its own; the function takes one sample with so many connections."""
+    """Run a system in its own process; the function takes one sample with a number of connections."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.bench.scale", "--serve", name],
         stdin=subprocess.PIPE,

@@ -68,7 +68,7 @@ def _cpu(process: psutil.Process) -> float:
 
 
 def measure() -> dict[str, float]:
-    """CPU ms per transfer, one at a time (``sidecar.control_ms``) and sixteen at once (``..._c16``)."""
+    """CPU ms per transfer, sequential (``sidecar.control_ms``) and 16 concurrent (``..._c16``)."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
         process = subprocess.Popen(
             [sys.executable, "-c", _SIDECAR, directory], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]

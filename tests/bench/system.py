@@ -1,7 +1,7 @@
-"""The whole system on this machine with null engines, and what its processes cost.
+"""The whole system with null engines on this machine, and its cost.
 
-CPU time is read from each process's own CPU clock, threads that have ended included, in nanoseconds;
-``/proc/<pid>/stat`` counts in ticks of 10 ms. The supervisor and the load generator are left out.
+CPU time comes from each process's own CPU clock in nanoseconds, including threads that have ended. ``/proc/<pid>/stat``
+counts in ticks of 10 ms. The supervisor and the load generator are left out.
 """
 
 import asyncio
@@ -69,7 +69,7 @@ MODELS = {
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """One round of one case: CPU ms per request by process, and what the load generator saw."""
+    """One round of one case: CPU ms per request by process, and the load generator's results."""
 
     cpu_ms: dict[str, float]
     done: Done
@@ -80,7 +80,7 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class System:
-    """The running system and, beside it, the echo server."""
+    """The running system and the echo server."""
 
     def __init__(self, stack: Stack, echo: "asyncio.subprocess.Process", echo_port: int) -> None:
         self.stack = stack
@@ -119,7 +119,7 @@ class System:
         return (sum(_cpu_ms(pids).values()) - sum(before.values())) / (time.perf_counter() - begun)
 
     def memory_mib(self, process: str) -> float:
-        """Resident memory of ``process`` without the arena, which all processes of a node share."""
+        """Resident memory of ``process`` without the arena, which a node's processes share."""
         status = Path(f"/proc/{self.stack.pids[process]}/status").read_text()
         fields = dict(line.split(":", 1) for line in status.splitlines())
         return sum(int(fields[name].split()[0]) for name in ("RssAnon", "RssFile")) / 1024

@@ -1,13 +1,13 @@
-"""Realtime sessions with a simulated model: what the system adds to the time until the first sound, what goes on after
-an interruption, what sessions cost, and what a gateway's death does to them.
+"""Realtime sessions with a simulated model: latency, interruptions, cost, and lost gateways.
 
     python -m tests.bench.voice
+    python -m tests.bench.voice --idle 60
 
-Two gateways and one executor of each stage, as processes. Engines take the same time whatever the machine does, so that
-all that comes on top is the system's own:
+Two gateways and one executor of each stage run as processes. Engines take the same time under any load of the machine,
+so the system itself causes all that exceeds it:
 
-    first_audio_over_compute   seconds from the last sample of a turn's silence until the first sound, over what the
-                               engines take for it: the turn encoded, the first token, the first codes, their samples.
+    first_audio_over_compute   seconds from the last sample of a turn's silence until the first audio, over those that
+                               the engines need for it: the turn encoded, the first token, the first codes, their samples.
                                The silence is sent as a microphone does, so that an answer may be begun early in it
     barge_in_steps             steps that a stage takes after the end of an interrupted answer is on the bus, at most
     idle_cpu                   share of a core of a session that is open and silent, without audio
@@ -15,10 +15,8 @@ all that comes on top is the system's own:
     resume_gap_ms              median time without audio of sessions whose gateway was killed. Raises when one of them
                                lost or repeated a sample
 
-    python -m tests.bench.voice --idle 60
-
-prints what open sessions cost alone, counted for so many seconds each without and with them: the CPU of their gateway,
-and of the whole system.
+``--idle`` prints the cost of open sessions alone: the CPU of their gateway, and of the whole system. It counts that
+many seconds each without and with sessions.
 """
 
 import argparse
@@ -112,7 +110,7 @@ async def wait_event(socket: ClientConnection, type: str) -> dict[str, Any]:
 
 
 async def measure_first_audio(system: System) -> float:
-    """Median seconds from the end of a turn's audio to the first sound, over ``COMPUTE``."""
+    """Median seconds from a turn's end to the first audio, over ``COMPUTE``."""
     took = []
     for _ in range(TURNS):
         async with session(system) as socket:
@@ -127,7 +125,7 @@ async def measure_first_audio(system: System) -> float:
 
 
 async def send_ending_silence(socket: ClientConnection) -> float:
-    """Send silence frame by frame, as time passes, until it ends the turn; when the last of it was sent."""
+    """Send silence in real time until it ends the turn; return when the last frame was sent."""
     begin, frame = time.perf_counter(), sound(FRAME_SECONDS)
     for number in range(1, round(SILENCE_SECONDS / FRAME_SECONDS) + 1):
         await asyncio.sleep(max(0.0, begin + number * FRAME_SECONDS - time.perf_counter()))
@@ -162,7 +160,7 @@ async def find_stages(system: System, bus: Any) -> list[ExecutorStatus]:
 
 
 async def measure_barge_in(system: System) -> float:
-    """The most steps that any stage takes after the end of an answer that somebody speaks into."""
+    """Most steps of any stage after the end of an interrupted answer."""
     most: dict[str, int] = {}
     async with system.bus() as bus:
         stages, ended = StageSteps(bus, await find_stages(system, bus)), asyncio.Event()
@@ -222,7 +220,7 @@ async def _gateway_cpu(system: System) -> float:
 
 
 async def measure_idle(system: System, seconds: float) -> dict[str, float]:
-    """Percent of a core that an open session without audio takes of its gateway, and of the whole system."""
+    """CPU percent of an open session without audio: its gateway, the whole system."""
     await system.becomes_ready()
     before = await _count_cpu(system, seconds)
     async with contextlib.AsyncExitStack() as stack:
@@ -236,7 +234,7 @@ async def measure_idle(system: System, seconds: float) -> dict[str, float]:
 
 
 async def _count_cpu(system: System, seconds: float) -> tuple[float, float]:
-    """Cores that its first gateway, and all of ``system``, keep at work for ``seconds``."""
+    """Busy cores of the first gateway and of ``system``, during ``seconds``."""
     gateway = await asyncio.to_thread(system.gateway, 0)
     processes = [gateway, *(each for each in await asyncio.to_thread(system.processes) if each.pid != gateway.pid)]
     begin, before = time.perf_counter(), [each.cpu_times() for each in processes]

@@ -1,4 +1,4 @@
-"""Changes of a checkpoint of Qwen2.5-VL: faults as they happen in conversions, and what must make no difference."""
+"""Changes of a Qwen2.5-VL checkpoint: realistic conversion faults, and harmless ones."""
 
 import json
 import shutil
@@ -136,7 +136,7 @@ def shard_weights(directory: Path) -> None:
 
 
 def add_file(directory: Path) -> None:
-    """A file that nobody reads."""
+    """Add a file that no loader reads."""
     (directory / "NOTES.md").write_text("the same weights\n")
 
 

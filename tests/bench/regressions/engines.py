@@ -1,6 +1,7 @@
-"""Engines that have a fault: late, failing, mixing up requests, or failing only under load; and one that has none.
+"""Faulty engines for candidates, and one without a fault.
 
-Each is named as the engine of a candidate and runs the component on the transformers engine otherwise.
+They are late, fail, mix up requests, or fail only under load. Apart from its fault, each runs the component on the
+transformers engine.
 """
 
 import asyncio
@@ -147,7 +148,7 @@ def failing(component: str, settings: ExecutorSettings) -> Runner:
 
 
 def single(component: str, settings: ExecutorSettings) -> Runner:
-    """One that fails where two requests come together, which no comparison in the shadow sees."""
+    """Fail concurrent requests, which no comparison in the shadow detects."""
     return _SingleRunner(transformers(component, settings))
 
 
