@@ -1,4 +1,4 @@
-"""What the tests of the bus contract share."""
+"""Helpers that the tests of the bus contract share."""
 
 import asyncio
 

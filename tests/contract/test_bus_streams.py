@@ -1,4 +1,4 @@
-"""What the bus says of JetStream's streams: how full they are, and how far durable consumers are behind."""
+"""State of JetStream streams on the bus: their fill level, and the lag of durable consumers."""
 
 from collections.abc import AsyncIterator
 

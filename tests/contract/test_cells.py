@@ -1,4 +1,4 @@
-"""The tables of what is equal, and of families, say what tests run, no more and no less."""
+"""The tables of equality and of families match the tests exactly."""
 
 import subprocess
 import sys
@@ -70,7 +70,10 @@ def test_every_usual_path_of_a_family_is_in_the_table(family: str):
 
 
 def collect(pytester: pytest.Pytester, *marks: str, of: str = "") -> tuple[bool, set[Claim]]:
-    """Whether a test with ``marks`` and the parameters ``of`` can be collected, and what it claims."""
+    """Return whether a test is collected, and its claims.
+
+    The test has ``marks`` and the parameters ``of``.
+    """
     pytester.makeini("[pytest]\nmarkers = cell\nasyncio_default_fixture_loop_scope = function")
     said = "\n".join(f"@pytest.mark.{mark}" for mark in marks)
     file, claims = pytester.makepyfile(f"import pytest\n\n{said}\ndef test_it({of}): pass\n"), cells.Claims()

@@ -1,4 +1,7 @@
-"""Recorded invocations of every released wire version, read for ever. What the files are: ``tests/golden/corpus.py``."""
+"""Recorded invocations of every released wire version stay readable.
+
+``tests/golden/corpus.py`` describes the files.
+"""
 
 import hashlib
 import json
@@ -47,7 +50,7 @@ def test_a_recorded_invocation_is_read_and_written_with_the_same_meaning(body: b
 
 
 def unsaid(read: msgspec.Struct, written: dict[str, Any]) -> dict[str, Any]:
-    """What ``read`` holds that was not written."""
+    """Return the fields of ``read`` that are not in ``written``."""
     return {key: value for key, value in msgspec.structs.asdict(read).items() if key not in written}
 
 

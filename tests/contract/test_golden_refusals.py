@@ -1,4 +1,7 @@
-"""What is no invocation of this wire version is refused with one error that says why: golden files, spoilt."""
+"""Damaged golden files are rejected with one error that contains the reason.
+
+They are not invocations of this wire version.
+"""
 
 import json
 from typing import Any
@@ -20,7 +23,7 @@ each_body = pytest.mark.parametrize("body", ALL.values(), ids=ALL.keys())
 
 
 def refusal(body: bytes) -> str:
-    """Why ``body`` is refused; fails when it is not, or in another way."""
+    """Return the error for ``body``; fails if it is accepted, or rejected in another way."""
     with pytest.raises(ProtocolError) as refused:
         graph.decode_invocation(body)
     assert 0 < len(str(refused.value)) < LONGEST

@@ -1,4 +1,7 @@
-"""Messages of every released wire version, read for ever. What the files are: ``tests/golden/corpus.py``."""
+"""Messages of every released wire version stay readable.
+
+``tests/golden/corpus.py`` describes the files.
+"""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What a room exports is what its ``__all__`` says, no more and no less."""
+"""A room exports exactly the names in its ``__all__``."""
 
 import importlib
 import pkgutil

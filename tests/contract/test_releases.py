@@ -1,4 +1,4 @@
-"""What earlier releases have stored is still read, and docs/upgrade.md says the versions that there are.
+"""Data of earlier releases stays readable; docs/upgrade.md lists the versions.
 
     python -m tests.contract.test_releases
 

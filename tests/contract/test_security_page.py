@@ -1,4 +1,4 @@
-"""The page of threats names a test for each rule, and each of them is there."""
+"""The page of threats names an existing test for each rule."""
 
 import ast
 import re

@@ -1,4 +1,7 @@
-"""The store contract on a real server: one atomic, epoch-guarded swap; readers that survive restarts."""
+"""The store contract on a real server.
+
+It covers one atomic, epoch-guarded swap, and readers that survive restarts.
+"""
 
 import asyncio
 import socket

@@ -1,4 +1,7 @@
-"""The store contract for jobs, on a real server: one worker holds a job at a time, and nobody who is late changes it."""
+"""The store contract for jobs, on a real server.
+
+One worker holds a job at a time, and a late worker cannot change it.
+"""
 
 import asyncio
 import time

@@ -1,4 +1,7 @@
-"""API keys in a real store: written once, revoked for good, given back when a store has lost everything."""
+"""API keys in a real store.
+
+They are written once, revoked permanently, and restored to a store that lost its data.
+"""
 
 import asyncio
 from contextlib import aclosing

@@ -1,4 +1,4 @@
-"""The store contract for jobs that a store has lost: what gateways remember is reviewed, and written again."""
+"""The store contract for lost jobs: gateways review and rewrite the jobs that they remember."""
 
 import itertools
 import time

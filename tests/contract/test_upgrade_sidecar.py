@@ -1,7 +1,8 @@
-"""The previous build's sidecar with clients of this one, and the reverse; and pulls between nodes of both builds.
+"""The previous build's sidecar with current clients, the reverse, and mixed pulls.
 
-``tests/golden/releases/previous_sidecar.zip`` is that build's own code, of what a sidecar and its clients need, written by
-``tests/golden/zip_previous.py``. It runs in a process of its own (``tests/golden/previous_node.py``).
+Pulls are between nodes of both builds. ``tests/golden/releases/previous_sidecar.zip`` contains that build's code of a
+sidecar and its clients, written by ``tests/golden/zip_previous.py``. It runs in a separate process
+(``tests/golden/previous_node.py``).
 """
 
 import asyncio
