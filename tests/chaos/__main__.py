@@ -64,7 +64,10 @@ def main_tenants(arguments: list[str]) -> int:
 
 
 def parsed(arguments: list[str]) -> tuple[Options, Path | None]:
-    """Options of a command line, and the directory that gets the report and the log."""
+    """Parse a command line.
+
+    Returns the options, and the directory for report and log.
+    """
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--minutes", type=float, default=2.0)
     parser.add_argument("--seed", type=int, default=None)

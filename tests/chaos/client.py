@@ -20,14 +20,20 @@ _NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def open_client(url: str, timeout: float | None) -> httpx.AsyncClient:
-    """A client of the gateway at ``url``, with a connection of its own; ``timeout`` in seconds, None: none."""
+    """Open a client of the gateway at ``url``, with its own connection.
+
+    ``timeout`` is in seconds; None disables it.
+    """
     return httpx.AsyncClient(base_url=url, timeout=timeout, verify=_NO_TLS, trust_env=False)
 
 
 async def send(
     number: int, request: Request, url: str, gateway: int, clock: Callable[[], float], leave: float = 0.0
 ) -> Outcome:
-    """Send ``request`` on a connection of its own; ``leave``: give it up after so many seconds, 0: never."""
+    """Send ``request`` on a new connection.
+
+    ``leave``: disconnect after that many seconds, or never if 0.
+    """
     begin = clock()
     fields: dict[str, Any] = {}
     try:

@@ -92,7 +92,7 @@ class Injector:
         self._lately: dict[str, deque[float]] = {}
 
     async def inject(self, fault: Fault) -> Event:
-        """Do ``fault``, and undo what lasts; what was done."""
+        """Inject ``fault``, undo lasting effects, and return the event."""
         fill = _FILLS.get(fault.role)
         if fill is not None:
             return await self._fill(fault, fill)
@@ -148,7 +148,7 @@ def _cases(role: str, name: str) -> tuple[str, ...]:
 
 @contextlib.asynccontextmanager
 async def _filled(directory: Path) -> AsyncIterator[str]:
-    """All free bytes of the disk of ``directory`` are taken while the block runs."""
+    """Fill the disk of ``directory`` while the block runs."""
     path = directory / "chaos-fills-this"
     await asyncio.to_thread(_take_all, path)
     try:

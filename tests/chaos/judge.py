@@ -1,4 +1,7 @@
-"""The promises of docs/reliability.md, checked against what a run recorded. No I/O: the judge has tests of its own."""
+"""Check the promises of docs/reliability.md against a recorded run.
+
+The judge does no I/O, so unit tests cover it.
+"""
 
 import statistics
 from collections import defaultdict
@@ -117,9 +120,10 @@ def _wrong(outcome: Outcome, known: Outcome | None, bounds: Bounds) -> tuple[str
 
 
 def gateway_hit(outcome: Outcome, events: Sequence[Event], bounds: Bounds) -> bool:
-    """True when the gateway of a request was itself killed or frozen meanwhile, or was just starting again.
+    """Return True if the gateway was hit or starting meanwhile.
 
-    A gateway that is asked to end (TERM) answers what it has, typed: only new connections may be refused.
+    The fault killed or froze the gateway. A gateway that receives SIGTERM still answers its requests with typed errors;
+    it may refuse only new connections.
     """
     for event in events:
         if event.gateway != outcome.gateway or event.skipped:
@@ -186,9 +190,9 @@ def _warm(samples: Sequence[Sample], seconds: float, bounds: Bounds) -> list[Sam
 
 
 def _growth(values: Sequence[float]) -> tuple[float, float]:
-    """Growth from the first part of ``values`` to the last one, and how much of it goes on from part to part.
+    """Growth over ``values``, and the steady part of it.
 
-    A leak grows in most parts; whoever takes more for a larger file than any before, and keeps it, grows in a few.
+    A leak grows in most parts. A process that once needs more memory for a larger file, and keeps it, grows in a few.
     """
     edges = [len(values) * part // _PARTS for part in range(_PARTS + 1)]
     levels = [statistics.median(values[begin:end]) for begin, end in pairwise(edges)]
@@ -207,7 +211,10 @@ def _by_process(samples: Sequence[Sample]) -> dict[tuple[str, int], list[Sample]
 
 
 def recovery(event: Event, outcomes: Sequence[Outcome]) -> float | None:
-    """Seconds from a fault to the end of the first good answer that began after it; None: there was none."""
+    """Seconds from a fault until the first good answer ended, or None.
+
+    The request of that answer must have begun after the fault.
+    """
     ends = [
         outcome.end
         for outcome in outcomes
@@ -258,8 +265,11 @@ def _cut_off(attacks: Sequence[Attack], bounds: Bounds) -> Iterator[Violation]:
 
 
 def judge_crowd(record: Record, alone: Sequence[float], restarts: int, bounds: Bounds) -> list[Violation]:
-    """Overload and hostile inputs: no 5xx, no restart, and others wait at most twice as long (p99) as ``alone``, or
-    half of ``late_seconds`` longer, where there are enough of both to tell."""
+    """Judge overload and hostile inputs: no 5xx, no restart, bounded waiting for others.
+
+    Others must wait at most twice as long (p99) as ``alone``, or half of ``late_seconds`` longer. This is checked if
+    there are enough requests of both.
+    """
     faults = [
         Violation("no 5xx", f"request {outcome.number} ({outcome.case}): {outcome.status} {outcome.code}")
         for outcome in record.outcomes

@@ -1,4 +1,7 @@
-"""A run as tables in Markdown, to be pasted into docs/reliability.md: figures of this machine, none of this build."""
+"""Format a run as Markdown tables, to paste into docs/reliability.md.
+
+The figures are those of this machine.
+"""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""Requests of a run: what is asked for, and how an answer is read and compared. All by a seed."""
+"""Requests of a run, and how to read and compare their answers; drawn by a seed."""
 
 import base64
 import json
@@ -18,7 +18,10 @@ JSON = {"content-type": "application/json"}
 
 @dataclass(frozen=True)
 class Request:
-    """``read`` takes the body of a good answer to the text, or the samples, by which two answers are compared."""
+    """One request; ``read`` extracts from a good answer the comparable part.
+
+    That part is the text, or the samples.
+    """
 
     case: str
     path: str
@@ -36,7 +39,7 @@ def good(case: str, streamed: bool = False) -> Request:
 
 
 def drawn(dice: Random) -> Request:
-    """One of the good requests; dear ones seldom."""
+    """Draw one of the good requests; expensive ones are rare."""
     case = dice.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
     return good(case, dice.random() < 0.4)
 
@@ -167,7 +170,7 @@ def poison(modality: str, data: bytes, name: str) -> Request:
 
 
 def fetching(url: str, name: str) -> Request:
-    """A chat whose picture lies at a hostile server."""
+    """A chat whose image is at a hostile server."""
     part = {"type": "image_url", "image_url": {"url": url}}
     body = {"model": VL, "messages": [{"role": "user", "content": [part]}], "max_tokens": 1}
     return Request(f"server {name}", "/v1/chat/completions", json.dumps(body).encode(), _chat_text, harmless=False)

@@ -147,7 +147,7 @@ def warming(age: float) -> float:
 
 
 def stepping(age: float) -> float:
-    """The largest files so far came twice."""
+    """The largest files so far arrived twice."""
     return 100.0 * (age > 400) + 40.0 * (age > 450)
 
 

@@ -1,4 +1,4 @@
-"""Memory, descriptors and restarts of every process of the system, seen from outside."""
+"""Memory, descriptors and restarts of every process, seen from outside."""
 
 import contextlib
 from pathlib import Path
@@ -32,7 +32,7 @@ def look(stack: Stack) -> list[Sample]:
 
 
 def own_bytes(pid: int) -> int:
-    """Resident memory of its own; what it maps of the arena and of libraries is left out."""
+    """Private resident memory, without mappings of the arena and of libraries."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return 1024 * int(next(line for line in lines if line.startswith("RssAnon:")).split()[1])
 
