@@ -1,10 +1,11 @@
-"""Which engine serves which family in which shape with equal results, as tests claim it.
+"""Table of engines, families and shapes whose results tests claim equal.
 
-A test of equality says its cell by ``@pytest.mark.cell("transformers", "qwen2_5_vl", "tokens")``: engine, family, and
-what is equal. The shape is the test's parameter ``shape``, so that it is the one that the test runs; a test
-without that parameter says ``shape=``, one or several.
+A test of equality declares its cell by ``@pytest.mark.cell("transformers", "qwen2_5_vl", "tokens")``: engine, family,
+and the output that is equal. The shape is the test's parameter ``shape``, so it is the one that the test runs. A test
+without that parameter passes ``shape=``, one or several.
 
-``python -m tests.cells`` writes the table into ``docs/engines.md``, and that of ``tests.families`` into ``docs/models.md``.
+``python -m tests.cells`` writes the table into ``docs/engines.md``, and that of ``tests.families`` into
+``docs/models.md``.
 """
 
 import contextlib
@@ -36,7 +37,7 @@ IDLE = ("skip", "skipif", "xfail", "bench", "browser", "docker")
 
 
 class Claim(NamedTuple):
-    """One test, and what it says."""
+    """One test and its claim."""
 
     engine: str
     family: str
@@ -46,7 +47,7 @@ class Claim(NamedTuple):
 
 
 class Claims:
-    """A pytest plugin that reads the cells of all tests that are collected."""
+    """A pytest plugin that reads the cells of all collected tests."""
 
     def __init__(self) -> None:
         self.found: set[Claim] = set()
@@ -68,7 +69,7 @@ def collected() -> set[Claim]:
 
 
 def table(claims: Iterable[Claim]) -> str:
-    """What the documentation says of ``claims``, in Markdown."""
+    """Return the documentation's table of ``claims``, in Markdown."""
     rows: dict[tuple[str, str, str], set[Claim]] = {}
     for claim in claims:
         rows.setdefault(claim[:3], set()).add(claim)

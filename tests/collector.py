@@ -31,7 +31,7 @@ class Seen:
 
 
 class Collector:
-    """What has come so far."""
+    """OTLP collector that stores the spans and bodies that it receives."""
 
     def __init__(self) -> None:
         self.url = ""

@@ -20,7 +20,7 @@ _COUNTS = ("num_statements", "covered_lines", "num_branches", "covered_branches"
 
 
 def by_room(report: Mapping[str, Any]) -> dict[str, dict[str, int]]:
-    """Sum the counts of a report's files by room, and ``all`` of them."""
+    """Sum a report's counts by room, with the total as ``all``."""
     rooms: dict[str, Counter[str]] = defaultdict(Counter)
     for path, file in report["files"].items():
         for room in (_room(path), "all"):
@@ -30,13 +30,13 @@ def by_room(report: Mapping[str, Any]) -> dict[str, dict[str, int]]:
 
 
 def _room(path: str) -> str:
-    """The two first parts of a path; files beside the rooms are one."""
+    """Return the first two parts of a path; files outside of rooms share one."""
     first, second, *more = (*path.split("/"), "")
     return f"{first}/{second}" if any(more) else first
 
 
 def share(counts: Mapping[str, int], covered: str, of: str) -> str:
-    """Return a percentage as text; a dash where nothing was there to cover."""
+    """Return a percentage as text, or a dash if nothing counts."""
     return f"{100 * counts[covered] / counts[of]:.1f} %" if counts[of] else "–"
 
 

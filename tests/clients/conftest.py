@@ -1,4 +1,4 @@
-"""One system with the trained models and one that makes vectors, for the clients of others."""
+"""One system with trained models and an embedding model, for third-party clients."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Every example of docs/clients.md runs as it stands there, with its client, against a running system."""
+"""Every example of docs/clients.md runs verbatim against a running system."""
 
 import asyncio
 import os
@@ -57,9 +57,9 @@ def command(title: str, language: str, directory: Path) -> list[str]:
 def run_client(
     command: Sequence[str], system: System, home: Path, seconds: float, directory: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program that asks ``system`` as clients do, in ``directory``, by default its ``home``.
+    """Run a client program against ``system``.
 
-    Raises ``subprocess.TimeoutExpired``.
+    It runs in ``directory``, by default in its ``home``. Raises ``subprocess.TimeoutExpired``.
     """
     return subprocess.run(
         command,

@@ -1,4 +1,4 @@
-"""Clients of others hold conversations by voice: what they ask and what they are answered is sound."""
+"""Third-party clients hold voice conversations: audio in, audio out."""
 
 import asyncio
 import json

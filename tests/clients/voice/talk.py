@@ -1,4 +1,7 @@
-"""What every client does alike: it speaks sounds from files, and writes down what came back. Standard library alone."""
+"""Common code of all voice clients: play audio files, and record the answers.
+
+It needs the standard library alone.
+"""
 
 import abc
 import asyncio
@@ -40,7 +43,7 @@ PATIENCE = 60.0
 
 @dataclass
 class Turn:
-    """What a client got for one question."""
+    """Answer that a client received to one question."""
 
     status: str = ""
     transcript: str = ""
@@ -50,7 +53,7 @@ class Turn:
 
 
 class Notebook:
-    """The turns of a conversation, and the directory with its questions, in which the answers are left."""
+    """Turns of a conversation, and the directory with its questions and answers."""
 
     def __init__(self) -> None:
         self.directory = Path(sys.argv[1])
@@ -101,10 +104,13 @@ class Talk(abc.ABC):
         """Take an item out of the conversation."""
 
     async def note_heard(self, event: dict[str, Any]) -> None:  # noqa: B027 - not all have to
-        """Begin to play an answer, with the first of its samples in ``event``."""
+        """Start playback of an answer, with the first samples in ``event``."""
 
     async def note_cancelled(self, item: str) -> None:  # noqa: B027 - not all have to
-        """Say how much was heard of an answer that was interrupted, where the client does not do so by itself."""
+        """Report how much of an interrupted answer was played.
+
+        This is for clients that do not report it automatically.
+        """
 
     async def say(self, name: str, continues: asyncio.Event | None = None) -> None:
         await speak(self.append, self.notebook.question(name), continues)
@@ -115,7 +121,7 @@ class Talk(abc.ABC):
         self.items = []
 
     async def take(self, name: str, interrupts: str = "") -> Turn:
-        """Read a response as turn ``name``; speak the question ``interrupts`` once it is heard."""
+        """Read a response as turn ``name``; play the question ``interrupts`` once its audio begins."""
         turn = self.notebook.turns[name] = Turn()
         speaking, said, continues = None, "", asyncio.Event()
         async with asyncio.timeout(PATIENCE):

@@ -1,4 +1,7 @@
-"""A conversation by voice with the sessions of ``openai-agents``, whose tool is called by the package itself."""
+"""A voice conversation with the sessions of ``openai-agents``.
+
+The package itself calls the tool.
+"""
 
 import asyncio
 import os
@@ -19,7 +22,7 @@ RACES = ("item_retrieve_invalid_item_id", "item_truncate_invalid_item_id")
 
 
 class AgentsTalk(Talk):
-    """A session whose tracker tells the package what was heard; it cuts answers by itself."""
+    """A session whose tracker reports played audio; the package truncates answers automatically."""
 
     def __init__(self, session: RealtimeSession, tracker: RealtimePlaybackTracker, notebook: Notebook) -> None:
         super().__init__(notebook)

@@ -1,4 +1,4 @@
-"""A conversation by voice with ``OpenAIRealtimeLLMService`` of ``pipecat-ai``, in a pipeline of the package."""
+"""A voice conversation with pipecat's ``OpenAIRealtimeLLMService``, in one of its pipelines."""
 
 import asyncio
 import base64
@@ -39,9 +39,9 @@ DETECTED = events.AudioConfiguration(input=events.AudioInput(turn_detection=even
 
 
 class Relay:
-    """Carries the events of a session between the package and the gateway, and notes the gateway's.
+    """Relay events between the package and the gateway, and record the gateway's.
 
-    The package hands few of them on: not how a response ended, nor where an item was cut.
+    The package forwards few of them: neither how a response ended, nor where an item was truncated.
     """
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class Speaker(FrameProcessor):
 
 
 class PipecatTalk(Talk):
-    """A pipeline with the service, which cuts answers by itself."""
+    """A pipeline with the service, which truncates answers automatically."""
 
     def __init__(self, notebook: Notebook, worker: PipelineWorker, service: Any, relay: Relay, speaker: Speaker):
         super().__init__(notebook)
@@ -106,7 +106,7 @@ class PipecatTalk(Talk):
         return event
 
     async def _wait_played(self) -> None:
-        """Wait until all that was sent has passed through the pipeline, as it was."""
+        """Wait until all sent frames have passed through the pipeline."""
         async with asyncio.timeout(PATIENCE):
             while len(self.speaker.sound) < len(self.sent):
                 await asyncio.sleep(0.01)
@@ -126,7 +126,7 @@ class PipecatTalk(Talk):
         await self.service.send_client_event(events.ConversationItemDeleteEvent(item_id=item))
 
     async def show(self, image: Image.Image) -> None:
-        """Show a frame of a camera, which the package adds to the conversation."""
+        """Send a camera frame, which the package adds to the conversation."""
         await self.worker.queue_frame(InputImageRawFrame(image=image.tobytes(), size=image.size, format=image.mode))
         await self.wait_event("conversation.item.done")
 
