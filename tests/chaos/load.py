@@ -120,7 +120,7 @@ class Load:
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def jobs_end(self, within: float) -> None:
-        """Poll jobs until all have ended, then a last time at each gateway.
+        """Poll jobs until all have ended, then finally at each gateway.
 
         Waits at most ``within`` seconds.
         """

@@ -1,7 +1,7 @@
-"""A Docker engine for the tests: the one that runs, or one that is started here and stopped afterwards.
+"""A Docker engine for the tests: the running one, or a temporary one.
 
-Where the Hub cannot be reached, the Python base image is built from Debian packages under the Hub's
-name, so that the real Dockerfile is what gets built. Every step is bounded in time.
+If the Hub is unreachable, the Python base image is built from Debian packages under the Hub's name, so tests build the
+real Dockerfile. Every step has a timeout.
 """
 
 import os
@@ -144,7 +144,7 @@ def _bootstrap(command: list[str]) -> None:
 
 
 def _finish(root: Path) -> None:
-    """What the Hub's image has and Debian's packages lack, and what this machine needs to reach packages."""
+    """Add the Hub image's files that Debian lacks, and local package settings."""
     for name, target in {"python": "/usr/bin/python3", "pip": "/usr/bin/pip3"}.items():
         (root / "usr/local/bin" / name).symlink_to(target)
     for marker in root.glob("usr/lib/python3*/EXTERNALLY-MANAGED"):
@@ -157,7 +157,7 @@ def _finish(root: Path) -> None:
 
 
 def _local_wheels() -> list[Path]:
-    """Directories with wheels that pip uses on this machine: builds are to choose the same ones."""
+    """Directories with wheels for pip on this machine; builds must use the same."""
     named = os.environ.get("PIP_FIND_LINKS", "").split()
     return [Path(name).resolve() for name in named if Path(name).is_absolute() and Path(name).is_dir()]
 

@@ -1,4 +1,4 @@
-"""Requests as the HTTP API takes them and, the same ones, as the monolith takes them."""
+"""Requests for the HTTP API, and the same ones for the monolith."""
 
 import base64
 from collections.abc import Mapping

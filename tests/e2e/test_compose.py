@@ -32,7 +32,10 @@ def stack(docker_engine: Engine) -> Iterator[Stack]:
 
 @pytest.fixture(scope="module")
 def closed(stack: Stack) -> Stack:
-    """The same project once users, keys and what watches it were laid over it: containers begin again, volumes stay."""
+    """The same project with the layers for users, keys and monitoring.
+
+    Containers restart, and volumes stay.
+    """
     stack.files = (*stacks.PLAIN, *stacks.LAYERS)
     stack.env.update(stacks.guards())
     stack.up(*BASE, "prometheus", "jaeger")
@@ -42,7 +45,7 @@ def closed(stack: Stack) -> Stack:
 
 @pytest.fixture(scope="module")
 def key(closed: Stack) -> str:
-    """A client's key, made as docs/security.md says it, that the gateway has heard of."""
+    """A client's key, created as in docs/security.md, and active."""
     said = closed.compose("exec", "-T", "gateway", "python", "-m", "omnibus.cli", "keys", "create", "someone")
     made = next(word for word in said.split() if word.startswith(api_key.PREFIX))
     closed.wait_for(lambda: closed.get("/v1/models", made).status == 200, "gateway that knows the key", within=30)
@@ -79,7 +82,7 @@ def test_every_container_is_healthy_and_the_models_were_built(stack: Stack) -> N
 
 
 def health(stack: Stack) -> dict[str, str]:
-    """What the health checks of running containers say."""
+    """Reports of the health checks of running containers."""
     states = {name: each["State"] for name, each in stack.containers().items()}
     return {name: state.get("Health", {}).get("Status", "none") for name, state in states.items() if state["Running"]}
 
@@ -233,7 +236,7 @@ def test_executors_do_not_reach_the_store_and_it_asks_for_a_password(closed: Sta
 
 
 def as_somebody(stack: Stack, *who: str) -> str:
-    """What the bus refuses of somebody in a container beside it."""
+    """Subjects that the bus denies user ``who`` in another container."""
     return stack.exec("encoder", "python", "-c", STRANGER, *who)
 
 

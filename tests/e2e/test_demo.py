@@ -58,7 +58,10 @@ def test_the_demo_names_and_speaks_what_it_is_shown_draws_what_it_is_told_and_sh
 
 
 def check_readme(printed: str, generated: Any) -> None:
-    """The README shows lines of this output, except for its times, and the images of this run."""
+    """Check that the README shows this run's images and output.
+
+    Times may differ.
+    """
     readme = (ROOT / "README.md").read_text()
     (shown,) = re.findall(r"^```text\n(.*?)^```$", readme, re.DOTALL | re.MULTILINE)
     lines = iter(mask_times(printed).splitlines())

@@ -1,4 +1,7 @@
-"""However it is stopped, no process, port, shared memory or directory is left."""
+"""Every way to stop the system cleans up.
+
+No process, port, shared memory or directory is left.
+"""
 
 import asyncio
 import os

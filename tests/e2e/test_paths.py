@@ -1,4 +1,4 @@
-"""Paths of a newcomer: every command is in the documentation, and leads to what it says there."""
+"""First paths of a newcomer: documented commands have the documented results."""
 
 from collections.abc import Callable
 

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.ucx]
 
 
 async def answer(system: System, route: str, gateway: int) -> str:
-    """Of an image of its own for each gateway: an encoder does not pull what it has seen."""
+    """Answer about a different image for each gateway, because encoders cache images."""
     question = questions.ask(questions.image(gateway, 420, 336), "What is it?")
     body: dict[str, Any] = {"model": VL, "messages": question.messages, "max_tokens": 12, "temperature": 0, "seed": 1}
     async with system.http(gateway) as http:

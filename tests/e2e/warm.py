@@ -1,10 +1,11 @@
-"""One fork server for all systems of a session of tests: theirs are born by it, instead of importing the libraries.
+"""One fork server for all systems of a test session.
 
-The import takes most of the processor time of a start. ``python -m tests.e2e.warm SOCKET EXECUTORS up ...`` is
-``omnibus up ...`` with that one difference: its fork servers are children of those at SOCKET and EXECUTORS, and bear
-services and executors as any other. Both are one where vLLM is not installed; where it is, the one at EXECUTORS has
-imported it too, and bears executors of vLLM as well. The command itself imports as long, and is forked as well: see
-``omnibus_command``.
+Their fork servers are its children, so they need not import the libraries. The import takes most of the processor time
+of a start. ``python -m tests.e2e.warm SOCKET EXECUTORS up ...`` is ``omnibus up ...`` with that one difference. Its
+fork servers are children of those at SOCKET and EXECUTORS, and fork services and executors as usual.
+
+Both are one process without vLLM. If it is installed, the one at EXECUTORS has also imported it, and forks executors of
+vLLM as well. The command itself would import for as long, so it is forked as well: see ``omnibus_command``.
 """
 
 import atexit
@@ -62,9 +63,10 @@ def may_start_warm(settings: Mapping[str, str]) -> bool:
 
 @lru_cache(2)
 def fork_server_socket(for_vllm: bool = False) -> str:
-    """The socket of the session's fork server, which is started by the first call and ends with this process.
+    """Socket of the session's fork server.
 
-    The one ``for_vllm`` bears executors alone, and knows what those of vLLM import.
+    The first call starts the server, which ends with this process. With ``for_vllm``, it forks executors alone and has
+    imported the modules of vLLM's executors.
     """
     directory = tempfile.mkdtemp(prefix="omnibus-warm-")
     path = str(Path(directory) / "fork-server.sock")
@@ -112,13 +114,13 @@ def can_fork_vllm(environ: Mapping[str, str]) -> bool:
 
 
 def omnibus_command(*arguments: str) -> tuple[str, ...]:
-    """The command line of ``omnibus arguments`` that imports nothing itself, nor do its systems."""
+    """Command line of ``omnibus arguments`` that imports nothing, as do its systems."""
     fork_server, of_executors = fork_server_socket(), fork_server_socket(has_vllm())
     return fork_client.fork_server_command(fork_server, "tests.e2e.warm", fork_server, of_executors, *arguments)
 
 
 def wait_for_fork(command: "subprocess.Popen[str]") -> int:
-    """Wait until a process of ``omnibus_command`` stands for a forked one, or has ended; the id of the forked one."""
+    """Wait until a placeholder process has forked or ended; return the forked id."""
     give_up = time.monotonic() + _IMPORT_SECONDS
     while (pid := find_forked_pid(command.pid)) == command.pid and command.poll() is None:
         assert time.monotonic() < give_up, "the command was not forked"
@@ -162,7 +164,10 @@ class _WarmStack(Stack):
 
 
 def warm_stack_class(services_socket: str, executors_socket: str = "") -> type[Stack]:
-    """The class of stacks whose fork servers are born by those at these sockets; by default both by the first one."""
+    """Class of stacks whose fork servers are children of others.
+
+    These listen at the given sockets. By default the first one serves both.
+    """
     _WarmStack.services_socket = services_socket
     _WarmStack.executors_socket = executors_socket or services_socket
     return _WarmStack

@@ -1,4 +1,4 @@
-"""What goes over the bus and over HTTP, for tests to look at."""
+"""Messages on the bus and over HTTP, for tests to inspect."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from tests.e2e.system import System
 
 
 class Watch:
-    """Everything on the bus, in the server's order, from the moment it is opened."""
+    """All messages on the bus since the opening, in the server's order."""
 
     def __init__(self) -> None:
         self.seen: list[Delivery] = []
@@ -32,7 +32,7 @@ class Watch:
         self._news.set()
 
     async def until(self, true: Callable[[], object], within: float = 60.0) -> None:
-        """Wait until ``true``, which is asked after every message."""
+        """Wait until ``true``, which is evaluated after every message."""
         async with asyncio.timeout(within):
             while not true():
                 self._news.clear()
@@ -54,7 +54,7 @@ class Watch:
         return messages.decode_end((await self.first(subjects.end_subject(invocation))).data)
 
     def replies(self) -> list[Any]:
-        """What executors said to a gateway, in order."""
+        """Replies of executors to a gateway, in order."""
         frames = [d.data for d in self.seen if d.subject.startswith("omnibus.reply.") and d.data.startswith(b"{")]
         return [message for frame in frames for message in messages.decode_replies(frame)]
 

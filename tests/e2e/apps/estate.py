@@ -1,4 +1,4 @@
-"""A running system and its apps, as an operator and a client see them."""
+"""A running system and its apps, for an operator and a client."""
 
 import asyncio
 import contextlib
@@ -58,7 +58,10 @@ class Estate:
         return dict(response.json()) if response.status_code == 200 else None
 
     async def everywhere(self, name: str, version: int) -> None:
-        """Wait until every gateway serves ``version`` of the app; 0: until none does."""
+        """Wait until every gateway serves ``version`` of the app.
+
+        0: until no gateway serves the app.
+        """
 
         async def there() -> bool:
             found = [await self.show(name, gateway) for gateway in range(len(self.system.urls))]
@@ -81,7 +84,7 @@ class Estate:
             await self.everywhere(name, 0)
 
     def omnibus(self, *arguments: str) -> tuple[int, str]:
-        """Exit code and output of an ``omnibus`` command beside this system."""
+        """Exit code and output of an ``omnibus`` command against this system."""
         process = self.system.command(*arguments)
         output, _ = process.communicate(timeout=120)
         return process.returncode, output
@@ -100,7 +103,10 @@ class Estate:
 
     @contextlib.asynccontextmanager
     async def busy(self, name: str, body: Any, at_once: int = 2) -> AsyncIterator[Counter[str]]:
-        """Ask the same thing again and again at every gateway, and count the answers; none may fail."""
+        """Send the same request repeatedly to every gateway; count the answers.
+
+        Each request must succeed.
+        """
         answers: Counter[str] = Counter()
         stop = asyncio.Event()
 
@@ -125,7 +131,7 @@ class Estate:
     # What runs
 
     def executors(self, task: str = "") -> dict[str, psutil.Process]:
-        """Processes of executors by id, or those of a unit task that an app brings."""
+        """Processes of executors by id, or those of an app's unit task."""
         found = {}
         for process in self.system.processes():
             try:

@@ -1,4 +1,4 @@
-"""Whatever an app does wrong, its client gets a typed error, and nobody else notices."""
+"""A faulty app causes a typed error for its client only."""
 
 import asyncio
 import json
@@ -46,7 +46,7 @@ def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Estate]:
 
 @pytest.fixture(autouse=True)
 async def everybody(strict: Estate) -> None:
-    """A test begins when the worker of each app is ready, whatever the one before did to it."""
+    """Wait until the worker of each app is ready again."""
 
     async def ready() -> bool:
         shown = [await strict.show(name) for name in ("wrong", "endless", "plain")]

@@ -1,4 +1,4 @@
-"""Uploaded apps use models and tasks like all others, and reach nothing else of the machine."""
+"""Uploaded apps use models and tasks, and are isolated from the machine."""
 
 import json
 from pathlib import Path

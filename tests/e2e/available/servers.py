@@ -1,4 +1,7 @@
-"""Three NATS servers, a Valkey primary with its replica, and three sentinels: what the highly available layer has."""
+"""Servers of the highly available layer.
+
+They are three NATS servers, a Valkey primary with its replica, and three sentinels.
+"""
 
 import asyncio
 import contextlib
@@ -30,7 +33,7 @@ class Servers:
         self.store_url = f"redis+sentinel://:{PASSWORD}@{addresses}/omnibus/0"
 
     async def wait_agreed(self) -> None:
-        """Wait until every sentinel knows the others, and a replica that has what the primary has."""
+        """Wait until every sentinel lists the others and a current replica."""
         async with asyncio.timeout(_AGREED_SECONDS):
             while not await self._is_agreed():
                 await asyncio.sleep(0.1)

@@ -1,4 +1,7 @@
-"""What two gateways without a common disk made is in a bucket when the one that made it is killed."""
+"""Results of two gateways without a common disk are in a bucket.
+
+They stay available after the gateway that stored them was killed.
+"""
 
 import os
 import signal

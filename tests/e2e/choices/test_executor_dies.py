@@ -1,4 +1,7 @@
-"""An executor that is killed while it gives several answers: each of them goes on elsewhere, as if nothing had happened."""
+"""Several answers continue on another executor when theirs dies.
+
+They are the same as without the fault.
+"""
 
 import asyncio
 import json
@@ -124,14 +127,17 @@ async def streamed(http: httpx.AsyncClient, asked: dict[str, Any]) -> Answers:
 
 
 def executors(watch: Watch, part: str) -> list[tuple[str, str]]:
-    """Executors of ``part`` to which invocations were sent, in order, and the invocations' ids."""
+    """Executors of ``part`` with their invocations' ids, in order of sending."""
     sent = [each for each in watch.seen if each.subject.startswith("omnibus.task.")]
     named = [(each.subject.rpartition(".")[2], json.loads(each.data)["id"]) for each in sent]
     return [each for each in named if f"-{part}-" in each[0]]
 
 
 async def kill_when(watch: Watch, pids: dict[str, int], part: str, tokens: int) -> str:
-    """Kill the executor of ``part`` once so many tokens of the next invocation have left; returns its name."""
+    """Kill the executor of ``part`` after ``tokens`` of the next invocation.
+
+    Returns the executor's name.
+    """
     await watch.until(lambda: executors(watch, part))
     victim, invocation = executors(watch, part)[0]
     await watch.until(lambda: len(watch.ids(invocation)) >= tokens)
@@ -142,8 +148,10 @@ async def kill_when(watch: Watch, pids: dict[str, int], part: str, tokens: int) 
 async def disturb(
     system: System, ask: Ask, asked: Sequence[dict[str, Any]], part: str, tokens: int
 ) -> tuple[list[Answers], bool]:
-    """The answers to ``asked`` while the executor of ``part`` that has the first of them dies, and whether it was
-    missed."""
+    """Answer ``asked`` while the executor of ``part`` with the first answer dies.
+
+    Also returns whether the gateway noticed the loss.
+    """
     pids = await system.whole()
     await system.becomes_ready()
     async with Watch.on(system) as watch, system.http() as http:
@@ -156,8 +164,11 @@ async def disturb(
 async def compare(
     system: System, ask: Ask, asked: Sequence[dict[str, Any]], part: str, share: float, missed: bool = True
 ) -> None:
-    """Hold the answers to ``asked`` while the executor of ``part`` dies behind a ``share`` of all tokens against those
-    of an undisturbed run. Where it must have been ``missed``, another one has to go on."""
+    """Compare the answers to ``asked`` under a fault with undisturbed ones.
+
+    The executor of ``part`` dies after a ``share`` of all tokens. With ``missed``, the gateway must notice the loss,
+    and another executor must continue the answers.
+    """
     async with system.http() as http:
         plain = [await ask(http, each) for each in asked]
     tokens = int(share * plain[0].usage["completion_tokens"])

@@ -89,7 +89,10 @@ class Stack:
         return self.compose("logs", "--tail", str(last), *services)
 
     def shell(self, service: str, command: str) -> str:
-        """What ``command`` prints in the service's container, standard error included, whatever it exits with."""
+        """Return the output of ``command`` in the service's container.
+
+        It includes standard error, and the exit code is ignored.
+        """
         return self.exec(service, "sh", "-c", f"exec 2>&1; {command}")
 
     def exec(self, service: str, *command: str) -> str:
@@ -101,7 +104,7 @@ class Stack:
             return error.output
 
     def containers(self) -> dict[str, dict[str, Any]]:
-        """What the engine says of each service's container."""
+        """The engine's report of each service's container."""
         ids = self.listed("ps", "-a")
         found = json.loads(self.engine.run("inspect", *ids, within=60)) if ids else []
         return {each["Config"]["Labels"]["com.docker.compose.service"]: each for each in found}
@@ -134,7 +137,7 @@ class Stack:
         return answer.body
 
     def wait_for(self, look: Callable[[], Any], what: str, within: float = READY_WITHIN) -> Any:
-        """What ``look`` returns once that is true; a failure shows the logs."""
+        """Wait until ``look`` returns a true value, and return it; a failure shows the logs."""
         end = time.monotonic() + within
         while time.monotonic() < end:
             if found := look():
@@ -205,7 +208,10 @@ SPOKEN = {
 
 
 def seen_and_heard() -> dict[str, Any]:
-    """A picture and a sound, to be answered in text and speech: every executor of the first model takes part."""
+    """An image and an audio clip, answered in text and speech.
+
+    Every executor of the first model takes part.
+    """
     sound = base64.b64encode(demo_media.make_audio()).decode()
     content = [
         picture(),

@@ -1,4 +1,7 @@
-"""Run inside a container with ``python -c``: what the bus refuses of USER PASSWORD SUBJECT, one line each."""
+"""Runs in a container with ``python -c``, and prints what the bus rejects.
+
+Arguments are USER PASSWORD SUBJECT; each rejection is one line.
+"""
 
 import asyncio
 import sys

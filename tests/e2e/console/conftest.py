@@ -1,4 +1,4 @@
-"""One system with models that hear, see, speak, draw and film; and a browser that looks at it."""
+"""One system with models for all modalities, and a browser for it."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -77,6 +77,6 @@ def seen(tmp_path_factory: pytest.TempPathFactory, vl_checkpoint: Path, received
 
 @pytest.fixture(autouse=True)
 async def everybody(seen: System) -> None:
-    """A test begins when everybody is there."""
+    """Wait until all executors are registered before each test."""
     await seen.whole()
     await seen.becomes_ready()

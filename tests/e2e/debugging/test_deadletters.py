@@ -33,7 +33,7 @@ async def asked(system: System, text: str) -> Any:
 
 
 async def served(system: System, within: float = 60.0) -> None:
-    """Wait until the app answers again: what has died is started anew."""
+    """Wait until the app answers again, after the supervisor restarted dead processes."""
     async with asyncio.timeout(within):
         while (await asked(system, "hello")).status_code != 200:
             await asyncio.sleep(0.1)

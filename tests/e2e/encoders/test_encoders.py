@@ -1,4 +1,4 @@
-"""Two encoders share a request's images, and what one of them has encoded is not encoded again."""
+"""Two encoders split a request's images, and never encode an image twice."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ def pictures(*seeds: int) -> Question:
 
 
 async def answered(system: System, question: Question, gateway: int = 0) -> tuple[str, str]:
-    """What was said, and the invocation's id."""
+    """Answer and invocation id."""
     body = {"model": VL, "messages": question.messages, "max_tokens": TOKENS, "temperature": 0}
     async with system.http(gateway) as http:
         answer = await http.post("/v1/chat/completions", json=body)
@@ -38,7 +38,7 @@ async def invocation(system: System, id: str) -> Invocation:
 
 
 async def kept(system: System) -> Counter[str]:
-    """What the encoders say of their caches all together, as ``nats service stats`` shows it."""
+    """Sum of the encoders' cache statistics from ``nats service stats``."""
     found: asyncio.Queue[bytes] = asyncio.Queue()
     total: Counter[str] = Counter()
     async with asyncio.timeout(10), system.bus() as bus:

@@ -21,7 +21,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="package")
 def plain(tmp_path_factory: pytest.TempPathFactory, built: dict[str, Path]) -> Iterator[System]:
-    """Models that look and tell, each as usual and in halves, under the name of the family."""
+    """Vision-language models, each whole and in halves, named by family."""
     with running(tmp_path_factory.mktemp("plain"), plain_families.models(built)) as system:
         yield system
 

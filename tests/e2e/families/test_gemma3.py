@@ -1,4 +1,7 @@
-"""However Gemma 3 is taken apart, it says what the whole model says; two sizes of it share one encoder."""
+"""Gemma 3 answers like the whole model in every split.
+
+Two sizes of it share one encoder.
+"""
 
 import asyncio
 import json

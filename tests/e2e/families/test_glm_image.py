@@ -1,4 +1,7 @@
-"""However GLM-Image is taken apart, and whoever else is served, it paints what the library's pipeline paints."""
+"""GLM-Image generates the library pipeline's image in every split.
+
+Other models on the system do not change this.
+"""
 
 import asyncio
 import base64

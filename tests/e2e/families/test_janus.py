@@ -1,4 +1,7 @@
-"""However Janus is taken apart, and whoever else is served, it says and paints what the whole model does."""
+"""Janus answers and generates images like the whole model in every split.
+
+Other models on the system do not change this.
+"""
 
 import asyncio
 import base64

@@ -1,4 +1,7 @@
-"""However Llama 3.2 Vision is taken apart, it says what the whole model says, beside requests of text alone too."""
+"""Llama 3.2 Vision answers like the whole model in every split.
+
+This includes concurrent requests of text alone.
+"""
 
 import asyncio
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""However Qwen3-VL is taken apart, it says what the whole model says."""
+"""Qwen3-VL answers like the whole model in every split."""
 
 import asyncio
 from collections.abc import Iterator

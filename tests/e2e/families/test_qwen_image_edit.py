@@ -1,4 +1,7 @@
-"""However Qwen-Image-Edit is taken apart, and whoever else is served, it makes what the library's pipeline makes."""
+"""Qwen-Image-Edit generates the library pipeline's image in every split.
+
+Other models on the system do not change this.
+"""
 
 import asyncio
 import base64
@@ -37,7 +40,7 @@ async def everybody(painters: System) -> None:
 
 
 def wanted(checkpoint: Path, data: bytes, wish: dict[str, Any]) -> np.ndarray:
-    """The pipeline's picture before it is rounded."""
+    """The pipeline's image before rounding."""
     known = {name: value for name, value in wish.items() if name not in ("negative_prompt", "n")}
     picture: np.ndarray = oracle.edited(checkpoint, data, negative=wish.get("negative_prompt", ""), **known)
     return picture

@@ -1,4 +1,4 @@
-"""A model whose checkpoint is an id of the hub answers as one whose checkpoint is a directory."""
+"""A checkpoint with a hub id answers like one in a directory."""
 
 from collections.abc import Iterator
 

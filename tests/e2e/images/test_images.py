@@ -1,4 +1,7 @@
-"""However Qwen-Image is taken apart, and whoever else is served, it paints what the library's pipeline paints."""
+"""Qwen-Image generates the library pipeline's image in every split.
+
+Other models on the system do not change this.
+"""
 
 import asyncio
 import base64
@@ -40,7 +43,7 @@ def pipeline(checkpoint: Path) -> Any:
 
 
 def wanted(checkpoint: Path, wish: dict[str, Any]) -> np.ndarray:
-    """The pipeline's picture before it is rounded, [height, width, 3] in [0, 255]."""
+    """The pipeline's image before rounding, [height, width, 3] in [0, 255]."""
     made = pipeline(checkpoint)(
         wish["prompt"],
         negative_prompt=wish.get("negative_prompt", ""),
@@ -145,7 +148,7 @@ async def test_a_picture_whose_executor_dies_is_painted_elsewhere_and_is_the_sam
 
 
 async def sketched(studio: System, wish: dict[str, Any], path: str, victim: int = 0) -> list[Any]:
-    """What the sketcher tells; ``victim`` is a process that is killed after the fifth step."""
+    """Events of the sketcher; ``victim`` is a process to kill after the fifth step."""
     told: list[Any] = []
     headers = {"x-omnibus-path": path}
     async with (

@@ -1,8 +1,8 @@
-"""The machines of a cluster: they run the pods that an ``Api`` holds as processes here, much as kubelets would.
+"""Machines of a cluster that run an ``Api``'s pods as processes.
 
-Volumes become directories, ports free ones, names of services addresses of this machine. Each machine has a loopback
-address and a ``/dev/shm`` of its own. A pod that ends is started again; one of a new template comes before that of the
-old one goes.
+They imitate kubelets. Volumes become directories, ports free ones, and names of services addresses of this machine.
+Each machine has its own loopback address and ``/dev/shm``. A pod that ends is restarted. A pod of a new template starts
+before that of the old one stops.
 """
 
 import asyncio
@@ -174,9 +174,12 @@ class Pod:
 
 
 class Machine:
-    """``edits`` are made to all text that pods are given, ``ports`` are not free ones but these; ``account`` is told to
-    pods that talk to the cluster. ``nodes`` are addresses by the name of a machine, ``places`` says by the name of a
-    container on which one its pods are; all others are on the first."""
+    """The machines, with their overrides.
+
+    ``edits`` change all text given to pods. ``ports`` replace free ones. ``account`` is passed to pods that talk to the
+    cluster. ``nodes`` are addresses by machine name. ``places`` contains the machine by container name; pods of other
+    containers run on the first machine.
+    """
 
     def __init__(
         self, api: Api, directory: Path, edits: Mapping[str, str], ports: Mapping[str, int], account: Mapping[str, str]
@@ -208,7 +211,10 @@ class Machine:
         return text
 
     def host_path(self, node: str, path: str) -> Path:
-        """Where ``path`` of a machine is in truth: the first one is this, others share nothing with it."""
+        """Real location of a machine's ``path``.
+
+        The first machine is this one; others share nothing with it.
+        """
         if node == next(iter(self.nodes)):
             return Path(path)
         mark = hashlib.sha256(str(self.directory).encode()).hexdigest()[:8]
@@ -245,7 +251,7 @@ class Machine:
                 pod.refresh()
 
     def _pods(self, workload: Object) -> list[tuple[str, Object, str]]:
-        """Names of pods, the same for the same template, what they are and on which machine."""
+        """Names of pods, with their templates and machines; equal templates keep equal names."""
         template = workload["spec"]["template"]
         told = json.dumps([template, workload["spec"].get("volumeClaimTemplates")], sort_keys=True)
         mark = hashlib.sha256(told.encode()).hexdigest()[:6]
@@ -256,7 +262,7 @@ class Machine:
 
 
 def _expanded(text: str, known: Mapping[str, str]) -> str:
-    """As Kubernetes puts variables in: ``$(NAME)`` where it is known, and ``$$`` for ``$``."""
+    """Expand variables like Kubernetes: known ``$(NAME)``, and ``$$`` to ``$``."""
 
     def of(match: re.Match[str]) -> Any:
         return "$" if match[0] == "$$" else known.get(match[1], match[0])

@@ -1,4 +1,4 @@
-"""Questions of the small world over HTTP, and what its answers say, sound like and show."""
+"""Questions about the small world over HTTP, with decoded answers."""
 
 import asyncio
 import base64
@@ -32,14 +32,20 @@ T = TypeVar("T")
 
 
 class Answer(NamedTuple):
-    """What was said, and its sound: float [n] at 24 kHz, empty where none was asked for."""
+    """Text and audio of an answer, float [n] at 24 kHz.
+
+    The audio is empty if the request was for text alone.
+    """
 
     text: str
     sound: np.ndarray
 
 
 async def ask(http: httpx.AsyncClient, talk: Dialogue, seed: int, voice: str = "", path: str = "") -> Answer:
-    """Ask ``talk`` with a picture and a sound of its own that ``seed`` makes; with a ``voice`` the answer is spoken."""
+    """Ask ``talk`` about an image and audio clip drawn by ``seed``.
+
+    With a ``voice`` the answer is spoken.
+    """
     random = np.random.default_rng(seed)
     content: list[dict[str, Any]] = []
     if talk.scene:
@@ -75,7 +81,7 @@ async def chat(http: httpx.AsyncClient, messages: list[Any], voice: str = "", pa
 
 
 async def paint(http: httpx.AsyncClient, prompt: str, seed: int, path: str = "") -> np.ndarray:
-    """A picture of what is told, uint8 [64, 64, 3]; ``path`` names the executors that make it."""
+    """Image of a description, uint8 [64, 64, 3]; ``path`` names the executors."""
     wish = {"model": PAINTER, "prompt": prompt, "size": "64x64", "steps": _STEPS, "guidance": _GUIDANCE, "seed": seed}
     answer = await http.post("/v1/images/generations", json=wish, headers={"x-omnibus-path": path} if path else {})
     assert answer.status_code == 200, answer.text
@@ -83,7 +89,7 @@ async def paint(http: httpx.AsyncClient, prompt: str, seed: int, path: str = "")
 
 
 def decode_image(answer: httpx.Response) -> np.ndarray:
-    """The one picture of ``answer``, uint8 [height, width, 3]."""
+    """The only image of ``answer``, uint8 [height, width, 3]."""
     [made] = answer.json()["data"]
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(made["b64_json"]))))
 
@@ -105,7 +111,10 @@ def open_door(house: System) -> httpx.AsyncClient:
 
 
 def share(right: Sequence[bool]) -> float:
-    """The share of right answers. Of fewer than twenty one may be wrong too, as of twenty: processors round as they do."""
+    """Share of right answers.
+
+    One wrong answer is allowed in fewer than twenty, because rounding depends on the processor.
+    """
     excused = 1 if len(right) < _ENOUGH_FOR_A_SHARE else 0
     return min(1.0, (sum(right) + excused) / len(right))
 

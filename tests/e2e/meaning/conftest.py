@@ -28,6 +28,6 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
 
 @pytest.fixture(autouse=True)
 async def everybody(house: System) -> None:
-    """A test begins when all executors are there and the gateway knows them."""
+    """Wait until all executors are registered with the gateway before each test."""
     await house.whole()
     await house.becomes_ready()

@@ -1,4 +1,7 @@
-"""What is told is drawn, what is drawn is seen, and what is said is heard: round and round, the meaning stays."""
+"""Descriptions survive a round trip through images and speech.
+
+Models generate an image from text, describe it, and transcribe the spoken description.
+"""
 
 import numpy as np
 import pytest

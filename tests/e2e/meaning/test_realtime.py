@@ -1,4 +1,4 @@
-"""Conversations by voice with the trained world model, by the client that people have."""
+"""Voice conversations with the trained world model, through a common client."""
 
 import asyncio
 import base64
@@ -37,9 +37,9 @@ def tones(row: tuple[str, ...], seed: int) -> str:
 
 
 async def respond(socket: AsyncRealtimeConnection, item: str, **more: Any) -> tuple[Any, np.ndarray, str]:
-    """The response to one item: its last event, its sound, float [n] at 24 kHz, and its transcript.
+    """Response to one item: its last event, its audio, and its transcript.
 
-    The model has never seen a conversation, so that it is shown one question at a time.
+    Audio is float [n] at 24 kHz. Training did not include conversations, so the model gets one question at a time.
     """
     await socket.response.create(response={"input": [{"type": "item_reference", "id": item}], **more})
     return await collect(socket)

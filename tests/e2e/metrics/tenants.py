@@ -1,4 +1,4 @@
-"""Tenants of the load run, each with a key that has another limit, and what they are refused."""
+"""Tenants of the load run, whose keys have different limits; their rejections."""
 
 import asyncio
 import contextlib
@@ -69,8 +69,10 @@ async def refused(system: System) -> None:
 
 
 async def _crowded(system: System) -> None:
-    """While others have both places at the vocoder, one waits for its turn in vain, and one more finds the queue
-    full."""
+    """Occupy both places at the vocoder, so further requests queue or fail.
+
+    One request waits for its turn in vain, and another one finds the queue full.
+    """
     speech = {"modalities": ["text", "audio"], "audio": {"voice": VOICE, "format": "pcm16"}}
     async with door(system) as http, _held(system, "single", **speech) as single, _held(system, FREE, **speech):
         assert (await single.get("/v1/models")).status_code == 429
@@ -79,7 +81,7 @@ async def _crowded(system: System) -> None:
 
 
 async def _full(system: System) -> None:
-    """While as many are in flight as may, the gateway takes no more."""
+    """Check that the gateway rejects requests above the limit in flight."""
     async with contextlib.AsyncExitStack() as stack:
         for _ in range(TEXT):
             http = await stack.enter_async_context(_held(system, FREE))
@@ -88,7 +90,7 @@ async def _full(system: System) -> None:
 
 @contextlib.asynccontextmanager
 async def _held(system: System, tenant: str, **more: Any) -> AsyncIterator[httpx.AsyncClient]:
-    """A long answer to ``tenant`` that has begun; it is given up in the end. What it was asked through."""
+    """Hold a long answer to ``tenant`` open in the block; yield its client."""
     body = {**_text("tell me all of it"), "max_tokens": LONG, "ignore_eos": True, "stream": True, **more}
     async with door(system, tenant) as http, http.stream("POST", CHAT, json=body) as answer:
         assert answer.status_code == 200

@@ -1,4 +1,7 @@
-"""Two gateways on two nodes, each with a media directory of its own: what one of them keeps, the other one hands out."""
+"""Two gateways on two nodes serve each other's media.
+
+Each has its own media directory.
+"""
 
 import asyncio
 import json
@@ -28,7 +31,7 @@ def media(system: System, gateway: int) -> Path:
 
 
 def has(system: System, gateway: int, digest: str) -> bool:
-    """Whether a gateway keeps recorded content in its own directory."""
+    """Return True if a gateway stores recorded content in its own directory."""
     return (media(system, gateway) / digest[:2] / digest).is_file()
 
 

@@ -1,4 +1,7 @@
-"""What operators see of nodes: the gateway's state, ``omnibus top``, and the costs in ``omnibus show``."""
+"""Operators' views of nodes.
+
+They are the gateway's state, ``omnibus top``, and the costs in ``omnibus show``.
+"""
 
 import asyncio
 import json

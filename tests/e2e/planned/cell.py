@@ -54,7 +54,10 @@ OPTIONS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 
 
 def profile(seen: float = 0.5) -> ModelProfile:
-    """What a profiler would measure of ``SIMULATED`` with a share of ``seen`` requests with an image."""
+    """Profile of ``SIMULATED`` as a profiler would measure it.
+
+    ``seen`` is the share of requests with an image.
+    """
     given = sim.decode_profile(msgspec.json.encode(SIMULATED))
     return ModelProfile(
         model=MODEL,
@@ -90,7 +93,7 @@ def _work(given: sim.Profile, option: str, parts: tuple[str, ...], seen: float) 
 
 
 def demands(parts: tuple[str, ...], seen: float) -> dict[str, TypeDemand]:
-    """What the mix brings to an executor that runs ``parts`` of every request."""
+    """Demand of the mix on executors that run ``parts`` of every request."""
     image, text = ComponentLoad(modality="image"), WORDS
     loads = {
         SEEN: {VISION: image, THINKER: ComponentLoad(tokens=text + IMAGE)},

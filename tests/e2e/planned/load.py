@@ -49,7 +49,10 @@ class Traffic:
 
 @contextlib.asynccontextmanager
 async def saturating(system: System, seen: float, at_once: int) -> AsyncIterator[Traffic]:
-    """``at_once`` requests at all times inside the block; whoever has its answer asks the next question."""
+    """Keep ``at_once`` requests in flight inside the block.
+
+    A worker sends the next question as soon as it has its answer.
+    """
     stop = asyncio.Event()
 
     async def worker(traffic: Traffic) -> None:

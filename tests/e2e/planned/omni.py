@@ -1,4 +1,4 @@
-"""Requests to the simulated any-to-any model of the example, of each of its types."""
+"""Requests of each type to the example's simulated any-to-any model."""
 
 import base64
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ _MEDIA = {SEEN: [image_part()], HEARD: [audio_part()], TEXT: [], SPOKEN: []}
 
 
 def kind_of(shares: Sequence[float], number: int) -> str:
-    """The type of the ``number``-th request, of each type as many as its share says."""
+    """Type of the ``number``-th request; types occur by their shares."""
     place = number * GOLDEN % 1
     for kind, share in zip(TEXT_TOKENS, shares, strict=True):
         place -= share

@@ -1,4 +1,4 @@
-"""The plan of a running system: when it has changed, and what it promises."""
+"""Plan of a running system: when it has changed, and its predictions."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ STEPS = ("makes room for", "new executors")
 
 
 class Places:
-    """How many executors are there, those that drain among them, and how many were at most, as they say themselves."""
+    """Number of executors, including draining ones, and its maximum, from heartbeats."""
 
     def __init__(self) -> None:
         self.most = 0
@@ -72,12 +72,12 @@ def _follows(plan: Plan) -> bool:
 
 
 def runs(system: System, plan: Plan) -> bool:
-    """Whether there are as many executors as ``plan`` asks for."""
+    """Return True if the number of executors matches ``plan``."""
     return executors(system) == sum(replicas(plan).values())
 
 
 def executors(system: System) -> int:
-    """How many run, those that are about to end among them."""
+    """Number of running executors, including those about to stop."""
     return sum(_executes(command) for command in system.commands())
 
 

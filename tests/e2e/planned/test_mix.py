@@ -47,7 +47,7 @@ async def test_the_plan_follows_the_mix(planned: Planned, is_measured: bool):
 
 
 async def serves_what_it_promises(plan: Plan, traffic: Traffic) -> None:
-    """Fails unless as many requests are answered as the plan says."""
+    """Check that the system serves the rate of its plan."""
     await asyncio.sleep(SETTLES)
     promise = pytest.approx(capacity(plan), rel=0.1)
     rates = [await traffic.rate(SECONDS)]

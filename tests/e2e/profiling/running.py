@@ -42,7 +42,7 @@ def question(words: int, tokens: int, *pictures: list[int]) -> dict[str, Any]:
 
 
 class Run:
-    """One ``omnibus profile``: its process, and what it says."""
+    """One ``omnibus profile``: its process and its output."""
 
     def __init__(self, here: Path, *arguments: str) -> None:
         paths = os.pathsep.join([str(ROOT), str(ROOT / "shared")])
@@ -107,7 +107,7 @@ def running(here: Path, *arguments: str) -> Iterator[Run]:
 
 
 def finished(here: Path, *arguments: str) -> tuple[int, str, str]:
-    """Exit code, output and what was said of a whole run."""
+    """Exit code, output and messages of a complete run."""
     with running(here, *arguments) as run:
         code, output = run.end()
         return code, output, run.said

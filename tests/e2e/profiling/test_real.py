@@ -1,4 +1,4 @@
-"""A real model, briefly: what comes out is what the planner plans with."""
+"""Profile a real model briefly; the planner can use the result."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""Simulated executors are measured as what they are, also by a run that was interrupted; and what can go wrong."""
+"""Profiles of simulated executors are accurate, even after an interruption.
+
+The tests cover errors as well.
+"""
 
 import json
 from pathlib import Path
@@ -72,7 +75,7 @@ def measured(found: ModelProfile) -> dict[Case, float]:
 
 
 def told(here: Path, found: ModelProfile) -> dict[Case, float]:
-    """What the engine's profile says of the same: requests of each size by themselves, as many at a time."""
+    """The engine's own profile of the same: single requests of each size, and batches."""
     sim = read_profile(str(here / "sim.json"))
     roles: list[Case] = [("E", BOTH, ("vision",)), ("L", BOTH, ("thinker",)), ("L", TEXT, ("thinker",))]
     roles += [("EL", BOTH, ("vision", "thinker")), ("EL", TEXT, ("thinker",)), ("EL", BOTH, ("thinker",))]

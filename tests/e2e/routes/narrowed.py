@@ -1,6 +1,6 @@
-"""The OpenAPI document of a gateway, narrowed: what is made of it is served by tiny models, and soon.
+"""A gateway's OpenAPI document, narrowed to requests that tiny models serve quickly.
 
-Whatever the narrow document allows, the whole one does.
+The whole document allows everything that the narrow one does.
 """
 
 import base64

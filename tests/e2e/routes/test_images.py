@@ -1,4 +1,7 @@
-"""The official client makes pictures: they are those of the library's pipeline, whole and streamed."""
+"""The official client generates images, whole and streamed.
+
+They are those of the library's pipeline.
+"""
 
 import asyncio
 import base64

@@ -1,5 +1,7 @@
-"""``/v1/responses`` and ``/v1/conversations`` with a real model and the official client, which checks each answer against
-its own types."""
+"""``/v1/responses`` and ``/v1/conversations`` with a real model and the official client.
+
+The client checks each answer against its own types.
+"""
 
 import base64
 from collections.abc import AsyncIterator

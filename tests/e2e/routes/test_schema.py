@@ -1,4 +1,4 @@
-"""What schemathesis makes of the OpenAPI document is answered as it says, or refused: never an error of ours."""
+"""Requests by schemathesis get documented answers or rejections, never a 5xx."""
 
 import json
 from collections import Counter
@@ -69,7 +69,7 @@ def whole(document: dict[str, Any]) -> Any:
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_is_left(system: System) -> Iterator[None]:
-    """Videos that nobody waits for are removed."""
+    """Remove videos that no test waits for."""
     yield
     with httpx.Client(base_url=system.url, timeout=30) as http:
         while found := http.get("/v1/videos", params={"limit": 100}).json()["data"]:
@@ -94,7 +94,7 @@ def operation(schema: Any, label: str) -> Any:
 
 
 def send(system: System, case: Any, checks: list[Any]) -> tuple[int, str]:
-    """The status, and what an error says."""
+    """Return the status, and the message of an error."""
     response = case.call(base_url=system.url, timeout=60)
     streams = response.headers["content-type"][0].startswith("text/event-stream")
     # A document of this version says how one event's data looks, not how a body of them does.

@@ -1,4 +1,4 @@
-"""A text is spoken as it is: what is heard is what the whole model sounds like when that text is its answer."""
+"""Text is spoken verbatim: the audio equals the whole model's for that answer."""
 
 import asyncio
 import base64
@@ -28,7 +28,7 @@ APART = "Th>Ta>V"
 
 
 def whole_model(checkpoint: Path, text: str = TEXT) -> np.ndarray:
-    """What ``generate`` of the whole model sounds like when it may say nothing but ``text``, int16 [n]."""
+    """Audio of the whole model, forced to answer ``text``, int16 [n]."""
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": USER.format(text=text)}]
     _, said, _, sound = oracle.omni_answer(checkpoint, messages, {}, 0, VOICE, CODES, SEED, say=text)
     assert said == text

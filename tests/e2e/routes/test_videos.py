@@ -1,4 +1,7 @@
-"""The official client has videos made: jobs that any gateway tells of, and goes on with when another one dies."""
+"""The official client generates videos in background jobs.
+
+Any gateway reports them, and continues them if another one dies.
+"""
 
 import asyncio
 import base64
@@ -47,7 +50,10 @@ async def film(client: openai.AsyncOpenAI, id: str) -> Watched:
 
 
 def difference(one: Watched, other: Watched) -> float:
-    """Of two films of one size: the mean over all values of all pixels."""
+    """Mean difference of two videos over all values of all pixels.
+
+    They must have the same size.
+    """
     assert one.frames.shape == other.frames.shape
     return float(np.abs(one.frames.astype(int) - other.frames).mean())
 
@@ -75,7 +81,10 @@ async def becomes(client: openai.AsyncOpenAI, id: str, within: float = 60.0) -> 
 
 
 def developed(made: oracle.Film, path: Path) -> Watched:
-    """The pipeline's film as a file, as far as that keeps it: of colours so noisy much is lost."""
+    """The pipeline's video after encoding to a file.
+
+    The encoding loses much detail of such noisy colours.
+    """
     reel = VideoWriter(path, 24.0, sound=True)
     reel.add_frames(made.frames.round().astype(np.uint8))
     reel.add_audio(made.sound, 8000)
@@ -229,7 +238,7 @@ async def test_a_video_outlives_the_gateway_that_makes_it(
 
 
 def _gateway(system: System, invocation: str) -> int:
-    """Which gateway sent ``invocation``."""
+    """Return the gateway that sent ``invocation``."""
     found = re.search(rf"gateway {invocation.partition('-')[0]} on (http://[0-9.:]+)", system.log)
     assert found is not None
     return system.urls.index(found[1])

@@ -1,6 +1,6 @@
-"""The small system with everything closed: users on the bus, TLS to bus, store and gateway, keys for clients.
+"""The small system with bus users, TLS everywhere, and API keys.
 
-Each service is a process with the user and password of its own; executors are simulated.
+TLS covers bus, store and gateway. Each service is a process with its own user and password. Executors are simulated.
 """
 
 import asyncio
@@ -210,7 +210,10 @@ def _record(tenant: str) -> KeyRecord:
 
 
 def _guard(url: str) -> None:
-    """The store's one user may nothing but what Omnibus does with keys of its own; nobody else comes in."""
+    """Restrict the store's only user to the commands and keys of Omnibus.
+
+    Disables the default user.
+    """
     with redis.Redis.from_url(url) as raw:
         may = ["~omnibus:*", "&omnibus:*", "+@all", "-@admin", "-@dangerous"]
         raw.execute_command("ACL", "SETUSER", "omnibus", "reset", "on", ">word-of-the-store", *may)

@@ -1,4 +1,4 @@
-"""Each row of the table of vLLM's parameters in docs/routes.md, tried on a real system."""
+"""Each vLLM parameter in docs/routes.md works as documented."""
 
 import json
 import re

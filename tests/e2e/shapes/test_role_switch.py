@@ -54,7 +54,10 @@ async def settled(system: System, prefills: int, decodes: int) -> None:
 
 @contextlib.asynccontextmanager
 async def questions_without_end(system: System) -> AsyncIterator[dict[str, set[str]]]:
-    """Ask over P and D inside the block; what was answered, by question. No request may fail."""
+    """Send questions over P and D inside the block; yield answers by question.
+
+    Every request must succeed.
+    """
     answers: dict[str, set[str]] = {str(number): set() for number in range(len(QUESTIONS))}
     stop = asyncio.Event()
 

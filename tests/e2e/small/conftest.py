@@ -16,7 +16,10 @@ DRAIN = 4.0  # seconds
 
 @pytest.fixture(autouse=True)
 def everybody(request: pytest.FixtureRequest) -> None:
-    """A test of a shared system begins when all executors are there and the gateways know them."""
+    """Wait for all executors before each test of a shared system.
+
+    The gateways must have registered them.
+    """
     for name in {"small", "pair"} & {*request.fixturenames}:
         asyncio.run(all_serve(request.getfixturevalue(name)))
 
@@ -48,7 +51,7 @@ def small(tmp_path_factory: pytest.TempPathFactory, vl_checkpoint: Path) -> Iter
 
 @pytest.fixture(scope="package")
 def pair(tmp_path_factory: pytest.TempPathFactory, vl_checkpoint: Path) -> Iterator[System]:
-    """Two gateways before an encoder (E), two thinkers (L) and one executor of both (EL)."""
+    """Two gateways; an encoder (E), two thinkers (L), one of both (EL)."""
     model = declaration("qwen2_5_vl", vl_checkpoint)
     options = {**model["options"], "L": {**model["options"]["L"], "replicas": 2}}
     with running(

@@ -65,7 +65,7 @@ def app_flags(directory: Path) -> tuple[str, ...]:
 
 
 def models(directory: Path) -> dict[str, Any]:
-    """All of them, each in one executor, beside the one that speaks."""
+    """All media models, each in one executor, and the speaking model."""
     times = deepcopy(TIMES)
     times["default"]["components"] |= {name: {"kind": "any", **each} for name, each in COMPONENTS.items()}
     spoken = model(directory, times)

@@ -45,7 +45,7 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
 
 
 class Answers:
-    """What requests got: ``statuses`` by number, ``paths`` of the last ones, ``ids`` of all that were answered."""
+    """Results of requests: ``statuses`` by number, last ``paths``, and all ``ids``."""
 
     def __init__(self) -> None:
         self.statuses: Counter[int | str] = Counter()
@@ -76,7 +76,7 @@ async def requests(system: System) -> AsyncIterator[Answers]:
 
 
 async def until_paths(found: Answers, are: Callable[[set[str]], bool], count: int = 20) -> None:
-    """Wait until the last ``count`` answers came by such paths."""
+    """Wait until the last ``count`` answers used such paths."""
     async with asyncio.timeout(WITHIN):
         found.paths.clear()
         while len(found.paths) < count or not are(set(found.paths[-count:])):
@@ -96,7 +96,7 @@ async def test_requests_stay_in_a_cell_that_lies_on_one_node(cells: System):
 
 
 async def node_by_executor(system: System) -> dict[str, tuple[str, str]]:
-    """Cell and node of each executor, as it says itself."""
+    """Cell and node of each executor, from its heartbeat."""
     found: dict[str, tuple[str, str]] = {}
     async with asyncio.timeout(WITHIN), system.bus() as bus, contextlib.aclosing(system.statuses(bus)) as heard:
         async for status in heard:

@@ -134,7 +134,7 @@ async def timed(
 
 
 async def spoken(clock: OwnTime, connection: ClientConnection) -> tuple[float, dict[str, Any]]:
-    """Seconds from a question to the event that ends its answer, and that event."""
+    """Seconds from a question until its answer's last event, and that event."""
     began = clock.seconds
     content = [{"type": "input_text", "text": "hello"}]
     response = {"input": [{"type": "message", "role": "user", "content": content}]}
@@ -147,7 +147,7 @@ async def spoken(clock: OwnTime, connection: ClientConnection) -> tuple[float, d
 
 
 def ended_well(event: dict[str, Any]) -> bool:
-    """Return whether the answer of a session was whole, or says why not."""
+    """Return True for a session's complete answer, or a typed error."""
     if event["type"] == "error":
         return bool(event["error"]["code"])
     response = event["response"]
@@ -155,7 +155,10 @@ def ended_well(event: dict[str, Any]) -> bool:
 
 
 def is_typed(response: httpx.Response) -> bool:
-    """Return whether an error is in OpenAI's shape, or the last event of its stream, or the answer is none."""
+    """Return True for a success, or an error in OpenAI's shape.
+
+    The last event of a stream decides.
+    """
     if response.headers.get("content-type", "").startswith("text/event-stream"):
         last = [line for line in response.text.splitlines() if line.startswith("data: ")][-1]
         if last == "data: [DONE]":

@@ -95,7 +95,7 @@ async def test_a_request_that_was_on_its_way_is_refused_and_its_connection_is_no
 
 
 async def is_stopping(system: System) -> None:
-    """Wait until the first gateway refuses requests, or takes no connection any more."""
+    """Wait until the first gateway rejects requests or refuses connections."""
     async with asyncio.timeout(60), system.http(0) as http:
         with contextlib.suppress(httpx.TransportError):
             while not (await http.get("/readyz")).json().get("stopping"):
@@ -105,9 +105,9 @@ async def is_stopping(system: System) -> None:
 async def cut_answers(
     system: System, numbers: range, events: int, end: Callable[[psutil.Process], None]
 ) -> list[Answer]:
-    """Answers of the first gateway that ``end`` has ended behind so many events, as far as they came.
+    """Answers of the first gateway, cut by ``end`` after ``events`` events.
 
-    On a busy machine they may be over before that: then it is done once more, until some are cut.
+    On a busy machine they may complete earlier. Then this is repeated until some are cut.
     """
     while True:
         await system.becomes_ready()
@@ -159,7 +159,7 @@ class StoredStream:
 
     @property
     def frames(self) -> list[bytes]:
-        """What came whole."""
+        """Complete frames that arrived."""
         return [frame + b"\n\n" for frame in self.body.split(b"\n\n")[:-1]]
 
     @property

@@ -1,4 +1,7 @@
-"""A crowd of clients: what each of them asks, what it must be told, and whether it waits for that. All by a seed."""
+"""A crowd of clients, drawn by a seed.
+
+Each client has a request and the expected answer, and waits for it or disconnects.
+"""
 
 import asyncio
 import json
@@ -29,7 +32,7 @@ _MARGIN = 1e-3  # between the first and the second choice of a token; closer one
 
 
 class Known(NamedTuple):
-    """A question, so many tokens of its answer, and that answer as the whole model gives it."""
+    """A question, its number of tokens, and the whole model's answer."""
 
     messages: list[Any]
     tokens: int
@@ -50,14 +53,20 @@ class Client(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What became of a crowd: how many were ``answered``, ``refused`` or ``left``; and what went ``wrong``."""
+    """Outcome of a crowd.
+
+    It contains the numbers of ``answered``, ``refused`` and ``left`` clients, and the errors in ``wrong``.
+    """
 
     counts: Counter[str]
     wrong: list[str]
 
 
 def questions(checkpoint: Path, dice: Random) -> list[Known]:
-    """Questions of text, of one image and of two images, with the answers of the whole model."""
+    """Questions of text and of one or two images, with expected answers.
+
+    The whole model gives these answers.
+    """
 
     def words() -> str:
         return " ".join(dice.choices(_WORDS, k=dice.randint(2, 24)))
@@ -85,7 +94,10 @@ def _known(checkpoint: Path, question: Question, tokens: int) -> Known | None:
 
 
 def crowd(known: Sequence[Known], models: Sequence[str], size: int, bad: float, dice: Random) -> list[Client]:
-    """``size`` clients who ask each of ``models`` as often; a share of ``bad`` requests is malformed."""
+    """Run ``size`` clients that use each of ``models`` equally often.
+
+    A share of ``bad`` requests is malformed.
+    """
     malformed = _malformed(known[0])
     clients = []
     for number in range(size):
@@ -157,7 +169,7 @@ def _right(client: Client, what: str, text: str) -> bool:
 
 
 async def _talk(http: httpx.AsyncClient, client: Client) -> tuple[str, str]:
-    """What became of one request, and the text that came."""
+    """Send one request; return its outcome and the received text."""
     if client.stream:
         return await _stream(http, client)
     try:

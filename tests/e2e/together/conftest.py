@@ -42,6 +42,6 @@ def together(
 
 @pytest.fixture(autouse=True)
 async def everybody(together: System) -> None:
-    """A test begins when all executors are there and the gateway knows them."""
+    """Wait until all executors are registered with the gateway before each test."""
     await together.whole()
     await together.becomes_ready()

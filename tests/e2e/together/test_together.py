@@ -1,4 +1,7 @@
-"""What runs in one executor stays in it: no message, no memory of the arena, and the same answer."""
+"""Components in one executor exchange neither messages nor arena blocks.
+
+The answer is the same.
+"""
 
 from pathlib import Path
 from typing import Any

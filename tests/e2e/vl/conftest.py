@@ -19,7 +19,7 @@ def vl(tmp_path_factory: pytest.TempPathFactory, vl_checkpoint: Path) -> Iterato
 
 @pytest.fixture(autouse=True)
 async def everybody(vl: System) -> dict[str, int]:
-    """Process id of every executor: a test begins when all of them are there and the gateway knows them."""
+    """Process id of every executor, once all are registered with the gateway."""
     pids = await vl.whole()
     await vl.becomes_ready()
     return pids

@@ -1,4 +1,4 @@
-"""A client that leaves stops everything that worked for it."""
+"""All work of a client stops when it disconnects."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ async def test_a_client_that_leaves_a_stream_cancels_it_everywhere(vl: System, p
 
 
 async def tokens_after_leaving(vl: System, path: str) -> int:
-    """Leave a stream after five deltas; how many tokens came after its end was announced."""
+    """Disconnect after five deltas; return the number of tokens after the end."""
     async with Watch.on(vl) as watch:
         async with (
             vl.http() as http,
@@ -66,7 +66,7 @@ async def read(answer: httpx.Response, deltas: int) -> list[str]:
 
 
 def after_the_end(watch: Watch, id: str) -> int:
-    """Tokens of ``id`` that came after its end was announced."""
+    """Tokens of ``id`` that arrived after its end was published."""
     subject = [delivery.subject for delivery in watch.seen].index(subjects.end_subject(id))
     late = Watch()
     late.seen = watch.seen[subject:]

@@ -30,7 +30,7 @@ E, L, EL = (f"qwen2_5-vl-tiny-{option}-0" for option in ("E", "L", "EL"))
 
 @pytest.fixture(scope="module")
 def text(vl_checkpoint: Path) -> str:
-    """What the whole model answers."""
+    """Answer of the whole model."""
     return oracle.vl_answer(vl_checkpoint, QUESTION.plain, QUESTION.media, TOKENS)[1]
 
 

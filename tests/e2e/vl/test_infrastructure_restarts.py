@@ -1,4 +1,4 @@
-"""The bus and the store are killed: everything comes back without a hand."""
+"""The system recovers automatically after the bus and the store are killed."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Every request is recorded, can be read, and can be run again with the same answer."""
+"""Every request is recorded, and its replay gives the same answer."""
 
 import asyncio
 import json
@@ -34,7 +34,10 @@ async def asked(system: System, question: Question, **more: Any) -> tuple[str, s
 
 
 async def requested(nc: Client, subject: str, payload: bytes) -> list[dict[str, Any]]:
-    """What `nats req --replies=0` does: a plain payload and an inbox; replies up to the empty message."""
+    """Imitate `nats req --replies=0`.
+
+    It sends a plain payload with an inbox, and reads replies up to the empty message.
+    """
     inbox = nc.new_inbox()
     subscription = await nc.subscribe(inbox)
     await nc.publish(subject, payload, reply=inbox)

@@ -1,4 +1,4 @@
-"""A simulated model that talks for long, and a browser into whose microphone somebody speaks."""
+"""A simulated model with long answers, and a browser with voice input."""
 
 import asyncio
 import copy
@@ -44,13 +44,13 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="package")
 def playwright(system: System) -> Iterator[Playwright]:
-    """What starts browsers; systems are started before it."""
+    """The browser driver; systems start before it."""
     with sync_playwright() as started:
         yield started
 
 
 @pytest.fixture(scope="package")
 def speaker(system: System, playwright: Playwright, said: Path) -> Iterator[Browser]:
-    """A browser into whose microphone somebody says the same again and again."""
+    """A browser whose microphone plays the same words repeatedly."""
     with speaking_browser(playwright, said, loops=True) as made:
         yield made

@@ -1,4 +1,4 @@
-"""Conversations by voice in the playground, with a microphone that plays a sound."""
+"""Voice conversations in the playground, with audio as the microphone."""
 
 import base64
 import json
