@@ -1,7 +1,9 @@
-"""Hashes of what pip would install here: ``pip install --dry-run --report - ... | python -m tools.hashes``.
+"""Hashes of packages that pip would install here.
 
-Prints requirements that ``pip install --require-hashes --no-deps -r`` takes. They hold for one kind of machine and one
-index: whoever makes the file believes what the index says on that day, and nobody has to believe it any more later on.
+    pip install --dry-run --report - ... | python -m tools.hashes
+
+Prints requirements for ``pip install --require-hashes --no-deps -r``. They are valid for one kind of machine and one
+index. You trust the index on the day when you make the file; later installs verify its hashes.
 """
 
 import json

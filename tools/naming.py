@@ -86,7 +86,7 @@ def _print_figures(title: str, names: Names) -> None:
 
 
 def main() -> int:
-    """Print the figures, then what breaks a rule; the exit code says whether anything does."""
+    """Print the figures, then violations; the exit code is 1 if any exist."""
     names, tests = read_names(), read_names(trees=("tests",))
     _print_figures("services and shared", names)
     _print_figures("tests", tests)

@@ -54,7 +54,7 @@ class Report(NamedTuple):
 
 
 class Cached(NamedTuple):
-    """The report of a file that had this size and time of change in nanoseconds."""
+    """Report of a file with this size and change time in nanoseconds."""
 
     size: int
     changed: int
@@ -94,7 +94,7 @@ def report(source: Source) -> Report:
 
 
 def add_shared_classes(reports: Iterable[Report]) -> None:
-    """Add a hit to each report for a class of tests whose name another module of tests has too."""
+    """Add a hit to each report for test classes with shared names."""
     files = defaultdict(set)
     reports = list(reports)
     for each in reports:
@@ -126,7 +126,7 @@ def total(reports: Iterable[Report]) -> tuple[dict[str, Counter[str]], dict[str,
 
 
 def goal(measure: str, sizes: Counter[str]) -> int:
-    """Return the count of ``measure`` that an area of these sizes may always have."""
+    """Return the count of ``measure`` that these sizes always allow."""
     size, share = GOALS[measure]
     return math.ceil(sizes[size] * share)
 
@@ -164,7 +164,7 @@ def write_limits(path: Path, limits: dict[str, dict[str, int]]) -> None:
 
 
 def read_limits(path: Path) -> dict[str, dict[str, int]] | None:
-    """Return the limits in ``path``, or None if there is no such file."""
+    """Return the limits in ``path``, or None if it does not exist."""
     return tomllib.loads(path.read_text()) if path.exists() else None
 
 
@@ -245,7 +245,7 @@ def _list_hits(paths: list[str]) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print figures and counts above their limits, or what breaks a rule in the files that are named."""
+    """Print figures and excess counts, or the violations in named files."""
     parser = argparse.ArgumentParser(prog="python -m tools.prose", description="Check the ten rules of plain English.")
     parser.add_argument("file", nargs="*", help="list what breaks a rule in these files or directories")
     parser.add_argument(

@@ -60,7 +60,7 @@ def train(
 
 
 def layers(module: nn.Module) -> list[nn.Parameter]:
-    """The matrices of the linear layers of ``module``, but for those whose rows are words or codes."""
+    """Matrices of the linear layers of ``module``, without word or code tables."""
     linear = {f"{name}.weight" for name, each in module.named_modules() if isinstance(each, nn.Linear)}
     return [each for name, each in module.named_parameters() if name in linear and not name.endswith("head.weight")]
 
@@ -76,9 +76,9 @@ def _share(step: int, steps: int, warm: int) -> float:
 
 
 def spread(module: nn.Module, seed: int) -> None:
-    """Begin with matrices whose deviation is 1/sqrt(fan in), and biases of nothing.
+    """Initialize matrices with deviation 1/sqrt(fan in), and biases with zeros.
 
-    The library's own 0.02 is meant for wider layers; small ones learn slowly from it.
+    The library's own 0.02 suits wider layers; small ones learn slowly from it.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -59,7 +59,7 @@ def save(model: Any, directory: Path) -> None:
 
 
 def voices(made: Any) -> dict[str, dict[str, Any]]:
-    """Return the features of each speaker: the token that begins its speech, and the sound of its voice."""
+    """Return each speaker's features: its first speech token and its voice's audio."""
     return {
         name: {
             "bos_token": made.convert_tokens_to_ids(_BEGINS[name]),

@@ -1,4 +1,4 @@
-"""The model that draws what it is told: a small Qwen-Image."""
+"""The model that draws descriptions: a small Qwen-Image."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ def tokenizer() -> Any:
 
 
 def build(seed: int) -> dict[str, Any]:
-    """The parts of the pipeline before their training, by the names of its arguments."""
+    """Untrained parts of the pipeline, by the names of its arguments."""
     from diffusers import AutoencoderKLQwenImage, FlowMatchEulerDiscreteScheduler, QwenImageTransformer2DModel
     from transformers import Qwen2_5_VLForConditionalGeneration
 

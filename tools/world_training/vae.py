@@ -1,4 +1,4 @@
-"""To turn pictures into latents and back: an autoencoder learns the pictures of the world."""
+"""Train an autoencoder that turns images into latents and back."""
 
 import contextlib
 from collections.abc import Iterator
@@ -39,7 +39,10 @@ def flat() -> Iterator[None]:
 
 
 def encoded(vae: Any, pixels: Tensor) -> Tensor:
-    """The means of the latents [B, channels, H / 8, W / 8] of pictures uint8 [B, H, W, 3]."""
+    """Means of the latents [B, channels, H / 8, W / 8] of images.
+
+    Images are uint8 [B, H, W, 3].
+    """
     colours = pixels.permute(0, 3, 1, 2).float()[:, :, None] / 127.5 - 1
     moments = vae.quant_conv(vae.encoder(colours))
     found: Tensor = moments[:, : vae.config.z_dim, 0]
@@ -73,7 +76,10 @@ def learn(vae: Any, seed: int, steps: int = STEPS) -> None:
 
 
 def measure(vae: Any, seed: int) -> None:
-    """Write down what the latents of a trained ``vae`` are like, so that a painter has them all alike."""
+    """Store mean and deviation of the latents in the config of ``vae``.
+
+    A painter normalizes its latents with them.
+    """
     pool = pools.pictures(scenes.training_scenes(), 1000, seed, _WILD)
     with flat(), torch.no_grad():
         latents = encoded(vae, pool.pixels).transpose(0, 1).flatten(1)
