@@ -1,4 +1,4 @@
-"""Dashboards and alerts as they are committed, and what of their expressions a set of real metrics does not answer."""
+"""Committed dashboards and alerts, and their queries without matching real metrics."""
 
 import json
 import re
@@ -60,7 +60,7 @@ def samples(texts: Iterable[str]) -> Emitted:
 
 
 def unanswered(expressions: Mapping[str, str], emitted: Emitted) -> list[str]:
-    """What they ask for and nobody emits, in words."""
+    """Describe queried metrics that no service emits."""
     return [f"{where}: {fault}" for where, text in expressions.items() for fault in _faults(promql.read(text), emitted)]
 
 

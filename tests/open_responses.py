@@ -24,7 +24,10 @@ def check_response(body: Any) -> spec.ResponseResource:
 
 
 def check_events(events: Sequence[Any]) -> spec.ResponseResource:
-    """The response of the last of ``events``, of which each is one of the specification, numbered without gaps."""
+    """Check ``events`` against the specification; return the final response.
+
+    Their numbers must have no gaps.
+    """
     for number, event in enumerate(events):
         found = EVENTS[event["type"]].model_validate_json(json.dumps(event), strict=True)
         assert found.model_dump()["sequence_number"] == number

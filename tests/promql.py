@@ -1,4 +1,7 @@
-"""What an expression of Prometheus' language asks for: selectors with their matchers, and labels that it groups by."""
+"""Selectors and grouping labels of a PromQL expression.
+
+Selectors include their matchers.
+"""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -32,7 +35,7 @@ class Asked(NamedTuple):
 
 
 class Bad(ValueError):
-    """The text is no expression, or names no metric."""
+    """The text is not an expression, or names no metric."""
 
 
 def read(text: str) -> Asked:

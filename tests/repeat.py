@@ -1,9 +1,9 @@
-"""Repeats modules of tests, to find those that fail now and then: a table of runs and failures.
+"""Repeat modules of tests to find flaky ones; print a table of runs and failures.
 
     python -m tests.repeat tests/e2e/apps tests/unit/up --times 10 --busy 2 [--minutes 30] [-- arguments of pytest]
 
-Directories and files take turns, each in a process of its own, so that a busy minute of the machine meets all of them. The
-output of each run that failed stays in ``--into``, and the table counts by module. The exit status is 1 if a test failed.
+Directories and files take turns, each in a separate process, so a busy minute of the machine affects all of them. The
+output of each failed run stays in ``--into``, and the table counts by module. The exit status is 1 if a test failed.
 """
 
 import argparse
@@ -87,7 +87,7 @@ def run(target: str, arguments: Sequence[str], log: Path) -> list[Case]:
 
 
 def read_cases(results: Path) -> Iterator[Case]:
-    """Cases of a report of pytest in the format ``xunit1``, without tests that were skipped."""
+    """Cases of a pytest report in the format ``xunit1``, without skipped tests."""
     for case in ElementTree.parse(results).getroot().iter("testcase"):
         if case.find("skipped") is not None:
             continue

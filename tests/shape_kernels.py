@@ -1,9 +1,11 @@
-"""A pytest plugin: matrix products whose rounding depends on the number of rows, on any processor.
+"""A pytest plugin: matrix products whose rounding depends on the number of rows.
 
-Kernels of some processors (AVX-512, AMX) sum in another order in another batch; those of others do not, so that a test
-which takes bits for granted passes there by luck. With ``-p tests.shape_kernels`` tests marked ``numeric`` run with
-float32 products of which those of an odd number of rows are rounded once, from float64, and others after every sum. Equal
-shapes still give equal bits. The rest of their files does as well, unless they are few there: these products are slow. All
+Kernels of some processors (AVX-512, AMX) sum in another order in another batch. Kernels of others do not, so a test
+that wrongly expects equal bits passes there. With ``-p tests.shape_kernels``, tests marked ``numeric`` use other
+float32 products on any processor. Those with an odd number of rows are rounded once, from float64. Others are rounded
+after every sum. Equal shapes still give equal bits.
+
+Other tests of the same files use them as well, unless numeric ones are few there, because these products are slow. All
 other tests run with the processor's own kernels.
 """
 
@@ -33,7 +35,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: Sequence[pytest.
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Choose kernels by the test's file, whose tests share what is made with the same ones, or by the test."""
+    """Choose kernels by the test's file or by the test.
+
+    Tests of a file share fixtures that were made with the same kernels.
+    """
     use_shape_kernels(_is_numeric(item) or item.path in item.config.stash[_NUMERIC_FILES])
     return (yield)
 
@@ -43,7 +48,7 @@ def _is_numeric(item: pytest.Item) -> bool:
 
 
 def use_shape_kernels(is_numeric: bool) -> None:
-    """From now on products of matrices in this process are those of this module if ``is_numeric``, else torch's own."""
+    """Use this module's matrix products if ``is_numeric``, else torch's own."""
     if is_numeric and not _replaced:
         _replaced.append(_replace_products())
     elif not is_numeric and _replaced:

@@ -1,7 +1,11 @@
-"""A process that decodes what it is sent, so that a crash costs only it, and its memory has a limit.
+"""A process that decodes its input, to isolate crashes.
 
-``python -m tests.fuzz.decoder``: a modality, a blank, a length and a line break, then so many bytes, on standard input;
-a line of JSON each on standard output.
+Its memory is limited.
+
+    python -m tests.fuzz.decoder
+
+It reads a header line (a modality, a blank and a length), then so many bytes, from standard input. It writes a line of
+JSON for each to standard output.
 """
 
 import json
@@ -20,7 +24,10 @@ _WITHIN_SECONDS = 120.0
 
 
 class Outcome(NamedTuple):
-    """``word``: ``ok``, the code of a typed error, ``untyped: ...`` or ``died: ...``; what it took."""
+    """Outcome of decoding one file.
+
+    ``word`` is ``ok``, the code of a typed error, ``untyped: ...`` or ``died: ...``. The other fields are its cost.
+    """
 
     word: str
     seconds: float = 0.0  # of the processor

@@ -1,4 +1,7 @@
-"""Hostile media end as samples or pixels or as one typed refusal, within bounds of memory and time; never as a crash."""
+"""Hostile media decode or get one typed error, and never crash.
+
+Memory and time stay within bounds.
+"""
 
 from collections.abc import Iterator
 
@@ -27,7 +30,7 @@ def decoder() -> Iterator[Decoder]:
 
 
 def fault(outcome: Outcome) -> str:
-    """Text that says which promise is broken; empty when none is."""
+    """Describe the broken promise; empty if there is none."""
     if outcome.word != "ok" and outcome.word not in REFUSALS:
         return "neither decoded nor refused"
     if outcome.peak_bytes > PEAK_BYTES:

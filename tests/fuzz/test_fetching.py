@@ -43,7 +43,7 @@ LOCATIONS = [
 
 
 async def fetched(answer: bytes) -> None:
-    """Fetch from a server that sends ``answer`` to whoever comes, and closes."""
+    """Fetch from a server that sends ``answer`` on each connection and closes."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)

@@ -1,9 +1,10 @@
-"""A node of the previous build as a process: its sidecar, and clients of its own and of other sidecars.
+"""A node of the previous build as a process: its sidecar and clients.
 
     PYTHONPATH=releases/previous_sidecar.zip python previous_node.py DIRECTORY
 
-runs the code of that build, which ``zip_previous.py`` has put into the archive. Each line that it reads is a command, a
-list of JSON whose first element is a name of ``COMMANDS``; it answers each by one line.
+runs the code of that build, which ``zip_previous.py`` has put into the archive. Clients connect to its own and other
+sidecars. Each input line is a command: a JSON list whose first element is a name of ``COMMANDS``. The process answers
+each by one line.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ INVOCATION = "i"
 
 
 class PreviousNode:
-    """What it is told to do, one command after the other."""
+    """Run commands one after another."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -69,7 +70,7 @@ class PreviousNode:
         return msgspec.to_builtins(handle)
 
     async def read(self, handle: dict[str, Any]) -> list[float]:
-        """The values of a tensor of this node or another; its lease is given back."""
+        """Return the values of any node's tensor, and release its lease."""
         known = msgspec.convert(handle, Handle)
         array = await self.client.open_tensor(known, invocation=INVOCATION, deadline=time.time() + SECONDS)
         values = [float(value) for value in array]

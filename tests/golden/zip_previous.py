@@ -18,7 +18,7 @@ EPOCH = (2000, 1, 1, 0, 0, 0)
 
 
 def find_modules() -> set[Path]:
-    """Files of what was imported, and of the rooms of sidecars and tensors."""
+    """Files of imported modules, and of the sidecar and tensor rooms."""
     imported = [module for name, module in sys.modules.items() if name.partition(".")[0] in ("omnibus", "services")]
     files = {Path(file) for module in imported if (file := getattr(module, "__file__", None))}
     rooms = (TREE / "services" / "sidecar", TREE / "shared" / "omnibus" / "tensors")

@@ -1,6 +1,7 @@
-"""What an API server of a cluster knows and answers, without the wire: objects, kinds, owners, and conflicts.
+"""State and answers of a cluster's API server, without HTTP.
 
-It has no controllers: nothing runs, but what an owner leaves behind goes with it, as the garbage collector does.
+It has objects, kinds, owners, and conflicts. It has no controllers, so nothing runs. Objects of a deleted owner are
+deleted, as by the garbage collector.
 """
 
 import itertools
@@ -60,7 +61,10 @@ class Refusal(Exception):
 
 
 class Api:
-    """``objects`` by path; ``asked`` is every request that is no discovery."""
+    """The API server.
+
+    ``objects`` by path; ``asked`` contains every request except discovery.
+    """
 
     def __init__(self, added: Mapping[str, str] | None = None, version: str = "1.33") -> None:
         told = {**BUILT_IN, **(ADDED if added is None else added)}

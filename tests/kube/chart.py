@@ -1,8 +1,10 @@
-"""Lint and render the chart with Helm's library, where there is no ``helm``: ``python -m tests.kube.chart``.
+"""Lint and render the chart with Helm's library, without ``helm``.
 
-python -m tests.kube.chart lint                       # the chart, with every overlay
-python -m tests.kube.chart template mine.yaml ...     # what an install with these values makes
-python -m tests.kube.chart package --into dist        # the archive that is published
+    python -m tests.kube.chart lint                       # the chart, with every overlay
+    python -m tests.kube.chart template mine.yaml ...     # the objects of an install with these values
+    python -m tests.kube.chart package --into dist        # the archive to publish
+
+Each command renders the chart as an install would.
 """
 
 import argparse
@@ -33,7 +35,10 @@ def render(files: Sequence[Path], release: str = "omnibus") -> list[dict[str, An
 
 
 def lint() -> list[str]:
-    """What is wrong with the chart: what Helm refuses, and objects that some version of Kubernetes does not take."""
+    """Describe faults of the chart.
+
+    They are Helm's errors, and objects that some version of Kubernetes rejects.
+    """
     found: list[str] = []
     for overlay in ("", *_OVERLAYS):
         try:

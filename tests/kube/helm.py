@@ -1,4 +1,4 @@
-"""The real Helm, as a library, against an ``Api`` that is served here."""
+"""The real Helm as a library, against an ``Api`` served here."""
 
 import os
 from collections.abc import Mapping

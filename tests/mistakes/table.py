@@ -1,4 +1,4 @@
-"""The table: what is typed, in which files and variables, and what is printed."""
+"""The table of mistakes: commands, files, variables, and expected output."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,7 @@
-"""Sidecars in nodes of namespaces, as an operator would run them, with NATS in the hub and agents beside them."""
+"""Sidecars in namespaces as nodes, with agents, and NATS in the hub.
+
+They run as an operator would run them.
+"""
 
 import asyncio
 import ctypes
@@ -144,7 +147,7 @@ class Machine:
         await self.agent.ask("wait_ready")
 
     def restart_node(self) -> None:
-        """Give a node that is off power again; its sidecar and agents are to be started anew."""
+        """Restore the power of a node; its sidecar and agents must be restarted."""
         self.close()
         self._agents.clear()
         self.node.power_on()
@@ -165,9 +168,10 @@ class Machine:
 async def nodes(
     *names: str, ahead: Mapping[str, float] | None = None, small_pages: bool = False, **env: str
 ) -> AsyncIterator[list[Machine]]:
-    """Nodes that know each other, until the end of the block; ``env`` is of their sidecars and agents.
+    """Connected nodes, until the end of the block.
 
-    ``ahead`` is by how many seconds clocks of nodes are ahead; ``small_pages``: arenas have no pages of 2 MiB.
+    ``env`` is the environment of sidecars and agents. ``ahead`` contains by how many seconds the clocks of nodes are
+    ahead. ``small_pages``: arenas have no pages of 2 MiB.
     """
     async with AsyncExitStack() as stack:
         directory = Path(tempfile.mkdtemp(prefix="omnibus-nodes-"))  # short: sockets have at most 107 bytes
@@ -193,7 +197,7 @@ async def nodes(
 
 
 def _in_child(small_pages: bool) -> Callable[[], None]:
-    """What a process does before it runs its program."""
+    """Prepare a child process before it runs its program."""
     bind, prctl = die_with_parent(), ctypes.CDLL(None).prctl
 
     def prepare() -> None:

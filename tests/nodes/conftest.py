@@ -1,4 +1,4 @@
-"""Tests of several nodes, each with a network and shared memory of its own."""
+"""Tests of several nodes, each with a separate network and shared memory."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Load of many requests over three nodes, and faults of nodes beside it.
+"""Load of many requests over three nodes, with faults of nodes.
 
 | environment | |
 |---|---|
@@ -64,7 +64,7 @@ def text_body(question: Question) -> dict[str, Any]:
 
 
 class FaultDrawer:
-    """Faults of nodes at random times, one after the other, each of which is undone."""
+    """Draw faults of nodes at random times, and undo each one."""
 
     def __init__(self, system: System, nodes: list[Node], *, seed: int = _SEED, slow_rate: str = SLOW_RATE) -> None:
         """``slow_rate`` is that of a slow cable, in the units of ``tc``."""
@@ -75,7 +75,7 @@ class FaultDrawer:
         self.done: Counter[str] = Counter()
 
     async def run(self) -> None:
-        """Draw every kind once in each round. Never ends by itself."""
+        """Draw every kind once in each round, until cancelled."""
         while True:
             for fault in self.dice.sample(_FAULTS, len(_FAULTS)):
                 self.done[fault.__name__] += 1
@@ -141,8 +141,8 @@ _FAULTS: tuple[Fault, ...] = (cut_cable, slow_cable, kill_executor, deafen, free
 class Load:
     """Requests at ``at_once`` connections; ``case_of`` gives that of a number.
 
-    ``outcomes`` counts answers that were right, and typed errors by their code; ``faults`` says what is neither: a
-    wrong answer, an error that is none of ``_TYPED``, a request that took more than ``hang_seconds``.
+    ``outcomes`` counts right answers, and typed errors by their code. ``faults`` describes all others: a wrong answer,
+    an error outside of ``_TYPED``, or a request that took more than ``hang_seconds``.
     """
 
     def __init__(

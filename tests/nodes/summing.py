@@ -1,10 +1,11 @@
-"""Engines that compute nothing but a checksum of every byte that reached them, which is in the answer.
+"""Engines that compute only a checksum of their inputs, for the answer.
 
     OMNIBUS_EXECUTOR_ENGINE=tests.nodes.summing:engine
 
-A request names the size of its tensors in its image, and its number by its seed. From the encoder to the language model,
-and from there to the talker, goes a tensor that no other request has; the text of the answer has the checksum of the
-first one, and the level of the sound that of the second. So an answer with bytes of somebody else is a wrong one.
+Every received byte counts. A request encodes the size of its tensors in its image, and its number in its seed. The
+encoder sends a unique tensor to the language model, which sends another one to the talker. The text of the answer
+contains the checksum of the first tensor, and the level of the audio that of the second. An answer with another
+request's bytes is therefore wrong.
 """
 
 import asyncio

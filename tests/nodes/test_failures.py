@@ -1,4 +1,4 @@
-"""What a node's loss costs the others: a typed answer in time, and nothing left in any ledger."""
+"""Losing a node causes typed errors in time, and releases leases."""
 
 import asyncio
 import os
@@ -32,7 +32,7 @@ async def lose(machine: Machine, how: str) -> None:
 
 
 async def come_back(machine: Machine, how: str) -> None:
-    """Undo ``lose``; a machine without power comes back with nothing that it had."""
+    """Undo ``lose``; a machine without power restarts empty."""
     if how == "killed":
         await machine.start_sidecar()
         await machine.agent.ask("wait_ready")

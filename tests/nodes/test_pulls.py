@@ -1,4 +1,7 @@
-"""Pulls between nodes that share nothing but cables: the same bytes, each once, nothing left, whatever is full or slow."""
+"""Pulls between nodes that share only cables.
+
+They deliver the same bytes once each and leave nothing, whether memory is full or cables are slow.
+"""
 
 import asyncio
 import re
@@ -21,7 +24,7 @@ async def put(machine: Machine, nbytes: int, value: int = 7, invocation: str = "
 
 
 async def end(*machines: Machine, invocation: str = "i") -> None:
-    """What the gateway of an invocation does at its end."""
+    """End an invocation as its gateway does."""
     for machine in machines:
         await machine.agent.ask("end", invocation=invocation)
 
@@ -174,7 +177,7 @@ async def test_a_clock_that_is_three_seconds_ahead_shortens_deadlines_by_three_s
 
 
 def seconds_off(machine: Machine, node: str) -> float:
-    """What the sidecar of ``machine`` says first by how much the clock of ``node`` is off."""
+    """First clock offset of ``node`` that the sidecar of ``machine`` reports."""
     found = re.search(rf"the clock of node {node} is off by (-?[0-9.]+) s", machine.log.read_text())
     assert found is not None
     return float(found[1])

@@ -1,4 +1,4 @@
-"""Language models that take text alone, as the library runs them, whole and in one process."""
+"""Text-only language models in the library, whole and in one process."""
 
 import functools
 from collections.abc import Mapping, Sequence

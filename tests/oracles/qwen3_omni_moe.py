@@ -22,7 +22,7 @@ class Answer(NamedTuple):
 
 
 def answer(checkpoint: Path, messages: Messages, media: Media, max_tokens: int, voice: str, max_frames: int) -> Answer:
-    """The greedy answer, spoken: all of its tokens, as ``models_oracle.omni_answer`` says."""
+    """Spoken greedy answer, with all of its tokens (see ``models_oracle.omni_answer``)."""
     model, processor = whole(checkpoint)
     given = inputs(checkpoint, messages, media)
     heard: list[torch.Tensor] = []

@@ -1,4 +1,7 @@
-"""The page of what libraries, formats and clients do otherwise than expected, from the tests that show it."""
+"""The page of surprising behaviours of libraries, formats and clients.
+
+It is generated from the tests that show them.
+"""
 
 import ast
 from collections.abc import Iterator
@@ -20,7 +23,10 @@ This page is made from the marker `behaviour` of tests, by `python -m tests.page
 
 
 class Behaviour(NamedTuple):
-    """One marker: the library with its version, what it does, what Omnibus does, and the source of the rule."""
+    """One marker: library, version, behaviours, and source.
+
+    The behaviours are the library's and that of Omnibus.
+    """
 
     subject: str
     does: str

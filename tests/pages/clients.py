@@ -1,4 +1,7 @@
-"""The table of docs/clients.md: what is installed for its examples, and in which version. All else of the page is written."""
+"""The table of docs/clients.md: packages and versions of its examples.
+
+The rest of the page is written by hand.
+"""
 
 import json
 import re
@@ -12,7 +15,7 @@ _VOICE = "[conversations by voice](#conversations-by-voice)"
 
 
 class Client(NamedTuple):
-    """A client: its name on the page, the section with its example, its package, and what the example does."""
+    """A client: name, section of its example, package, and purpose."""
 
     name: str
     section: str

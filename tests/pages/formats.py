@@ -1,4 +1,7 @@
-"""The table of accepted formats in ``docs/routes.md``, from the lists that the gateway and the decoders go by."""
+"""The table of accepted formats in ``docs/routes.md``.
+
+It comes from the lists that the gateway and the decoders use.
+"""
 
 from pathlib import Path
 
@@ -46,7 +49,7 @@ def page() -> str:
 
 
 def table() -> str:
-    """Formats, codecs, and what is done with them."""
+    """Table of formats, codecs, and their use."""
     rows = ["| | | |", "|---|---|---|"]
     for modality in ("image", "audio", "video"):
         rows.append(f"| **{modality}** | formats | {_formats(modality)} |")

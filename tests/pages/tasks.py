@@ -66,7 +66,10 @@ def request_and_answer(task: type[CompositeTask]) -> tuple[type[BaseModel], type
 
 
 def raised_errors(task: type) -> list[str]:
-    """Names of the errors that the docstring of ``task`` says it raises, or that of the task which it raises as."""
+    """Names of the errors in the ``Raises`` of the docstring of ``task``.
+
+    "Raises as" another task stands for the errors of that task.
+    """
     _, _, raised = (inspect.getdoc(task) or "").partition("Raises ")
     names = _RAISED.findall(raised)
     if raised.startswith("as "):
@@ -75,7 +78,7 @@ def raised_errors(task: type) -> list[str]:
 
 
 def _library_classes(base: type) -> list[Any]:
-    """Classes of the library that derive from ``base``, module by module as they are written."""
+    """Library classes derived from ``base``, by module in their written order."""
     found = [each for name in library.__all__ if isinstance(each := getattr(library, name), type)]
     order = ["media", "language", "speech", "diffusion", "chat", "images", "videos"]
     return sorted(
@@ -159,7 +162,7 @@ def _short_names(text: str) -> str:
 
 
 def _table(title: str, owner: type[BaseModel], fields: Any) -> str:
-    """Rows of ``fields``; those without a comment of their own share that of the field before them."""
+    """Rows of ``fields``; a field without a comment shares the previous one."""
     is_output = title == "outputs"
     rows = [f"| {title} | type | {'made' if is_output else 'default'} | meaning |", "|---|---|---|---|"]
     comments = field_comments(owner)

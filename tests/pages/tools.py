@@ -1,4 +1,7 @@
-"""The table of docs/tools.md: what the official test suite of JSON Schema says of each keyword. All else is written."""
+"""The table of docs/tools.md: results of JSON Schema's test suite by keyword.
+
+The rest of the page is written by hand.
+"""
 
 import re
 from pathlib import Path

@@ -1,6 +1,7 @@
-"""``python -m tests.paths``: walk all paths, print a table, and write it into docs/first-steps.md.
+"""``python -m tests.paths``: walk all paths and print a table.
 
-With ``--install`` the environment is made first, in a directory of its own, and its seconds are in the table.
+It also writes the table into docs/first-steps.md. With ``--install`` it first creates the environment, in a new
+directory, and includes the seconds in the table.
 """
 
 import argparse

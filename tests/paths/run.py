@@ -21,7 +21,7 @@ TIMEOUT_SECONDS = 240
 
 
 class WrongOutputError(Exception):
-    """A command of a path failed, or did not print what is right."""
+    """A command of a path failed, or its output was wrong."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Walked:
 
 @dataclass
 class _System:
-    """A run of ``omnibus up`` in the background, or the place for one that is not started yet."""
+    """A background run of ``omnibus up``, or the slot for one."""
 
     directory: File
     port: int
@@ -97,7 +97,7 @@ def walk(paths: Iterable[Path]) -> Iterator[Walked]:
 
 @contextmanager
 def _running(begins: Command | None) -> Iterator[_System]:
-    """An empty directory with the examples in it, and what ``begins`` starts; all of it is gone at the end."""
+    """Run ``begins`` in an empty directory with the examples; remove everything at the end."""
     (port,) = free_ports(1)
     with tempfile.TemporaryDirectory(prefix="omnibus-paths-") as name:
         system = _System(File(name), port)

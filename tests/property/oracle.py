@@ -1,4 +1,7 @@
-"""Programs run directly in Python, without tasks, graphs or a system: what the answer must be."""
+"""Run programs directly in Python, to get the expected answer.
+
+This involves no tasks, graphs or systems.
+"""
 
 from collections import Counter
 from dataclasses import dataclass

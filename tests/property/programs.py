@@ -1,7 +1,7 @@
-"""Random programs: what a composite task does, as data. Two interpreters run them: ``drawn`` and ``oracle``.
+"""Random programs for a composite task, as data.
 
-Statements refer to what there is so far by a number, modulo how much there is, so that every program has a
-meaning. ``Frame`` is what there is.
+Two interpreters run them: ``drawn`` and ``oracle``. Statements refer to existing values by a number, modulo their
+count, so every program has a meaning. ``Frame`` contains the existing values.
 """
 
 from dataclasses import dataclass, field
@@ -169,7 +169,7 @@ class Frame:
     alone: bool = True
 
     def spend(self) -> bool:
-        """Whether one more call may be made."""
+        """Return True if one more call is allowed."""
         self.budget -= 1
         return self.budget >= 0
 
@@ -196,7 +196,7 @@ LISTS = ("tensors", "values", "flows", "lates", "texts", "echoes", "known")
 
 
 def pick(given: list[Any], at: int) -> Any:
-    """One of ``given``; None when there is none, or none is wanted."""
+    """Return one of ``given``, or None if empty or chosen so."""
     return given[at % len(given)] if given and at >= 0 else None
 
 

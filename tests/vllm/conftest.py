@@ -83,7 +83,7 @@ async def transformers(family: str, checkpoint: Path) -> AsyncIterator[ThinkRunn
 
 
 def selected(request: pytest.FixtureRequest, *names: str) -> set[tuple[str, ...]]:
-    """What the parameters ``names`` are in the tests of this module that are going to run."""
+    """Values of the parameters ``names`` in this module's selected tests."""
     items = (item for item in request.session.items if item.path == request.path and isinstance(item, pytest.Function))
     found = [item.callspec.params for item in items if hasattr(item, "callspec")]
     return {tuple(params[name] for name in names) for params in found if {*names} <= params.keys()}

@@ -1,4 +1,4 @@
-"""The whole system with language models of other families in vLLM, behind an encoder or alone."""
+"""The whole system with other families in vLLM, with or without encoder."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""The whole system with two thinkers in vLLM: one is killed in the middle of an answer, and the other one goes on."""
+"""A second vLLM thinker continues the answer of a killed one.
+
+The whole system runs.
+"""
 
 import asyncio
 import json

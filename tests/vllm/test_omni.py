@@ -74,7 +74,10 @@ async def test_it_says_what_transformers_says(
 async def test_a_prompt_whose_sound_goes_on_is_prefilled_from_there_on(
     runner: VllmRunner, reference: ThinkRunner, encoders: list[Any], voice: str | None
 ) -> None:
-    """What was only prefilled is how the answer begins, and what its talker gets; nothing is generated for it."""
+    """A prefill-only request generates no tokens, and the next one continues it.
+
+    The next one's talker gets the rows of the prefill as well.
+    """
     question = ask("listen", audio(6.0))
     asked, other, ahead = (job(question, encoders, voice=voice) for _ in range(3))
     [sound] = asked.inputs["items"]
@@ -122,12 +125,15 @@ CUTS = {
 
 
 def cut_params(text: str, name: str) -> dict[str, Any]:
-    """The parameters of the answer that is cut as ``name`` says; ``text`` is the whole one."""
+    """Parameters of the answer cut as ``name`` describes; ``text`` is the whole one."""
     return {key: [text[value]] if isinstance(value, slice) else value for key, value in CUTS[name].items()}
 
 
 def end_of(answer: MemoryJob) -> tuple[str, int]:
-    """Why it ends, and its tokens; what was cached of its prompt depends on the answers before."""
+    """Finish reason and tokens.
+
+    The cached part of its prompt is left out, because it depends on earlier answers.
+    """
     end = answer.end("text")
     return end["finish_reason"], end["usage"]["completion_tokens"]
 
@@ -201,7 +207,7 @@ async def test_a_pipeline_says_and_speaks_the_same(
     encoders: list[Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Embeddings are read where the first layers are, and rows written where the last ones are."""
+    """The first stage reads embeddings, and the last one writes rows."""
     monkeypatch.setenv("OMNIBUS_VLLM_PIPELINE_PARALLEL", "2")
     question = QUESTIONS["everything"]
     mine, again, other = (job(question, encoders, voice="Ethan") for _ in range(3))

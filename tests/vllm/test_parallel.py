@@ -30,7 +30,7 @@ Runners = dict[int, tuple[Any, Any]]
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Qwen3 with two heads of keys and values, of which each of two workers has one."""
+    """A Qwen3 with two heads of keys and values, one per worker."""
     directory = tmp_path_factory.mktemp("two-heads")
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
     _language.write(Qwen3ForCausalLM, Qwen3Config, directory, 0, True, **heads)

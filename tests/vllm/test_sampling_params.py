@@ -1,4 +1,4 @@
-"""Parameters that change which tokens come, and what is sent of them: vLLM gives what transformers gives."""
+"""Parameters that change or filter tokens work in vLLM as in transformers."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""A thinker in vLLM under load, with wrong input, without clients, and when its engine dies."""
+"""A vLLM thinker under load, invalid input, disconnects, and engine death."""
 
 import asyncio
 import gc

@@ -1,7 +1,7 @@
-"""Engine cores forked from one process that has imported vLLM, instead of processes that import it one by one.
+"""Engine cores forked from one process that has imported vLLM.
 
-A core imports for seconds before it reads its model, and a run of these tests starts a score of them. Those of
-executors, in the tests of whole systems, start as in production.
+Otherwise each core would import for seconds before it reads its model, and a run of these tests starts a score of them.
+Executors' cores in tests of whole systems start as in production.
 """
 
 import functools
@@ -30,7 +30,10 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 @functools.cache
 def start_fork_server() -> ForkServerContext:
-    """Start the process that imports and forks, which ends with this one, and return without waiting for it."""
+    """Start the process that imports and forks, without waiting for it.
+
+    It ends with this process.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(_MODULES))
     with pytest.MonkeyPatch.context() as patch:
