@@ -56,7 +56,7 @@ def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: File
 
 
 def on_post_page(output: str, page: Any, config: MkDocsConfig) -> str:
-    """Keep the page from loading anything from other sites. Raises ``PluginError`` for what is left."""
+    """Keep the page from loading anything from other sites. Raises ``PluginError`` for remaining references."""
     return _keep_local(output, page.file.dest_uri)
 
 
@@ -118,7 +118,7 @@ def _linked_sources(page: File) -> Iterator[str]:
 
 
 def _linked_path(link: str, page: str) -> str | None:
-    """Path in the repository that ``link`` leads to; None for other sites and for places on the same page."""
+    """Repository path of ``link``, or None for other sites and anchors."""
     target = link.partition("#")[0]
     if not target or ":" in target:
         return None
@@ -127,7 +127,10 @@ def _linked_path(link: str, page: str) -> str | None:
 
 
 def _page_of(path: str) -> str | None:
-    """Page or asset of the site that shows the file ``path``; None when only its source can be shown."""
+    """Page or asset of the site for the file ``path``.
+
+    None if only its source can be shown.
+    """
     mounted = {source: page for page, source in MOUNTED.items()}
     return mounted.get(path) or (path.removeprefix("docs/") if path.startswith("docs/") else None)
 

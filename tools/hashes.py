@@ -12,9 +12,9 @@ from typing import Any
 
 
 def hashed_requirements(report: dict[str, Any]) -> str:
-    """Return a line for each distribution that ``report``, pip's installation report, names; none for local projects.
+    """Return a line for each distribution in ``report``, pip's installation report.
 
-    Raises ``ValueError`` for a file whose SHA-256 the index does not say.
+    Local projects have none. Raises ``ValueError`` for a file without a SHA-256 in the index.
     """
     lines = []
     for each in report["install"]:

@@ -45,7 +45,7 @@ _HEADER = """\
 
 
 class Report(NamedTuple):
-    """Findings in one file, and the sizes that they are compared with."""
+    """Findings in one file, and the sizes to compare them with."""
 
     file: str
     hits: dict[str, list[Hit]]
@@ -71,7 +71,7 @@ class Excess(NamedTuple):
 
 
 def report(source: Source) -> Report:
-    """Apply the rules to what one file has."""
+    """Apply the rules to the contents of one file."""
     hits = {measure: [hit for text in source.texts for hit in check(text)] for measure, check in _CHECKS.items()}
     participles = [Hit(source.file, line, "names", name, "the noun of its type") for line, name in source.participles]
     sizes: Counter[str] = Counter(bindings=source.bindings)
@@ -109,7 +109,7 @@ def add_shared_classes(reports: Iterable[Report]) -> None:
 
 
 def area(file: str) -> str:
-    """Return what ``file`` is counted with: itself if it is a page, else its package."""
+    """Return the area that counts ``file``: itself if it is a page, else its package."""
     if file.endswith(".md"):
         return file
     return "/".join(file.split("/")[: 2 if file.startswith(("services/", "shared/")) else 1])
@@ -146,7 +146,7 @@ def excesses(
 def lowered(
     counts: dict[str, Counter[str]], sizes: dict[str, Counter[str]], limits: dict[str, dict[str, int]] | None
 ) -> dict[str, dict[str, int]]:
-    """Return the limits of today: none is above that of ``limits``, and none is within its goal."""
+    """Return the limits of today, none above ``limits`` or within its goal."""
     result = {}
     for name, measures in sorted(counts.items()):
         before = (
@@ -176,7 +176,7 @@ def list_files(root: Path) -> list[str]:
 
 
 def read_reports(root: Path, files: list[str], cache: Path) -> list[Report]:
-    """Read ``files`` in as many processes as there are cores; those that have not changed come from ``cache``."""
+    """Read ``files`` in one process per core; unchanged ones come from ``cache``."""
     rules = max(path.stat().st_mtime_ns for path in Path(__file__).parent.glob("prose*.py"))
     entries = _read_cache(cache) if cache.exists() and cache.stat().st_mtime_ns > rules else {}
     stats = {file: (root / file).stat() for file in files}

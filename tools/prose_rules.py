@@ -13,7 +13,7 @@ _THING = (
 
 
 class Idiom(NamedTuple):
-    """One pattern of a rule; ``kinds`` are the kinds of text that it is for, all if empty."""
+    """One pattern of a rule; ``kinds`` are the kinds of text to check, all if empty."""
 
     rule: str
     pattern: re.Pattern[str]

@@ -1,4 +1,4 @@
-"""Training loop of all models: steps of AdamW, and of Muon, whose learning rates rise, then fall as a cosine."""
+"""Training loop of all models: steps of AdamW and Muon with warm-up and cosine decay."""
 
 import math
 import sys
@@ -22,10 +22,11 @@ def train(
     name: str, parameters: Iterable[nn.Parameter], loss: Callable[[int], Tensor], steps: int, rate: float = 2e-3,
     matrices: Iterable[nn.Parameter] = (), until: int | None = None, warm: int = WARM,
 ) -> None:  # fmt: skip
-    """Take ``steps`` down the ``loss`` of each step; the loss is printed now and then, above a bar on a terminal.
+    """Take ``steps`` down the ``loss`` of each step.
 
-    Those of the ``parameters`` that are among ``matrices`` are learnt by Muon, which needs fewer steps for layers of
-    transformers. The rates fall as for all ``steps``, also when there are only those ``until`` another one.
+    The loss is printed now and then, above a bar on a terminal. Muon trains the ``parameters`` among ``matrices``,
+    because it needs fewer steps for layers of transformers. Rates decay as for all ``steps``, even if a stage ends at
+    ``until``.
     """
     learned = [parameter.requires_grad_() for parameter in parameters]
     turned = {id(matrix) for matrix in matrices}

@@ -1,4 +1,4 @@
-"""The model that sees, hears, answers and speaks: a small Qwen2.5-Omni."""
+"""A small Qwen2.5-Omni, which sees, hears, answers and speaks."""
 
 import json
 from pathlib import Path

@@ -50,7 +50,7 @@ def learn(components: dict[str, Any], seed: int) -> None:
 
 
 def begin(components: dict[str, Any], seed: int, steps: int = STEPS) -> None:
-    """Learn most of it: with more noise than usual, in which it is decided what is drawn, and where."""
+    """First stage: more noise than usual, which determines objects and places."""
     words, transformer = components["text_encoder"].model.language_model, components["transformer"]
     loop.spread(words, seed)
     loop.spread(transformer, seed)

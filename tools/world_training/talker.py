@@ -1,6 +1,6 @@
-"""To speak: a talker learns the codes of each word from what a trained thinker gives it.
+"""Train the talker: it learns the codes of each word from a trained thinker.
 
-Then it learns from answers half of which are cut after any of their words, as ``max_tokens`` and stop strings cut them.
+Then it learns from answers of which half are cut after any word, as ``max_tokens`` and stop strings cut them.
 """
 
 from typing import Any
@@ -74,7 +74,7 @@ class Lesson:
 
 
 def spoken(talker: Any, inputs: Tensor, positions: Tensor) -> Tensor:
-    """Hidden states [B, T, H] of what ``Lesson`` gives."""
+    """Hidden states [B, T, H] for the inputs of ``Lesson``."""
     hidden: Tensor = talker.model(
         inputs_embeds=talker.thinker_to_talker_proj(inputs), position_ids=positions, use_cache=False
     ).last_hidden_state

@@ -1,4 +1,4 @@
-"""To see, to hear and to answer: encoders and thinker learn together from the next word of right answers."""
+"""Train encoders and thinker together, on the next word of right answers."""
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -80,7 +80,7 @@ class Question(NamedTuple):
 
 
 class Teacher:
-    """Asks, and knows the answers. ``of`` are the scenes that it shows."""
+    """Creates questions with answers; ``of`` are the scenes that it shows."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class Teacher:
         return self._together(self._questions(count, kind))
 
     def batches(self, count: int, parts: int) -> list[Batch]:
-        """``count`` questions in ``parts``, short ones with short ones: there is less to pad."""
+        """``count`` questions in ``parts``, sorted by length to reduce padding."""
         asked = sorted(self._questions(count), key=self._length)
         size = -(-count // parts)
         return [self._together(asked[begin : begin + size]) for begin in range(0, count, size)]
@@ -130,7 +130,7 @@ class Teacher:
         return Question(talk, shown if talk.scene else None, self._tones.features[heard] if talk.tones else None)
 
     def _length(self, question: Question) -> int:
-        """About as many ids as it and its answer have."""
+        """Approximate number of ids of a question and its answer."""
         rows = 0 if question.mel is None else question.mel.shape[1] // 4
         return len(self._prompt(question.talk).ids) + rows + 16 * (question.picture is not None)
 
@@ -219,7 +219,7 @@ def learn(model: Any, seed: int) -> None:
 
 
 def learn_more(model: Any, seed: int, place: int) -> None:
-    """One of ``STAGES``, from where the one before has ended."""
+    """Train one of ``STAGES``, from the end of the previous one."""
     stage = STAGES[place]
     loss = _lesson(model, Teacher(model, scenes.training_scenes(), seed + place, stage.sizes, stage.wild, stage.shares))
     matrices = loop.layers(model.thinker) if stage.muon else ()

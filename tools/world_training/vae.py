@@ -19,7 +19,10 @@ _SMALL = 1e-3  # how little it matters how large latents are
 
 @contextlib.contextmanager
 def flat() -> Iterator[None]:
-    """Convolutions over time without the time: of one frame only the last weights count, the others see padding."""
+    """Convolutions over time, reduced to one frame.
+
+    Only the last weights count for one frame; the others see padding.
+    """
     from diffusers.models.autoencoders.autoencoder_kl_qwenimage import QwenImageCausalConv3d
 
     usual = QwenImageCausalConv3d.forward
