@@ -79,7 +79,7 @@ class Operator:
 
 @contextlib.asynccontextmanager
 async def serving() -> AsyncIterator[tuple[Stack, Operator]]:
-    """A system without models that serves app A. Log lines are shown only when it fails."""
+    """A system without models that serves app A; it prints logs only on failure."""
     lines = io.StringIO()
     env = {"OMNIBUS_GATEWAY_APP_DRAIN": _DRAIN}
     made = Stack(_NO_MODELS, apps_dir=SERVED, env=env, log=Log(lines), fork_executors=False)
@@ -136,7 +136,10 @@ async def _asked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, bod
 
 
 async def _come_and_go(operator: Operator, turns: list[float]) -> None:
-    """Register and unregister app B every ``_TURN`` seconds until cancelled; ``turns`` gets when it was gone."""
+    """Register and unregister app B every ``_TURN`` seconds until cancelled.
+
+    ``turns`` gets the times of its removals.
+    """
     while True:
         begun = time.monotonic()
         await operator.register(_OTHER)
@@ -162,7 +165,7 @@ async def _disturbed(operator: Operator, steady: _Steady) -> list[float]:
 
 
 async def _gone(operator: Operator) -> None:
-    """B may have been on its way when its round ended: the next one begins without it."""
+    """Unregister B, and wait until it is gone before the next round."""
     async with asyncio.timeout(_WITHIN):
         while True:
             if _OTHER in await operator.listed("/v1/apps"):

@@ -73,7 +73,7 @@ _ENVIRONMENT = {
 
 
 class Heard(NamedTuple):
-    """One answer: seconds until its first text and until its end."""
+    """One answer: seconds until its first text, and until its end."""
 
     text: str
     first: float
@@ -151,7 +151,7 @@ async def once(port: int, at_once: int, first: int) -> Round:
 
 @contextlib.asynccontextmanager
 async def omnibus(checkpoint: Path) -> AsyncIterator[int]:
-    """The port of a gateway. Log lines are shown only when something fails."""
+    """The port of a gateway; the system prints logs only on failure."""
     option = {"components": ["thinker"], "service": "llm", "engine": "services.engines:vllm"}
     model = {
         "family": "qwen2_5_vl",

@@ -90,7 +90,7 @@ async def request(http: httpx.AsyncClient, images: int, number: int) -> Answer:
 
 
 async def send(http: httpx.AsyncClient, images: int, seconds: float) -> list[Answer]:
-    """Requests at ``RATE`` whether or not others are answered; returns once all are."""
+    """Send requests at ``RATE`` without waiting for answers; return once all have ended."""
     tasks = []
     for number in range(int(seconds * RATE)):
         tasks.append(asyncio.create_task(request(http, images, number)))
@@ -99,7 +99,7 @@ async def send(http: httpx.AsyncClient, images: int, seconds: float) -> list[Ans
 
 
 async def note_plans(store: Store, plans: list[tuple[float, str, dict[str, int]]]) -> None:
-    """Note each new plan: when it is in force, why, and its replicas."""
+    """Record each new plan: its time, reason, and replicas."""
     epoch = 0
     while True:
         plan = await store.plan()

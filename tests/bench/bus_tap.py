@@ -47,7 +47,10 @@ class SentAudio:
 
 
 class BusTap:
-    """Notes frames as they come, and reads them when all is over: reading takes time that others need."""
+    """Record frames as they arrive, and decode them at the end.
+
+    Decoding would take time from other programs.
+    """
 
     def __init__(self) -> None:
         self._frames: list[tuple[float, str, bytes]] = []
@@ -99,7 +102,7 @@ async def listen(url: str, *, edges: bool) -> dict[str, SentAudio]:
 
 
 async def start(url: str, *, edges: bool = False) -> asyncio.subprocess.Process:
-    """Start one, and wait until it listens."""
+    """Start a tap, and wait until it listens."""
     command = [sys.executable, "-m", "tests.bench.bus_tap", url, *["--edges"] * edges]
     tap = await asyncio.create_subprocess_exec(
         *command, stdout=asyncio.subprocess.PIPE, limit=1 << 28, preexec_fn=die_with_parent()

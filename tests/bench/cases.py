@@ -176,7 +176,10 @@ MAY_BE_ZERO = (TTFT, STEPS_AFTER, "realtime.idle_cpu", "burst.refused")
 
 @dataclass(frozen=True)
 class Case:
-    """``count`` requests to ``model`` after a warm-up, by ``connections`` at once. The floor has no model."""
+    """``count`` requests to ``model`` on ``connections`` connections, after a warm-up.
+
+    The floor has no model.
+    """
 
     model: str
     template: bytes
@@ -207,7 +210,10 @@ def _tensor(mib: int, count: int) -> Case:
 
 
 def text_answer(case: Case, mib: int) -> Case:
-    """``case`` of tensors of ``mib`` MiB without speech: one of them, from vision to the thinker."""
+    """Variant of ``case`` without speech, with one tensor of ``mib`` MiB.
+
+    The tensor goes from vision to the thinker.
+    """
     template = bodies.image_chat(bodies.picture(mib * MIB), spoken=False)
     return replace(case, template=template, kind="text")
 

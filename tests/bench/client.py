@@ -59,7 +59,7 @@ class _Connection(asyncio.Protocol):
         self._finished.set_result(None)
 
     async def run(self, seeds: Iterator[int], times: list[float]) -> None:
-        """Send one request after the other until ``seeds`` are used up."""
+        """Send requests in sequence until ``seeds`` are used up."""
         self._seeds, self._times = seeds, times
         self._finished = asyncio.get_running_loop().create_future()
         self._next()
@@ -99,7 +99,7 @@ class _Connection(asyncio.Protocol):
 
 
 def _body(data: bytearray) -> bytes | None:
-    """The body of the response once it is whole. Raises ``ValueError`` unless the status is 200."""
+    """Return the complete body of the response. Raises ``ValueError`` unless the status is 200."""
     head, found, rest = data.partition(b"\r\n\r\n")
     if not found:
         return None
@@ -162,7 +162,7 @@ def _levels(data: str) -> tuple[int, set[int]]:
 
 
 def _streamed(body: bytes) -> list[str]:
-    """The tokens of a stream, one per event. Raises ``ValueError`` when it does not end as it must."""
+    """Tokens of a stream, one per event. Raises ``ValueError`` if its end is wrong."""
     events = body.decode().split("\n\n")
     if events[-2:] != ["data: [DONE]", ""]:
         raise ValueError("the stream did not end with [DONE]")

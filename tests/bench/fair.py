@@ -141,7 +141,7 @@ async def send_batch(run: Run, http: httpx.AsyncClient, number: int) -> int:
 
 
 async def send_schema(run: Run, http: httpx.AsyncClient, number: int) -> int:
-    """A schema that takes longer to check than a schema may."""
+    """Send a schema that exceeds the time limit for checks."""
     names = {f"^n{time.monotonic_ns()}x{each}(a|b)*a(a|b)*$": {"type": "integer"} for each in range(220)}
     schema = {"name": "x", "schema": {"type": "object", "patternProperties": names}}
     return await post(
@@ -232,7 +232,7 @@ class Served(NamedTuple):
 
 
 async def send_light(run: Run, seconds: float) -> Served:
-    """One short chat a second, whether or not earlier ones are answered."""
+    """Send one short chat a second, without waiting for earlier answers."""
     served = Served([], Counter())
 
     async def one(http: httpx.AsyncClient, number: int) -> None:
@@ -308,7 +308,7 @@ async def wait_ended(run: Run, tenant: str) -> None:
 
 
 async def read_charges(run: Run) -> dict[str, float]:
-    """GPU-seconds by tenant as they were charged."""
+    """GPU-seconds charged by tenant."""
     async with run.client("") as http:
         text = (await http.get("/metrics")).text
     lines = [line for line in text.splitlines() if line.startswith("omnibus_tenant_gpu_seconds_total{")]
@@ -316,7 +316,7 @@ async def read_charges(run: Run) -> dict[str, float]:
 
 
 async def compare_charges(run: Run) -> dict[str, tuple[float, float]]:
-    """By tenant what was charged, and the GPU-seconds in its records; once all that was cancelled has ended."""
+    """Charges and recorded GPU-seconds by tenant, once all cancelled work has ended."""
     await asyncio.sleep(2 * SETTLE_SECONDS)
     charged = await read_charges(run)
     recorded: Counter[str] = Counter()

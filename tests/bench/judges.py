@@ -53,7 +53,7 @@ def _body(number: int) -> bytes:
 
 
 async def ours(port: int) -> Figures:
-    """The load as our own client sends and sees it."""
+    """Results of the load with our own client."""
     numbers, heard = iter(range(REQUESTS)), []
 
     async def send(numbers: Iterator[int]) -> None:
@@ -70,7 +70,7 @@ async def ours(port: int) -> Figures:
 
 
 def guidellm(command: str, url: str, tokenizer: str, directory: Path) -> Figures:
-    """The load as GuideLLM sends and sees it."""
+    """Results of the load with GuideLLM."""
     report = directory / "guidellm.json"
     _run(
         *(command, "run", "--backend", f"kind=openai_http,target={url},model={MODEL}"),
@@ -93,7 +93,7 @@ def guidellm(command: str, url: str, tokenizer: str, directory: Path) -> Figures
 
 
 def aiperf(command: str, url: str, tokenizer: str, directory: Path) -> Figures:
-    """The load as AIPerf sends and sees it."""
+    """Results of the load with AIPerf."""
     _run(
         *(command, "profile", "--model", MODEL, "--url", url, "--endpoint-type", "chat", "--streaming"),
         *("--tokenizer", tokenizer, "--concurrency", str(AT_ONCE), "--request-count", str(REQUESTS)),
@@ -118,7 +118,7 @@ def _run(*command: str) -> None:
 
 
 async def measure(commands: dict[str, str]) -> dict[str, Figures]:
-    """Figures by who measured them; ours before and after the others'."""
+    """Figures by tool; ours are measured before and after the others."""
     with tempfile.TemporaryDirectory() as made:
         directory = Path(made)
         (directory / "profile.json").write_text(json.dumps(PROFILE))
@@ -136,7 +136,7 @@ async def measure(commands: dict[str, str]) -> dict[str, Figures]:
 
 
 def table(found: dict[str, Figures]) -> str:
-    """Lines of a table: each figure, and in brackets its ratio to ours."""
+    """Lines of a table: each figure, with its ratio to ours in brackets."""
     base = found["ours"]
     lines = [f"{'':<12}{'req/s':>16}{'first token ms':>20}{'between ms':>18}{'whole ms':>20}"]
     for name, figures in found.items():

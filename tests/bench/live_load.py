@@ -1,4 +1,7 @@
-"""Requests to a live system: traces that are replayed, a closed loop that keeps it full, and the work of executors."""
+"""Requests to a live system: replayed traces, and a closed loop at full load.
+
+The module also measures the work of executors.
+"""
 
 import asyncio
 import contextlib
@@ -33,7 +36,7 @@ _STATUS_SECONDS, _FULL_SECONDS_FACTOR = 30.0, 3.0
 
 
 class TraceRow(NamedTuple):
-    """One request of a trace: when it comes in seconds, its type, and the tokens of its answer."""
+    """One request of a trace: its arrival in seconds, its type, and its answer's tokens."""
 
     at: float
     kind: str
@@ -101,7 +104,7 @@ async def _send(http: httpx.AsyncClient, body: dict[str, Any], kind: str, due: f
 
 
 async def replay(http: httpx.AsyncClient, rows: Sequence[TraceRow], numbers: Numbers) -> list[Sent]:
-    """Answers to ``rows``, each sent when it is due."""
+    """Answers to ``rows``, each sent at its time."""
     began, tasks = time.monotonic() + 0.2, []
     for row in rows:
         due = began + row.at
@@ -142,8 +145,10 @@ class ComponentWork(NamedTuple):
 
 
 class FullSystem(NamedTuple):
-    """A full system: answers a second, their mean tokens, statuses of all answers, and the work of each component by
-    option meanwhile. ``cpu`` are processors that the system took, ``client_cpu`` those of this process.
+    """Measurements of a full system.
+
+    They are answers a second, their mean tokens, statuses of all answers, and the work of each component by option.
+    ``cpu`` are processors used by the system, ``client_cpu`` those of this process.
     """
 
     rate: float
@@ -286,7 +291,7 @@ def option_work(
 
 
 def _cpu_seconds(system: System) -> tuple[float, float]:
-    """Seconds of processors that the system's processes have taken, and this one."""
+    """CPU seconds of the system's processes, and of this one."""
     total = 0.0
     for process in system.processes():
         with contextlib.suppress(psutil.NoSuchProcess):

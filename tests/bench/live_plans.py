@@ -112,7 +112,10 @@ class LivePlan:
         return {"family": "qwen2_5_omni", "checkpoint": str(times), "planned": planned}
 
     def start(self, stack: ExitStack) -> System:
-        """A system with one executor of the model: a busy machine may take longer to plan than a start may last."""
+        """Start a system with one executor of the model.
+
+        On a busy machine, planning may exceed the time limit of a start.
+        """
         model, more = self.declaration(), {"gpus": {GPU: {"count": self.gpus, "memory_gb": 80}}}
         parts = {"components": list(OPTIONS["M"]), "service": "llm"}
         first = {name: each for name, each in model.items() if name != "planned"}
@@ -136,7 +139,7 @@ class LivePlan:
 
 
 def stretched(profile: profiles.ModelProfile, factor: float) -> profiles.ModelProfile:
-    """``profile`` of engines that take ``factor`` times as long."""
+    """``profile`` of engines that are ``factor`` times as slow."""
     options = {}
     for name, option in profile.options.items():
         work = tuple(

@@ -76,7 +76,10 @@ class MachineWaits:
         return sum(self._most(self.waited, name, begin, end) for name in names)
 
     def ran_between(self, name: str, begin: float, end: float) -> float:
-        """Seconds between two moments for which process ``name`` ran: the thread of it that ran longest."""
+        """Seconds for which process ``name`` ran between two moments.
+
+        Its thread that ran longest counts.
+        """
         return self._most(self.ran, name, begin, end)
 
     def _most(self, counted: Mapping[str, list[float]], name: str, begin: float, end: float) -> float:
@@ -101,7 +104,7 @@ class MachineWatch:
         return cls(await asyncio.create_subprocess_exec(*command, stdout=pipe, limit=1 << 28, preexec_fn=dies))
 
     async def stop(self) -> MachineWaits:
-        """End it, and read what it has noted."""
+        """Stop the program and read its records."""
         self._process.terminate()
         p99, most, looks, waited, ran = json.loads((await self._process.communicate())[0])
         return MachineWaits(looks, waited, p99, most, ran)

@@ -79,7 +79,10 @@ async def _until_known(system: System, count: int) -> None:
 
 
 async def _call_cold(system: System, names: list[str]) -> None:
-    """Say what the first calls of apps without a worker take; each gets an answer. The last one called is measured."""
+    """Print the times of first calls of apps without a worker.
+
+    Each must get an answer. The last app called is the measured one.
+    """
     async with httpx.AsyncClient(base_url=system.stack.url, timeout=_WITHIN, verify=False) as client:
         for seed, name in enumerate([*names, bodies.APP], bodies.FIRST):
             for called in ("first", "second"):

@@ -97,7 +97,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Row:
-    """One result. ``against`` names what ``ratio`` divides by; empty when there is nothing to hold it against."""
+    """One result; ``against`` names the divisor of ``ratio``, or is empty without one."""
 
     name: str
     value: float
@@ -107,7 +107,7 @@ class Row:
 
 
 def measure(wanted: set[str]) -> Measured:
-    """Measure the named benchmarks, and the floors they are held against."""
+    """Measure the named benchmarks and their floors."""
     found = Measured()
     names = cases.needed(wanted)
     for module, mine in _MODULES.items():

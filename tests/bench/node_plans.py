@@ -170,7 +170,7 @@ def running() -> Iterator[tuple[NamespaceSystem, Node, Path]]:
 
 
 async def current_plan(system: NamespaceSystem) -> Plan:
-    """The plan, once its executors are there."""
+    """Return the plan once its executors are ready."""
     await system.whole(_START_SECONDS, [f"{MODEL}-E-0", f"{MODEL}-L-0"])
     async with system.store() as store:
         return await _first_plan(store)
@@ -184,7 +184,7 @@ async def _first_plan(store: Store) -> Plan:
 
 
 class Asker:
-    """Sends image questions. ``done`` are the moments of answers, ``seconds`` what each took."""
+    """Sends image questions; ``done`` are the times of answers, ``seconds`` their latencies."""
 
     def __init__(self, http: httpx.AsyncClient) -> None:
         self.done: list[float] = []

@@ -98,7 +98,7 @@ async def _measure_huge_pages() -> dict[str, float]:
 
 
 async def _measure_ucx() -> dict[str, float]:
-    """Pulls over UCX's TCP, in turns with those over TCP."""
+    """Pulls over UCX's TCP, alternating with those over plain TCP."""
     settings = {"OMNIBUS_SIDECAR_ARENA_MIB": "512", "UCX_TLS": "tcp", "UCX_NET_DEVICES": DATA}
     async with nodes("a", "b", **settings) as tcp, nodes("a", "b", OMNIBUS_SIDECAR_TRANSPORT="ucx", **settings) as ucx:
         ratio = await _pull_in_turns(ucx, tcp)
@@ -109,7 +109,7 @@ async def _measure_ucx() -> dict[str, float]:
 
 
 async def _pull_in_turns(pair: list[Machine], other: list[Machine]) -> float:
-    """CPU of pulls by ``pair`` over that of as many by ``other``."""
+    """CPU of pulls by ``pair`` over that of equal pulls by ``other``."""
     taken: list[list[float]] = [[], []]
     for turn in range(_ROUNDS + 1):
         for machines, seconds in zip((pair, other), taken, strict=True):
@@ -133,7 +133,7 @@ async def _pull_one(a: Machine, b: Machine, invocation: str) -> None:
 
 
 async def _pull_all_the_time(a: Machine, b: Machine) -> None:
-    """``_AT_ONCE`` pulls at a time, until it is cancelled."""
+    """Keep ``_AT_ONCE`` pulls in flight until cancelled."""
 
     async def pull_on(index: int) -> None:
         while True:
@@ -143,7 +143,7 @@ async def _pull_all_the_time(a: Machine, b: Machine) -> None:
 
 
 async def _stream_seconds(a: Machine, b: Machine, loop: str) -> float:
-    """CPU seconds of both ends of as many copies by asyncio's streams."""
+    """CPU seconds of both ends for equal copies by asyncio streams."""
     arguments = (a.node.address(DATA), str(_STREAMS_PORT), str(_PULL_MIB), str(_PULLS))
     source = await _start_stream(a, loop, "source", *arguments)
     assert source.stdout is not None

@@ -106,9 +106,10 @@ _WORK: dict[str, Callable[[Job], Awaitable[None]]] = {
 
 
 def _written(nbytes: int, number: int) -> np.ndarray | None:
-    """A float32 tensor of ``nbytes`` with ``number`` in three places; the same memory at each call.
+    """A float32 tensor of ``nbytes`` with ``number`` in three places.
 
-    Only one request at a time may carry tensors; a second one would overwrite the numbers and be noticed.
+    The memory is always the same. Only one request at a time may have tensors. A second one would overwrite the numbers
+    and be detected.
     """
     if not nbytes:
         return None

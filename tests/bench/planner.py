@@ -54,7 +54,10 @@ def _network(
     options: dict[str, SolverOption],
     lost: float,
 ) -> Network:
-    """``lost`` at most, for each further component of an option; a degree of n makes it n ** 0.9 times as fast."""
+    """Random network of options.
+
+    ``lost`` is the largest loss for each further component of an option. A degree of n makes it n ** 0.9 times as fast.
+    """
     dice = random.Random(seed)
     slower = {
         name: (1 + lost * dice.random() * (len(option.components) - 1)) / option.gpus**0.9
@@ -160,7 +163,7 @@ def _over_cells() -> dict[str, float]:
 
 
 def measure() -> dict[str, float]:
-    """All values by name: seconds, milliseconds, ratios and GPUs as the names say."""
+    """All values by name: seconds, milliseconds, ratios and GPUs, by their suffix."""
     found = _options63()
     found["planner.components9_s"] = _components9()
     found["planner.replan_ms"] = _replan_ms()

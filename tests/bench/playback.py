@@ -23,7 +23,7 @@ SAME_SECONDS = 0.002
 
 @dataclass
 class Player:
-    """Plays one answer once it has ``buffer`` seconds of it; counts the pauses in it."""
+    """Play one answer once ``buffer`` seconds of it are available; count its pauses."""
 
     buffer: float
     seconds: float = 0.0  # that have come
@@ -34,7 +34,7 @@ class Player:
     turn_ended: float = 0.0  # nothing of an answer is sent before
 
     def add(self, seconds: float, now: float) -> None:
-        """More of the answer has come."""
+        """Add more of the answer."""
         self.arrivals.append(now)
         self.sizes.append(seconds)
         before, self.seconds = self.seconds, self.seconds + seconds

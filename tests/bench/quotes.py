@@ -90,7 +90,7 @@ def find_options(usage: dict[str, Any]) -> list[str]:
 
 
 async def replay(system: System) -> Found:
-    """Send the warm-up and then what counts, ``AT_ONCE`` at a time."""
+    """Send the warm-up, then the measured requests, ``AT_ONCE`` at a time."""
     requests, numbers = sample_requests(), iter(range(WARM + COUNTED))
     found: Found = defaultdict(list)
 

@@ -62,7 +62,7 @@ def _once(request: ChatInput) -> None:
 
 
 def _cost(pictures: int, count: int) -> float:
-    """Median over batches of the microseconds that one record and replay take."""
+    """Median over batches of the microseconds for one record and replay."""
     request = _request(pictures)
     spent = []
     for _ in range(_BATCHES):

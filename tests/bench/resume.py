@@ -59,8 +59,10 @@ class Lost(NamedTuple):
 
 
 class Case(NamedTuple):
-    """``options`` by name with their components; ``victim`` is the component whose executor is lost at ``when`` units
-    of ``counts``."""
+    """One case: ``options`` by name with their components, and a loss.
+
+    ``victim`` is the component whose executor is lost at ``when`` units of ``counts``.
+    """
 
     family: str
     declared: Callable[[], dict[str, Any]]
@@ -197,7 +199,7 @@ class Lab:
         return runners[component]()
 
     def _count(self, component: str, runner: Any) -> None:
-        """Let each unit of work be counted where it is computed."""
+        """Count each unit of work where it is computed."""
         if component in ("thinker", "prefill", "decode"):
             steps = runner._core.engine._steps
             self._counted(component, steps, "_extend_prefill")

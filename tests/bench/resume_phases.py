@@ -31,7 +31,7 @@ def find_invocation(gap: Gap, sent: Sequence[SentAudio]) -> SentAudio | None:
 
 
 def split_gap(gap: Gap, sent: Sequence[SentAudio]) -> dict[str, float]:
-    """Seconds of each phase of ``gap``; those that it did not have are left out."""
+    """Seconds of each phase of ``gap``, without phases that it lacked."""
     ends = [("reconnect", gap.find_last(CONNECTS)), ("handshake", gap.find_last(OPENED))]
     if resumed := gap.find_last(RESUMED):
         ends.append(("replay", resumed))

@@ -67,7 +67,7 @@ def _replicated(replicas: int) -> Mapping[str, Any]:
 
 
 def _shared(count: int) -> Mapping[str, Any]:
-    """So many models, which the executors of the first one serve."""
+    """A number of models that the executors of the first one serve."""
     shared = {
         **_MODEL,
         "options": {},
@@ -92,7 +92,10 @@ async def _system(name: str) -> AsyncIterator[System]:
 
 
 async def _serve(name: str) -> None:
-    """Run a system; each line from stdin, so many connections, is answered with the CPU ms of a request."""
+    """Run a system; answer each line of stdin with the CPU ms of a request.
+
+    The line contains the number of connections.
+    """
     loop, apps = asyncio.get_running_loop(), name in (ONE_APP, APPS1000)
     async with _system(name) as system:
         print("up", flush=True)

@@ -1,9 +1,9 @@
-"""CPU cost of moving one small tensor: allocate, seal, hold and release through a real sidecar.
+"""CPU cost of moving one small tensor: allocate, seal, hold and release.
 
     python -m tests.bench.sidecar_control
 
-CPU milliseconds per transfer of 4 KiB, summed over the sidecar's process and the process of its two
-clients (a producer and a consumer). CPU, unlike latency, hardly depends on the neighbours.
+It uses a real sidecar. The result is CPU milliseconds per transfer of 4 KiB. It is the sum over the sidecar's process
+and that of its two clients (a producer and a consumer). CPU, unlike latency, hardly depends on the neighbours.
 """
 
 import asyncio

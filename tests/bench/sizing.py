@@ -57,7 +57,7 @@ _POLL_SECONDS = 0.003
 
 
 def image_url(pixels: int) -> str:
-    """A PNG of noise, which compresses to nothing less, as data URL."""
+    """A PNG of incompressible noise, as data URL."""
     noise = np.random.default_rng(0).integers(0, 255, (pixels, pixels, 3), np.uint8)
     file = io.BytesIO()
     Image.fromarray(noise).save(file, "png")
@@ -122,7 +122,7 @@ class Probe:
         return found
 
     def memory_mib(self) -> dict[str, float]:
-        """Resident MiB by service, without the arena; of executors the mean of one."""
+        """Resident MiB by service, without the arena; for executors the mean."""
         pids = self._stack.supervisor.pids
         found = {name: _resident_mib(pids[name]) for name in SERVICES}
         executors = [_resident_mib(pid) for name, pid in pids.items() if name not in SERVICES]

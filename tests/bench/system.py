@@ -112,7 +112,7 @@ class System:
         return {**pids, **{f"worker {number}": worker.pid for number, worker in enumerate(workers)}}
 
     async def idle(self, seconds: float) -> float:
-        """CPU ms per second of the whole system without any request."""
+        """CPU ms per second of the whole idle system."""
         pids = self.pids()
         begun, before = time.perf_counter(), _cpu_ms(pids)
         await asyncio.sleep(seconds)
@@ -135,10 +135,10 @@ async def running(
     env: Mapping[str, str] | None = None,
     apps_dir: Path = SERVED,
 ) -> AsyncIterator[System]:
-    """Start everything for ``model`` on ``nodes``; nothing is left afterwards. Log lines are shown only when it fails.
+    """Start everything for ``model`` on ``nodes``, and clean up afterwards.
 
-    ``models`` are declarations in the place of the model's own, ``env`` is more environment of all services, and apps
-    are below ``apps_dir``.
+    Logs are printed only on failure. ``models`` replace the model's own declarations, ``env`` is additional environment
+    of all services, and apps are below ``apps_dir``.
     """
     lines = io.StringIO()
     app = model == bodies.NO_MODEL

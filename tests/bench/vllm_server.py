@@ -1,4 +1,4 @@
-"""vLLM's own OpenAI server, on a machine whose torch has no CUDA: ``python -m tests.bench.vllm_server`` and its flags."""
+"""vLLM's own OpenAI server without CUDA: ``python -m tests.bench.vllm_server`` and its flags."""
 
 import runpy
 

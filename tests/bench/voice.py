@@ -66,7 +66,7 @@ STAGES = {
 
 
 def model(directory: Path) -> dict[str, Any]:
-    """One executor for each stage; engines take ``SECONDS`` for a pass."""
+    """Model with one executor per stage; engines take ``SECONDS`` for a pass."""
     times = copy.deepcopy(TIMES)
     for name, seconds in SECONDS.items():
         times["default"]["components"][name]["batch"]["base"] = seconds
@@ -75,7 +75,7 @@ def model(directory: Path) -> dict[str, Any]:
 
 
 def staged(directory: Path, times: dict[str, Any]) -> dict[str, Any]:
-    """One executor for each stage, whose engines take ``times``."""
+    """Model with one executor per stage, whose engines take ``times``."""
     checkpoint = directory / "times.json"
     checkpoint.write_text(json.dumps(times))
     options = {name: {"components": list(parts), "service": service} for name, (service, *parts) in STAGES.items()}
@@ -142,7 +142,7 @@ class StageSteps:
         self._statuses = statuses
 
     async def count(self) -> dict[str, int]:
-        """Steps, or passes of stages without steps, by component."""
+        """Steps by component; passes for stages without steps."""
         found = await asyncio.gather(*(read_engine_stats(self._bus, each) for each in self._statuses))
         stages = {name: stats for each in found for name, stats in each.items()}
         return {name: sum((stats.get("steps") or stats["batches"]).values()) for name, stats in stages.items()}
@@ -190,7 +190,7 @@ async def measure_barge_in(system: System) -> float:
 
 
 async def measure_cpu(system: System) -> dict[str, float]:
-    """Share of a core that a session takes of its gateway: without audio, and with silence."""
+    """Share of a core of the gateway per session: without audio, and with silence."""
     async with contextlib.AsyncExitStack() as stack:
         alone = await _gateway_cpu(system)
         sockets = [await stack.enter_async_context(session(system)) for _ in range(SESSIONS)]

@@ -63,7 +63,10 @@ def own_seconds() -> dict[str, float]:
 
 
 class Callers:
-    """Clients that open the next session when theirs is over; ``known`` are the answers of an undisturbed run."""
+    """Clients that open a new session when one ends.
+
+    ``known`` are the answers of an undisturbed run.
+    """
 
     def __init__(self, system: System, known: Sequence[Conversation]) -> None:
         self._urls = system.urls
@@ -134,7 +137,7 @@ async def measure(system: System, sessions: int, resumed: int) -> dict[str, Any]
 
 
 def print_longest(gaps: Sequence[Gap], sent: Sequence[SentAudio]) -> None:
-    """Print what the longest gaps waited for, in milliseconds."""
+    """Print the phases of the longest gaps in milliseconds."""
     for gap in sorted(gaps, key=lambda each: each.seconds)[-WORST:]:
         phases = {name: round(1000 * seconds) for name, seconds in split_gap(gap, sent).items()}
         steps = [(round(1000 * seconds), what) for seconds, what in gap.steps]

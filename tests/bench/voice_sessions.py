@@ -60,7 +60,7 @@ PATIENCE = 300.0
 
 
 def quick_times() -> dict[str, Any]:
-    """Times of engines that keep up with many: a quarter of those of other tests."""
+    """Engine times for many sessions: a quarter of those of other tests."""
     times = copy.deepcopy(TIMES)
     for part in times["default"]["components"].values():
         for kind in ("batch", "step"):
@@ -71,7 +71,7 @@ def quick_times() -> dict[str, Any]:
 
 @dataclass
 class Call:
-    """One session, and how its answers were played."""
+    """One session, and the playback of its answers."""
 
     buffer: float
     turns: int

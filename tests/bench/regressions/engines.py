@@ -25,7 +25,7 @@ NOISE = 0.1
 
 
 class WrappedRunner:
-    """A runner that is what it wraps; subclasses change what happens to a job."""
+    """A runner that forwards to another; subclasses change jobs."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
@@ -38,7 +38,7 @@ class WrappedRunner:
 
 
 class WrappedJob:
-    """A job that is what it wraps; subclasses change its outputs."""
+    """A job that forwards to another; subclasses change its outputs."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -79,7 +79,10 @@ class _FailingRunner(WrappedRunner):
 
 
 class _SingleRunner(WrappedRunner):
-    """Holds what a job needs for a moment longer than the job: comparisons, one after another, are not delayed by it."""
+    """Fail concurrent jobs; each job counts for ``HOLD_SECONDS``.
+
+    Comparisons, which run in sequence, do not wait for that.
+    """
 
     jobs = 0
 
@@ -138,7 +141,7 @@ def late(component: str, settings: ExecutorSettings) -> Runner:
 
 
 def late_steps(component: str, settings: ExecutorSettings) -> Runner:
-    """One whose tokens are late."""
+    """Delay each token."""
     return _LateStepsRunner(transformers(component, settings))
 
 
@@ -153,10 +156,10 @@ def single(component: str, settings: ExecutorSettings) -> Runner:
 
 
 def stale(component: str, settings: ExecutorSettings) -> Runner:
-    """One that gives each request the result of the one before."""
+    """Give each request the result of the one before."""
     return _StaleRunner(transformers(component, settings))
 
 
 def noisy(component: str, settings: ExecutorSettings) -> Runner:
-    """One whose results are never the same."""
+    """Add noise to each result."""
     return _NoisyRunner(transformers(component, settings))

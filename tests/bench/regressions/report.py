@@ -35,7 +35,7 @@ def describe_outcome(outcome: Outcome, seconds: float) -> str:
 
 
 def count_outcomes(outcomes: Sequence[Outcome]) -> dict[str, int]:
-    """Count what was caught, stopped without a reason, and named."""
+    """Count caught regressions, stopped harmless changes, and named stages."""
     bad = [each for each in outcomes if each.case.stage]
     harmless = [each for each in outcomes if not each.case.stage]
     return {

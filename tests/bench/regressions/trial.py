@@ -1,4 +1,4 @@
-"""One candidate on a running system: users' requests are sent until the gate has a verdict, or for long enough."""
+"""One candidate on a running system, until a verdict or a limit."""
 
 import asyncio
 import contextlib
@@ -120,7 +120,7 @@ class Trial:
             await self._wait(self._is_over, _VERDICT_SECONDS)
 
     def _is_decided(self, candidate: Candidate) -> bool:
-        """Return whether nothing is expected any more."""
+        """Return True if no further verdict is expected."""
         served = candidate.state == "canary" or candidate.share
         return candidate.reason.startswith("the gate is green") or (
             self._outcome.pairs >= self._max_pairs and not served
@@ -134,11 +134,11 @@ class Trial:
 
     @property
     def _is_text_only(self) -> bool:
-        """True if the request that was sent last has no image."""
+        """Return True if the last request had no image."""
         return self._sent % 4 == 0
 
     async def _send(self) -> None:
-        """Send the next request. None is like another."""
+        """Send the next request; all differ."""
         self._sent += 1
         number = self._sent
         media = [] if self._is_text_only else [image(number, 60 + number % 3 * 30, 60)]
