@@ -1,4 +1,4 @@
-"""Everything a gateway does, done by hand on the bus: the executors cannot tell the difference."""
+"""A gateway's work by hand on the bus; executors cannot distinguish the two."""
 
 import asyncio
 import time

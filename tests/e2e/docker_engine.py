@@ -27,7 +27,7 @@ _PACKAGES = "python3,python3-pip,python3-venv,ca-certificates"
 
 
 class NoEngine(Exception):
-    """No Docker engine or no base image can be had here; the text says why."""
+    """Docker engine or base image is not available; the message contains the reason."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ class Engine:
     compose: tuple[str, ...]
 
     def run(self, *arguments: str, within: float, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> str:
-        """Run ``docker arguments`` and return what it printed. Raises ``CalledProcessError`` and ``TimeoutExpired``."""
+        """Run ``docker arguments`` and return the output. Raises ``CalledProcessError`` and ``TimeoutExpired``."""
         return _run([*self.docker, *arguments], within, cwd, {"DOCKER_BUILDKIT": "1", **(env or {})})
 
     def run_compose(
         self, *arguments: str, within: float, cwd: Path | None = None, env: Mapping[str, str] | None = None
     ) -> str:
-        """The same for ``docker compose arguments``, or ``docker-compose`` where only that exists."""
+        """Run ``docker compose arguments``, or ``docker-compose`` on older installations."""
         # Compose v1 builds through the docker command that it finds first in PATH.
         path = f"{Path(self.docker[0]).parent}:{os.environ.get('PATH', '')}"
         builder = {"PATH": path, "DOCKER_BUILDKIT": "1", "COMPOSE_DOCKER_CLI_BUILD": "1"}
@@ -63,9 +63,9 @@ def engine() -> Iterator[Engine]:
 
 
 def ensure_image(engine: Engine, name: str = BASE_IMAGE) -> str:
-    """Make sure that a Python base image is there under ``name``; "present", "pulled" or "built".
+    """Ensure that a Python base image exists as ``name``; return "present", "pulled" or "built".
 
-    Raises ``NoEngine`` when the Hub does not answer and debootstrap cannot be used.
+    Raises ``NoEngine`` if the Hub does not answer and debootstrap is unavailable.
     """
     if _succeeds([*engine.docker, "image", "inspect", name], 30):
         return "present"

@@ -84,7 +84,7 @@ def _executor_ids(models: Mapping[str, Any]) -> set[str]:
 
 
 def command_line(process: psutil.Process) -> list[str]:
-    """The command line of ``process``; empty when it has just ended."""
+    """Command line of ``process``, or empty if it has just ended."""
     try:
         return list(process.cmdline())
     except psutil.Error:
@@ -236,7 +236,7 @@ class System:
     # Processes
 
     def processes(self) -> list[psutil.Process]:
-        """Everything that this system runs at this moment, the supervisor left out."""
+        """All processes of this system, except the supervisor."""
         found: dict[int, psutil.Process] = {}
         for command in self.commands():
             for pid in {command.pid, find_forked_pid(command.pid)}:
@@ -262,7 +262,7 @@ class System:
         return psutil.Process(find_forked_pid(self._gateway_command(index).pid))
 
     def sidecar(self, node: int = 0) -> psutil.Process:
-        """The process of the sidecar of a node, which is counted from 0."""
+        """Sidecar process of a node, by index from 0."""
         sidecars = (one for one in self.commands() if "services.sidecar" in command_line(one))
         name = self.node_name(node)
         found = next(one for one in sidecars if one.environ()["OMNIBUS_SIDECAR_NODE"] == name)
@@ -290,7 +290,7 @@ class System:
             await stop()
 
     async def whole(self, within: float = _BACK_WITHIN, only: Sequence[str] = ()) -> dict[str, int]:
-        """Wait until all executors (or ``only`` these) are ready; returns their process ids."""
+        """Wait until all executors (or ``only`` these) are ready; return their process ids."""
         wanted = set(only) or self.executors
         pids: dict[str, int] = {}
         async with asyncio.timeout(within), self.bus() as bus, contextlib.aclosing(self.statuses(bus)) as heard:
@@ -313,7 +313,7 @@ class System:
 
     @contextlib.asynccontextmanager
     async def store(self) -> AsyncIterator[Store]:
-        """The store, to read and write what services take for their own."""
+        """The store, to read and write internal data of services."""
         store = Store(StoreSettings(url=self.state.store_url, secret=self.env[STORE_SECRET]))
         try:
             yield store
@@ -322,7 +322,7 @@ class System:
 
     @contextlib.asynccontextmanager
     async def tensors(self, node: int = 0) -> AsyncIterator[TensorClient]:
-        """A client of the sidecar of a node, which is counted from 0."""
+        """A client of a node's sidecar, by index from 0."""
         socket_path = str(Path(self.state.directory) / f"{sidecar_name(node)}.sock")
         async with await TensorClient.connect(socket_path, "test", self.node_name(node)) as client:
             yield client
@@ -332,7 +332,7 @@ class System:
         return self._nodes
 
     def node_name(self, node: int) -> str:
-        """The name of a node, which is counted from 0."""
+        """Name of a node, by index from 0."""
         return f"local-{self.state.pid}-{node}" if node else f"local-{self.state.pid}"
 
     def http(self, gateway: int = 0) -> httpx.AsyncClient:
@@ -386,7 +386,7 @@ class System:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a file that others read at any time: they see the old text, or all of the new one."""
+    """Replace a file atomically: readers see the old text or all of the new one."""
     fresh = path.with_name(f"{path.name}.fresh")
     fresh.write_text(text)
     fresh.replace(path)

@@ -1,4 +1,7 @@
-"""The compose files in a real Docker engine: built, started, asked, hurt, closed to strangers, watched, taken down."""
+"""The compose files in a real Docker engine.
+
+Containers are built, started, queried, damaged, secured, monitored and stopped.
+"""
 
 import re
 from collections.abc import Iterator
@@ -272,7 +275,7 @@ def test_prometheus_counts_a_request(closed: Stack, key: str) -> None:
 
 
 def ask_prometheus(stack: Stack, what: str) -> Any:
-    """Its answer's data; empty while it has none."""
+    """Data of Prometheus' answer, or empty."""
     answer = stack.get(f"/api/v1/{what}", base=f"http://127.0.0.1:{stack.prometheus}")
     return answer.body["data"] if answer.status == 200 else {}
 

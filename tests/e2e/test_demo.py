@@ -1,4 +1,7 @@
-"""The demo is one command: it starts everything, shows an answer and its way, and leaves nothing."""
+"""The demo is one command that starts everything and shows an answer.
+
+It also shows the answer's path, and leaves nothing.
+"""
 
 import os
 import re

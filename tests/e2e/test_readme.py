@@ -29,7 +29,7 @@ def blocks(language: str) -> list[str]:
 
 
 def commands() -> list[str]:
-    """Shell commands of the README, continued lines joined and comments cut off."""
+    """Shell commands of the README, with continued lines joined and without comments."""
     text = "\n".join(blocks("sh")).replace("\\\n", " ")
     return [line.partition("    # ")[0].strip() for line in text.splitlines() if line.strip()]
 
@@ -50,7 +50,7 @@ def run(command: str, cwd: Path) -> str:
 
 
 def here(command: str) -> str:
-    """The command as it runs in this environment: forked instead of started by a new .venv."""
+    """The command for this environment: forked instead of started from a new .venv."""
     return command.replace(".venv/bin/omnibus", shlex.join(warm.omnibus_command()))
 
 

@@ -1,4 +1,4 @@
-"""The wheel and the source distribution: all that a machine needs without the checkout."""
+"""The wheel and the source distribution work without the checkout."""
 
 import json
 import os

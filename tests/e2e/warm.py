@@ -57,7 +57,7 @@ _VLLM_ENGINE = "services.engines:vllm"
 
 
 def may_start_warm(settings: Mapping[str, str]) -> bool:
-    """Return whether no library of the fork server reads one of ``settings``: they do so while they are imported."""
+    """Return True if the fork server's libraries ignore ``settings`` on import."""
     return all(name.startswith(_READ_LATE) for name in settings)
 
 
@@ -107,7 +107,10 @@ def has_vllm() -> bool:
 
 
 def can_fork_vllm(environ: Mapping[str, str]) -> bool:
-    """Return whether executors with this environment are forked in tests: as elsewhere, and those of vLLM."""
+    """Return True if tests fork executors with this environment.
+
+    This adds vLLM's executors to those that are forked in production.
+    """
     own = {**environ, "OMNIBUS_EXECUTOR_ENGINE": ExecutorSettings().engine}
     is_vllm = read_settings(ExecutorSettings, environ).engine == _VLLM_ENGINE
     return can_fork_executors(own if is_vllm else environ)
@@ -129,7 +132,10 @@ def wait_for_fork(command: "subprocess.Popen[str]") -> int:
 
 
 def fork_modules(patch: "pytest.MonkeyPatch") -> None:
-    """Have what ``omnibus.process.run_module`` runs of ``omnibus_models`` forked by the session's fork server."""
+    """Fork modules of ``omnibus_models`` from the session's fork server.
+
+    ``omnibus.process.run_module`` runs them.
+    """
 
     def command(module: str, *arguments: str) -> tuple[str, ...]:
         if not module.startswith("omnibus_models."):
@@ -140,7 +146,7 @@ def fork_modules(patch: "pytest.MonkeyPatch") -> None:
 
 
 def listener_process_id(path: str) -> int | None:
-    """The process that listens at the socket ``path``; None when there is none."""
+    """Process that listens at the socket ``path``, or None."""
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(path)
@@ -152,7 +158,7 @@ def listener_process_id(path: str) -> int | None:
 
 
 class _WarmStack(Stack):
-    """A stack whose fork servers are born by another one."""
+    """A stack whose fork servers are children of another one."""
 
     services_socket = executors_socket = ""
 

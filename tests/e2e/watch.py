@@ -44,7 +44,10 @@ class Watch:
         return next(one for one in self.seen if one.subject.startswith(subject))
 
     async def heartbeat(self, executor: str) -> None:
-        """The next word of ``executor`` that it is ready: from here on it counts as alive for a while, come what may."""
+        """Wait for the next ready heartbeat of ``executor``.
+
+        It then counts as alive for a while in any case.
+        """
         before = len(self.seen)
         status = subjects.event_subject(subjects.EXECUTOR)
         named = f'"id":"{executor}"'.encode()

@@ -18,7 +18,7 @@ WITHIN = 60.0  # seconds for what was asked to be so everywhere
 
 
 class Estate:
-    """``directory`` is where apps are registered from."""
+    """A system with apps; ``directory`` contains those to register."""
 
     def __init__(self, system: System, directory: Path) -> None:
         self.system = system
@@ -52,7 +52,7 @@ class Estate:
         return dict(response.json())
 
     async def show(self, name: str, gateway: int = 0) -> dict[str, Any] | None:
-        """The app as a gateway shows it; None when it has none of that name."""
+        """State of the app at a gateway, or None if unknown."""
         response = await self.ask("GET", f"/v1/apps/{name}", gateway=gateway)
         assert response.status_code in (200, 404), response.text
         return dict(response.json()) if response.status_code == 200 else None
@@ -73,7 +73,7 @@ class Estate:
 
     @contextlib.asynccontextmanager
     async def app(self, name: str, text: str, **values: str) -> AsyncIterator[str]:
-        """An app of ``text`` that every gateway serves until the block ends."""
+        """Serve an app of ``text`` at every gateway until the block ends."""
         self.write(name, text, **values)
         await self.register(name)
         try:
@@ -96,7 +96,7 @@ class Estate:
             return await http.post(f"/v1/apps/{name}/invoke", json=body)
 
     async def said(self, name: str, body: Any, gateway: int = 0) -> Any:
-        """The JSON of an answer, which must be one."""
+        """JSON of an answer, which must be a success."""
         response = await self.invoke(name, body, gateway)
         assert response.status_code == 200, response.text
         return response.json()
@@ -172,6 +172,6 @@ def parts(response: httpx.Response) -> list[Any]:
 
 
 def error(response: httpx.Response) -> dict[str, Any]:
-    """An error as every client gets it: nothing of the inside is in it."""
+    """Error of an answer, without internals."""
     assert "Traceback" not in response.text
     return dict(response.json()["error"])

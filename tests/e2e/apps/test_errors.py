@@ -56,7 +56,7 @@ async def everybody(strict: Estate) -> None:
 
 
 async def went_wrong(estate: Estate, what: str, status: int, code: str) -> dict[str, Any]:
-    """The error that the app gets when it does ``what``; afterwards it serves as before."""
+    """Error of the app for ``what``; afterwards it must serve as before."""
     answer = await estate.invoke("wrong", {"what": what})
     found = error(answer)
     assert (answer.status_code, found["code"]) == (status, code), answer.text
@@ -67,7 +67,7 @@ async def went_wrong(estate: Estate, what: str, status: int, code: str) -> dict[
 
 
 async def serves_again(estate: Estate) -> None:
-    """Wait until the app that was wrong serves."""
+    """Wait until the faulty app serves again."""
 
     async def fine() -> bool:
         answer = await estate.invoke("wrong", {"what": "fine"})
@@ -236,7 +236,7 @@ async def test_a_client_that_leaves_a_stream_stops_everything(strict: Estate):
 
 
 async def heartbeats(watch: Watch, count: int = 4) -> None:
-    """Wait until executors have said so often how they are."""
+    """Wait for a number of heartbeats of executors."""
     before = len(watch.seen)
     await watch.until(lambda: sum(one.subject == "omnibus.event.executor" for one in watch.seen[before:]) > count)
 

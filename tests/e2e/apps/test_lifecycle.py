@@ -156,7 +156,7 @@ async def test_without_the_token_nothing_can_be_changed(land: Estate, token: str
 
 @pytest.fixture
 def locked(system: System) -> Iterator[str]:
-    """The URL of one more gateway that was given no token."""
+    """URL of another gateway without a token."""
     (port,) = free_ports(1)
     given = system.gateway_environment(0)
     environ = {name: value for name, value in given.items() if name != "OMNIBUS_GATEWAY_ADMIN_TOKEN"}

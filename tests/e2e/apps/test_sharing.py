@@ -94,7 +94,7 @@ async def test_what_was_encoded_for_one_model_is_found_for_the_other(twins: Esta
     question = ask(image(23), "describe")
 
     async def kept_after(model: str, path: str) -> tuple[int, int]:
-        """Hits and misses of the encoder once ``model`` has answered."""
+        """Cache hits and misses of the encoder after ``model`` has answered."""
         async with twins.system.client() as client:
             await client.chat.completions.create(
                 model=model, messages=question.messages, max_tokens=2, extra_headers={"x-omnibus-path": path}

@@ -1,4 +1,4 @@
-"""Apps that tests register; ``{name}`` in a text stands for what ``filled`` is given."""
+"""Source texts of test apps; ``filled`` replaces ``{name}``."""
 
 from textwrap import dedent
 

@@ -1,4 +1,4 @@
-"""Any server of the highly available layer may be killed under load: no request fails, no job is lost."""
+"""Requests and jobs survive the loss of any highly available server."""
 
 import asyncio
 import contextlib

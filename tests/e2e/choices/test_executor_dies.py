@@ -53,7 +53,7 @@ def system(tmp_path_factory: pytest.TempPathFactory, checkpoint: str) -> Iterato
 
 @pytest.fixture(scope="module")
 def halves(tmp_path_factory: pytest.TempPathFactory, checkpoint: str) -> Iterator[System]:
-    """Two executors of each half of it."""
+    """The model in two halves, with two executors each."""
     with _running(tmp_path_factory, HALVES, catalog.split_declaration("qwen3", checkpoint, "P>D")) as made:
         yield made
 
@@ -73,7 +73,7 @@ def body(model: str, **more: Any) -> dict[str, Any]:
 
 
 class Answers:
-    """The answers of a stream as they come, by their index."""
+    """Answers of a stream by index, as they arrive."""
 
     def __init__(self) -> None:
         self.texts = [""] * CHOICES
@@ -99,7 +99,10 @@ class Answers:
         self.usage = event.get("usage") or self.usage
 
     def require_equal(self, other: "Answers") -> None:
-        """Fails unless these are the answers of ``other``; values are rounded by who sends them."""
+        """Check that these are the answers of ``other``, up to rounding.
+
+        The sender rounds values.
+        """
         assert (self.texts, self.calls, self.finish) == (other.texts, other.calls, other.finish)
         assert self.usage["completion_tokens"] == other.usage["completion_tokens"]
         for one, two in zip(self.logprobs, other.logprobs, strict=True):

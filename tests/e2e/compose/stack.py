@@ -1,4 +1,4 @@
-"""The compose files as containers: built, started, asked, looked at, taken down. Every wait has an end."""
+"""The compose files as containers: build, start, query, inspect, stop. Every wait has a timeout."""
 
 import base64
 import json
@@ -36,7 +36,7 @@ LATER = (429, 502, 503, 504)
 
 
 class Answer(NamedTuple):
-    """Status and text of an HTTP answer; status 0 when there was none, with the reason."""
+    """Status and text of an HTTP answer; without one, 0 and the reason."""
 
     status: int
     text: str
@@ -67,7 +67,7 @@ class Stack:
     # What compose and the engine do
 
     def compose(self, *arguments: str, within: float = 60.0) -> str:
-        """``docker compose ARGUMENTS`` with the layers; a failure fails the test with what was printed."""
+        """``docker compose ARGUMENTS`` with the layers; a failure fails the test with the output."""
         try:
             return self._run(*arguments, within=within)
         except subprocess.CalledProcessError as error:
@@ -165,7 +165,7 @@ def _answer(request: urllib.request.Request) -> Answer:
 
 @contextmanager
 def started(engine: Engine) -> Iterator[Stack]:
-    """Images built and ``compose.yaml`` up and ready; everything is gone afterwards."""
+    """Build the images, start ``compose.yaml``, and remove everything afterwards."""
     _build(engine)
     stack = Stack(engine)
     try:
@@ -178,7 +178,7 @@ def started(engine: Engine) -> Iterator[Stack]:
 
 
 def guards() -> Mapping[str, str]:
-    """Variables that close what compose opens: users on the bus, API keys, a token of the operator."""
+    """Variables that enable access control: users on the bus, API keys, an operator's token."""
     passwords = {f"OMNIBUS_NATS_{user.upper()}_PASSWORD": password for user, password in PASSWORDS.items()}
     store = {"OMNIBUS_STORE_PASSWORD": "word-of-the-store", "OMNIBUS_STORE_SECRET": "word-of-records"}
     return {**passwords, **store, "OMNIBUS_GATEWAY_KEYS": "true", "OMNIBUS_GATEWAY_ADMIN_TOKEN": TOKEN}

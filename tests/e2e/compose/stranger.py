@@ -14,7 +14,7 @@ WITHIN = 5  # seconds
 
 
 async def main(user: str, password: str, subject: str) -> None:
-    """Come in, publish to ``subject`` and listen to it. Without a user, no credentials are sent."""
+    """Connect, publish to ``subject`` and subscribe to it; without a user, send no credentials."""
     refused = []
 
     async def hear(error: Exception) -> None:

@@ -97,7 +97,10 @@ async def subscribe(nc: Client, options: argparse.Namespace) -> int:
 
 
 async def consume(nc: Client, options: argparse.Namespace) -> int:
-    """From a stream: an ephemeral consumer without acknowledgements. One subject; the stream is found by it."""
+    """Consume one subject of a stream through an ephemeral consumer without acknowledgements.
+
+    The subject determines the stream.
+    """
     [subject] = options.subjects
     js = nc.jetstream()
     name = options.stream or await js.find_stream_name_by_subject(subject)
@@ -114,7 +117,7 @@ async def consume(nc: Client, options: argparse.Namespace) -> int:
 
 
 def payload(options: argparse.Namespace) -> tuple[bytes, dict[str, str] | None]:
-    """The body as it is; without it, all of stdin. Names and values of headers are stripped."""
+    """The given body or all of stdin, and the stripped headers."""
     body = options.body.encode() if options.body is not None else sys.stdin.buffer.read()
     if not options.no_templates and b"{{" in body:
         raise SystemExit("the body would be taken for a template")

@@ -133,7 +133,7 @@ class Shell:
 
 
 async def request(system: System, path: str = "E>L") -> str:
-    """The id of a request whose end is recorded."""
+    """Id of a request whose end is recorded."""
     question = {"model": VL, "messages": ask("what {{is}} it", image(1)).messages, "max_tokens": 4, "temperature": 0}
     async with system.http() as http:
         answer = await http.post("/v1/chat/completions", json=question, headers={"x-omnibus-path": path})

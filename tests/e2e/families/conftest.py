@@ -1,4 +1,7 @@
-"""Systems that several families share, for they need the same settings. Who harms or sets a system has its own."""
+"""Systems that several families share, because they need the same settings.
+
+Tests that damage or configure a system have their own.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path

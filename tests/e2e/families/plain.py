@@ -31,7 +31,7 @@ def checkpoints(directory: Path, *families: str) -> dict[str, Path]:
 
 
 def models(built: Mapping[str, Path]) -> dict[str, dict[str, Any]]:
-    """Each family as usual, and in halves."""
+    """Declarations of each family, whole and in halves."""
     halves = {_halves(family): catalog.split_declaration(family, str(path), "E>P>D") for family, path in built.items()}
     return {family: declaration(family, path) for family, path in built.items()} | halves
 

@@ -37,7 +37,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def captain(checkpoints: dict[str, Path]) -> Path:
-    """The merged checkpoint of an adapter that is not declared: it lies below the directory that is allowed."""
+    """Merged checkpoint of an undeclared adapter below the allowed directory."""
     base = checkpoints[BASE]
     adapter = write_adapter(base, base.parent / "allowed" / "captain", 3, rank=6, targets=("k_proj", "up_proj"))
     return merge_adapter(base, adapter, base.parent / "merged-captain")

@@ -59,7 +59,7 @@ async def everybody(system: System) -> None:
 
 
 def taken(shape: str, question: Question, speech: bool) -> str:
-    """The path of ``question`` where executors have this ``shape``: those that it has no use for are left out."""
+    """Path of ``question`` in this ``shape``, without executors that are not needed."""
     if shape == "R>P>D":
         return ""  # the only one there is
     used = {"thinker", *(FAMILY["encoders"][kind] for kind in question.media)}

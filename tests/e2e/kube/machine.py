@@ -40,7 +40,7 @@ PORTS = {
 
 
 class Pod:
-    """One pod of a workload on ``node``. ``ports`` are where its ports are in truth, by name."""
+    """One pod of a workload on ``node``; ``ports`` are its real ports by name."""
 
     def __init__(self, name: str, template: Object, node: str, machine: "Machine") -> None:
         self.name = name
@@ -76,7 +76,7 @@ class Pod:
         await until_cancelled(self._task)
 
     def refresh(self) -> None:
-        """Files of ConfigMaps follow them, until they go."""
+        """Update the files of ConfigMaps, until the pod ends."""
         maps = self._machine.api.of("ConfigMap")
         for volume in self.spec["volumes"]:
             for file, text in maps.get(volume.get("configMap", {}).get("name"), {}).get("data", {}).items():
@@ -224,7 +224,7 @@ class Machine:
         return [pod for name, pod in self.pods.items() if name.startswith(f"{workload}-")]
 
     async def run(self) -> None:
-        """Until cancelled; then all pods end."""
+        """Run until cancelled, then stop all pods."""
         try:
             while True:
                 await self._look()

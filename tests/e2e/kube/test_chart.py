@@ -68,7 +68,7 @@ class Release:
                 await asyncio.sleep(0.2)
 
     async def counters(self, pod: Pod) -> dict[str, float]:
-        """Samples of a pod's metrics, summed over their labels."""
+        """Samples of a pod's metrics, summed over labels."""
         async with httpx.AsyncClient() as http:
             text = (await http.get(f"http://127.0.0.1:{pod.ports['metrics']}/metrics")).text
         found: dict[str, float] = {}

@@ -95,7 +95,7 @@ def decode_image(answer: httpx.Response) -> np.ndarray:
 
 
 async def some_at_once(each: Sequence[Awaitable[T]], most: int = _AT_ONCE) -> list[T]:
-    """The results of all, ``most`` of which run at a time."""
+    """Results of all, of which ``most`` run at a time."""
     room = asyncio.Semaphore(most)
 
     async def one(asked: Awaitable[T]) -> T:
@@ -106,7 +106,7 @@ async def some_at_once(each: Sequence[Awaitable[T]], most: int = _AT_ONCE) -> li
 
 
 def open_door(house: System) -> httpx.AsyncClient:
-    """A client with room and patience for many at once."""
+    """A client with enough connections and timeout for many requests at once."""
     return httpx.AsyncClient(base_url=house.url, timeout=600, limits=httpx.Limits(max_connections=64))
 
 

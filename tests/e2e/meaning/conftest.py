@@ -1,4 +1,7 @@
-"""The trained models of the small world, apart and together: one that sees, hears and speaks, and one that draws."""
+"""The trained models of the small world, split and whole.
+
+They are one that sees, hears and speaks, and one that generates images.
+"""
 
 from collections.abc import Iterator
 

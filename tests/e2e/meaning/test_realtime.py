@@ -72,7 +72,7 @@ async def ask(socket: AsyncRealtimeConnection, *content: Any) -> str:
 
 
 async def speak(socket: AsyncRealtimeConnection, row: tuple[str, ...], seed: int) -> str:
-    """Tones as a microphone gives them; the id of their message."""
+    """Send tones in a microphone's format; return the id of their message."""
     sound = base64.b64decode(tones(row, seed))
     for at in range(0, len(sound), 4800):
         await socket.input_audio_buffer.append(audio=base64.b64encode(sound[at : at + 4800]).decode())

@@ -1,6 +1,7 @@
-"""A system under load that meets everything that metrics tell of.
+"""A system under load that produces every kind of metric.
 
-Speech, a session by voice, tenants at their limits, a lost executor, an input that breaks an engine, a slow consumer.
+The load contains speech, a voice session, tenants at their limits, a lost executor, an input that breaks an engine, and
+a slow consumer.
 """
 
 import asyncio

@@ -102,7 +102,7 @@ async def _held(system: System, tenant: str, **more: Any) -> AsyncIterator[httpx
 
 
 async def _idle(system: System) -> None:
-    """Until nothing is in flight."""
+    """Wait until no request is in flight."""
     async with asyncio.timeout(20), system.http() as http:
         http.headers["authorization"] = f"Bearer {ADMIN}"
         while "omnibus_gateway_inflight 0.0" not in (await http.get("/metrics")).text.splitlines():

@@ -36,7 +36,7 @@ def has(system: System, gateway: int, digest: str) -> bool:
 
 
 async def replayed(system: System, recorded: bytes) -> dict[str, Any]:
-    """First and last reply to a replay: where it ran, and how it compares."""
+    """First and last reply to a replay, with its node and comparison."""
     async with system.bus() as bus:
         replies = [json.loads(part) async for part in bus.request_stream("omnibus.replay", recorded, 60.0)]
     return {**replies[0], **replies[-1]}

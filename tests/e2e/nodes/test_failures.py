@@ -28,7 +28,7 @@ async def ask(system: System, gateway: int) -> tuple[int, Any]:
 
 
 async def ask_until(system: System, end: asyncio.Event) -> list[tuple[int, Any]]:
-    """Requests at both gateways, one after the other, until ``end``."""
+    """Send requests to both gateways in sequence until ``end``."""
     answers = []
     while not end.is_set():
         answers += await asyncio.gather(ask(system, 0), ask(system, 1))

@@ -84,7 +84,7 @@ async def test_top_shows_nodes_and_links(nodes: System):
 
 
 async def test_a_pair_is_unreachable_until_its_node_answers_again(nodes: System):
-    """The sidecar of the encoder's node stands still: that of the language model cannot pull from it."""
+    """A frozen sidecar at the encoder's node prevents pulls by other nodes."""
     id = await ask_apart(nodes)
     found = json.loads(await run_command(nodes, "show", id, "--json"))["waterfall"]
     pull = next(pull for pull in found["pulls"] if pull["source"] >= 0)

@@ -41,7 +41,7 @@ def wanted(question: Question, format: str = "wav", **more: Any) -> dict[str, An
 
 
 def taken(shape: str, question: Question, speech: bool) -> str:
-    """The path of ``question`` where executors have this ``shape``: those that it has no use for are left out."""
+    """Path of ``question`` in this ``shape``, without executors that are not needed."""
     used = {"thinker", *(FAMILY["encoders"][kind] for kind in question.media)}
     used |= {"talker", "vocoder"} if speech else set()
     return ">".join(option for option in shape.split(">") if used & {*FAMILY["options"][option]["components"]})

@@ -38,7 +38,7 @@ def truth(omni_checkpoint: Path) -> Spoken:
 
 @pytest.fixture(autouse=True)
 async def everybody(omni: System) -> AsyncIterator[dict[str, int]]:
-    """Process ids of all executors: those that the test before killed are parts of the next one's path."""
+    """Process ids of all executors, once killed ones are back."""
     yield await omni.whole()
     await omni.ledger_is_empty()
 

@@ -1,4 +1,4 @@
-"""A simulated Qwen2.5-VL: how long everything takes, and the same as a profile for the planner."""
+"""A simulated Qwen2.5-VL: its times, also as a profile for the planner."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -82,7 +82,7 @@ def _quantities(image: int) -> dict[str, float]:
 
 
 def _work(given: sim.Profile, option: str, parts: tuple[str, ...], seen: float) -> tuple[RoleCost, ...]:
-    """Each role that ``option`` may have, in a saturated replica."""
+    """Each role of ``option``, in a saturated replica."""
     found: dict[tuple[str, tuple[str, ...]], RoleCost] = {}
     for mine in (parts, parts[1:]):  # all that it can do; what is left when others did the first part
         measured = sim.predict_performance(given, option, demands(mine, seen), inflight=INFLIGHT) if mine else None

@@ -37,7 +37,7 @@ def kind_of(shares: Sequence[float], number: int) -> str:
 
 
 def chat_body(kind: str, number: int, tokens: int = 0) -> dict[str, Any]:
-    """A request of ``kind``; without ``tokens`` its answer is as long as the engine draws it."""
+    """A request of ``kind``; without ``tokens``, the engine draws the answer's length."""
     text = {"type": "text", "text": f"question {number:06d} ".ljust(4 * TEXT_TOKENS[kind], ".")}
     body: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": [*_MEDIA[kind], text]}]}
     if tokens:

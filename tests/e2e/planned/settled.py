@@ -46,8 +46,11 @@ class Places:
 async def settled(
     system: System, store: Store, after: int = 0, fits: Callable[[Plan], bool] = lambda plan: True
 ) -> Plan:
-    """The plan that follows the load since epoch ``after`` (0: the first plan) and ``fits``, once its executors run and
-    no others. A burst is planned for by its first seconds, so that the first plan after it need not fit."""
+    """Plan for the load since epoch ``after`` that ``fits``.
+
+    Returns once exactly its executors run. ``after`` is 0 for the first plan. The first plan after a burst considers
+    only its first seconds, so it need not fit.
+    """
     async with asyncio.timeout(WITHIN):
         while True:
             with contextlib.suppress(StoreUnavailable):

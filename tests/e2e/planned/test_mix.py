@@ -1,6 +1,6 @@
-"""Requests change from images to text and back: the plan follows, and no request fails.
+"""Requests change from images to text and back; the plan follows without failures.
 
-That it serves what it promises is a measurement, which needs the machine for itself: it is made nightly.
+The nightly run measures the promised rate, because that needs a machine without other load.
 """
 
 import asyncio

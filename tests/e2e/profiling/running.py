@@ -81,7 +81,7 @@ class Run:
         self._process.send_signal(signal.SIGINT)
 
     def end(self) -> tuple[int, str]:
-        """Exit code and output; nothing may be left."""
+        """Wait for the end; return exit code and output, and check for leftovers."""
         family = psutil.Process(self._pid).children(recursive=True) if self._process.poll() is None else []
         assert self._process.stdout is not None
         output = self._process.stdout.read()

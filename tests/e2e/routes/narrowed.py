@@ -76,14 +76,14 @@ _KINDS = {
 
 
 def register() -> None:
-    """Tell schemathesis how files and URLs of media are."""
+    """Register formats for files and URLs of media with schemathesis."""
     url = f"data:image/png;base64,{base64.b64encode(PNG).decode()}"
     schemathesis.openapi.format("binary", st.sampled_from([PNG, WAV, PNG, WAV, PNG[:60], WAV[:60]]))
     schemathesis.openapi.format("url-of-media", st.sampled_from([url, url[:90], "data:,", "http://127.0.0.1/x"]))
 
 
 def narrowed(document: dict[str, Any], file_id: str) -> dict[str, Any]:
-    """``document`` for what a few seconds are enough for; batches are of the uploaded file ``file_id``."""
+    """``document`` reduced to quick requests; batches use the uploaded file ``file_id``."""
     schemas = {name: _narrow(name, schema) for name, schema in document["components"]["schemas"].items()}
     for name in ("Url", "ImageUrl"):
         schemas[name]["properties"]["url"] = {"type": "string", "format": "url-of-media"}
@@ -103,7 +103,7 @@ def _narrow(name: str, schema: Schema) -> Schema:
 
 
 def _without(node: Any) -> Any:
-    """``node`` without the kinds that are refused."""
+    """Copy of ``node`` without unsupported kinds."""
     if isinstance(node, list):
         return [_without(each) for each in node if not _refused(each)]
     if not isinstance(node, dict):

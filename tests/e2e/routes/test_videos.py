@@ -68,7 +68,7 @@ async def in_the_middle(watch: Watch, invocation: str) -> None:
 
 
 async def becomes(client: openai.AsyncOpenAI, id: str, within: float = 60.0) -> Video:
-    """The video once it is over. Its gateway may be away for a while."""
+    """Wait for the video's end, even while its gateway is away."""
     async with asyncio.timeout(within):
         while True:
             try:

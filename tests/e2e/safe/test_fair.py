@@ -39,7 +39,7 @@ async def ask(http: httpx.AsyncClient, number: int) -> Served:
 
 
 async def offer(closed: Town, key: str, seconds: float = SECONDS) -> list[Served]:
-    """Requests at a steady rate, whether or not earlier ones are answered."""
+    """Send requests at a steady rate, without waiting for answers."""
     loop, began = asyncio.get_running_loop(), time.monotonic()
     async with closed.http(key) as http:
         asked = []

@@ -85,7 +85,7 @@ class Town:
         }
 
     def start(self, name: str, service: str, **settings: str) -> None:
-        """One service; on the bus it is the user of its name."""
+        """Start one service, as the bus user of its name."""
         self.logs[name] = self.directory / f"{name}.log"
         who = {"OMNIBUS_BUS_USER": service, "OMNIBUS_BUS_PASSWORD": PASSWORDS.get(service, "")}
         with self.logs[name].open("wb") as log:
@@ -162,7 +162,7 @@ def question(said: Any = "hello there", **more: Any) -> dict[str, Any]:
 
 @contextmanager
 def town(directory: Path, **settings: str) -> Iterator[Town]:
-    """Everything, until the block ends; ``settings`` are the gateway's."""
+    """Start everything until the block ends; ``settings`` are the gateway's."""
     model = catalog.model_declaration(FAMILY, str(directory / "simulated.json"))
     model["options"] = {name: spec for name, spec in model["options"].items() if name in ("E", "L")}
     model["paths"] = [{"options": ["E", "L"], "share": 1}]

@@ -1,4 +1,7 @@
-"""Qwen2.5-VL in one executor with tight limits: nothing can move, everything has an end. And a pair of gateways."""
+"""Qwen2.5-VL in one executor with tight limits, and two gateways.
+
+With one executor, work cannot move, and everything has a timeout.
+"""
 
 import asyncio
 from collections.abc import Iterator

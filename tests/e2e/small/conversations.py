@@ -164,7 +164,7 @@ class Conversation:
             self._gap.steps.append((time.monotonic() - self._gap.begin, what))
 
     def _note_answer(self, type: str, event: dict[str, Any]) -> None:
-        """Remember what the gateway has taken."""
+        """Remember acknowledgements of the gateway."""
         if type == "session.created":
             self._token = event["session"]["resume_token"]
         elif type == RESUMED:

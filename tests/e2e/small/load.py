@@ -22,7 +22,7 @@ def body(content: Any = "hello", **more: Any) -> dict[str, Any]:
 
 
 async def said(http: httpx.AsyncClient, wanted: dict[str, Any], path: str = "") -> str:
-    """The text of an answer, which must be one."""
+    """Text of an answer, which must be a success."""
     headers = {"x-omnibus-path": path} if path else {}
     answer = await http.post("/v1/chat/completions", json=wanted, headers=headers)
     assert answer.status_code == 200, answer.text

@@ -1,4 +1,7 @@
-"""Simulated models that make blank images, blank videos with silence, and vectors; and an app of a simulated model."""
+"""Simulated models for blank images, silent blank videos, and embeddings.
+
+The module also contains an app of a simulated model.
+"""
 
 from copy import deepcopy
 from pathlib import Path
@@ -79,6 +82,6 @@ def models(directory: Path) -> dict[str, Any]:
 
 
 def _in_one(declared: dict[str, Any]) -> dict[str, Any]:
-    """``declared`` with the one option that has all components."""
+    """``declared`` with one option that has all components."""
     option = next(name for name, each in declared["options"].items() if each["components"] == declared["components"])
     return {**declared, "options": {option: declared["options"][option]}, "paths": [{"options": [option], "share": 1}]}

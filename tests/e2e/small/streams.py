@@ -91,7 +91,7 @@ class Answer:
 
 
 async def lines(http: httpx.AsyncClient, answer: Answer, body: dict[str, Any] | None) -> AsyncIterator[str]:
-    """The lines of a new answer, or of the rest of one. Raises ``httpx.TransportError`` where it breaks."""
+    """Lines of a new answer, or of its rest. Raises ``httpx.TransportError`` on a lost connection."""
     if body is not None:
         request = http.build_request("POST", PATH, json=body, headers={"x-omnibus-continue": "true"})
     else:

@@ -1,4 +1,7 @@
-"""Two cells of simulated executors: requests stay in one, the other takes over when it is lost, and either is drained."""
+"""Two cells of simulated executors: each request stays in one.
+
+If one is lost or drained, the other takes over.
+"""
 
 import asyncio
 import contextlib
@@ -121,7 +124,7 @@ async def test_the_other_cell_takes_over_and_no_request_fails(cells: System, los
 
 
 async def give(system: System, cell: str, part: str) -> tuple[int, str]:
-    """Give a cell this part of its share; exit code and output of the command."""
+    """Set a cell's part of its share; return exit code and output of the command."""
     process = system.command("plan", "cells", MODEL, cell, part)
     output, _ = await asyncio.to_thread(process.communicate, timeout=WITHIN)
     return process.returncode, output

@@ -1,4 +1,7 @@
-"""A gateway ends in the middle of long answers: by a signal each gets a typed error, and streams go on elsewhere."""
+"""A gateway ends during long answers: streams continue at another one.
+
+After a signal, each gets a typed error first.
+"""
 
 import asyncio
 import contextlib
@@ -151,7 +154,7 @@ async def test_streams_that_are_told_to_stop_go_on_too(talkers: System):
 
 
 class StoredStream:
-    """A client of a stored response: all that it has been sent, at whichever gateway."""
+    """A client of a stored response, with all events from any gateway."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -205,7 +208,7 @@ class StoredStream:
     "count", [KILLS * STREAMS, pytest.param(1000, marks=[pytest.mark.nightly, pytest.mark.timeout(3600)])]
 )
 async def test_stored_responses_go_on_byte_by_byte_when_their_gateway_is_killed(talkers: System, count: int):
-    """``count`` streams that were cut go on; on a busy machine some are over before their gateway is killed."""
+    """``count`` interrupted streams continue; on a busy machine some end before the kill."""
     await talkers.becomes_ready()
     async with talkers.http(1) as other:
         undisturbed = [StoredStream(number) for number in range(STREAMS)]

@@ -68,7 +68,7 @@ class Operator:
             await asyncio.sleep(0.05)
 
     async def said(self, line: str) -> None:
-        """Wait until a process has said so."""
+        """Wait until a process has logged this."""
         ends = time.monotonic() + WITHIN
         while line not in self.system.log:
             assert time.monotonic() < ends, f"nobody said {line!r}:\n{self.system.log[-4000:]}"
@@ -202,7 +202,7 @@ async def stopped(system: System, id: str) -> AsyncIterator[psutil.Process]:
 
 
 def executing_pid(process: psutil.Process) -> int:
-    """The process that ``process`` stands for, or itself; 0 while a fork server is still to bear it."""
+    """Process that ``process`` represents, or itself; 0 until it is forked."""
     forked = find_forked_pid(process.pid)
     stands_for_another = any(part.endswith("up/fork_client.py") for part in command_line(process))
     return 0 if stands_for_another and forked == process.pid else forked

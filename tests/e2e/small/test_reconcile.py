@@ -32,7 +32,7 @@ def executor(option: str, replica: int, model: str = VL) -> str:
 
 
 async def swap(system: System, models: Mapping[str, ModelPlan]) -> None:
-    """Make ``models`` the plan."""
+    """Activate a plan with ``models``."""
     async with system.store() as store:
         while True:
             plan = await store.plan()
@@ -59,7 +59,7 @@ async def thinkers_become(system: System, count: int) -> None:
 
 
 async def ended(*pids: int) -> None:
-    """Wait until these processes are gone."""
+    """Wait until these processes have ended."""
     async with asyncio.timeout(WITHIN):
         while any(psutil.pid_exists(pid) for pid in pids):
             await asyncio.sleep(0.05)
@@ -97,7 +97,7 @@ async def test_replicas_come_and_go_while_requests_run(pair: System, as_declared
 
 
 async def given_work(system: System, executor: str) -> None:
-    """Wait until the next invocation is sent to ``executor``."""
+    """Wait for the next invocation to ``executor``."""
     async with Watch.on(system) as watch:
         await watch.until(lambda: any(each.to == executor for each in sent(watch)))
 

@@ -1,4 +1,7 @@
-"""The only executor of a stage freezes: its requests fail with the stage's name once it is killed, and it serves again."""
+"""The only executor of a stage freezes, is killed, and serves again.
+
+Its requests fail with the stage's name.
+"""
 
 import asyncio
 import os

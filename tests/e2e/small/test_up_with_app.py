@@ -26,7 +26,7 @@ def system(tmp_path: Path) -> Iterator[System]:
 
 
 def executors(system: System) -> list[psutil.Process]:
-    """The processes of executors, and none that is just ending."""
+    """Processes of executors, without any that is about to end."""
     found = []
     for process in system.processes():
         try:

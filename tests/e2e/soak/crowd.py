@@ -40,9 +40,9 @@ class Known(NamedTuple):
 
 
 class Client(NamedTuple):
-    """One request. ``known`` is None where it is malformed.
+    """One request; ``known`` is None if it is malformed.
 
-    ``deltas``: leaves a stream after as many. ``patience``: leaves after so many seconds. None: stays.
+    ``deltas``: disconnects after as many. ``patience``: disconnects after so many seconds. None: stays.
     """
 
     body: bytes
@@ -86,7 +86,10 @@ def questions(checkpoint: Path, dice: Random) -> list[Known]:
 
 
 def _known(checkpoint: Path, question: Question, tokens: int) -> Known | None:
-    """None when the answer hangs on a rounding error: it may then depend on who else is in a step."""
+    """Return None if rounding could change the answer.
+
+    Such an answer may depend on other requests in a step.
+    """
     if oracle.vl_margin(checkpoint, question.plain, question.media, tokens) < _MARGIN:
         return None
     _, text = oracle.vl_answer(checkpoint, question.plain, question.media, tokens)
@@ -140,7 +143,7 @@ def _malformed(known: Known) -> Iterator[Callable[[str], bytes]]:
 
 
 async def served(system: System, clients: Sequence[Client], at_once: int) -> Outcome:
-    """Let them all come, so many at a time."""
+    """Run all clients, with a limit on those in flight."""
     outcome = Outcome(Counter(), [])
     queue = iter(clients)
 

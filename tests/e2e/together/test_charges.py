@@ -1,4 +1,4 @@
-"""Answers are charged what their engines computed, at the plan's prices: no second is lost or charged twice."""
+"""Answers are charged their engine time exactly once, at planned prices."""
 
 import asyncio
 import contextlib

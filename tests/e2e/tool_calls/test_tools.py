@@ -140,7 +140,7 @@ async def test_a_call_and_its_result_go_back_as_the_client_got_them(client: open
 
 
 class City(pydantic.BaseModel):
-    """A shape that a client has as a class."""
+    """Answer format that a client defines as a class."""
 
     model_config = {"extra": "forbid"}
 

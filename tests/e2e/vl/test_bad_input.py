@@ -27,7 +27,7 @@ CONTEXT = 4096  # tokens of the tiny model
 
 
 class Case(NamedTuple):
-    """A body, and the answer that it deserves. ``says`` is part of the message."""
+    """A body and its expected answer; ``says`` is part of the message."""
 
     body: bytes
     status: int

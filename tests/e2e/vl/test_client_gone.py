@@ -116,6 +116,6 @@ async def test_many_clients_that_leave_at_once_leave_nothing_behind(vl: System):
 
 
 def begun(watch: Watch) -> set[str]:
-    """Invocations whose beginning was recorded: those of an earlier test may still end."""
+    """Invocations whose start was recorded; those of an earlier test may still end."""
     records = [one for one in watch.seen if one.subject.startswith("omnibus.inv.")]
     return {one.subject for one in records if json.loads(one.data).get("kind") != "end"}

@@ -1,4 +1,7 @@
-"""An executor that dies while it serves: its requests go on elsewhere, or fail at once and say where."""
+"""Requests of a dead executor continue elsewhere.
+
+If they cannot, they fail at once with the stage's name.
+"""
 
 import asyncio
 import contextlib
@@ -89,12 +92,12 @@ async def test_a_request_whose_encoder_dies_is_answered_by_another_one(
 
 
 def accepted(watch: Watch) -> set[str]:
-    """Executors that accepted something."""
+    """Executors that accepted an invocation."""
     return {one.executor for one in watch.replies() if isinstance(one, Accepted)}
 
 
 def thaw(pid: int) -> None:
-    """Let a frozen process go on; the supervisor may have replaced it meanwhile."""
+    """Resume a frozen process, which the supervisor may have replaced."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGCONT)
 

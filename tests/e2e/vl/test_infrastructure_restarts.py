@@ -29,7 +29,7 @@ def body(**more):
 
 
 async def serves_again(vl: System, **headers: str) -> None:
-    """A request succeeds within ``BACK`` seconds; refusals until then are typed."""
+    """Wait at most ``BACK`` seconds for a success; earlier errors must be typed."""
     end = time.monotonic() + BACK
     async with vl.http() as http:
         while True:

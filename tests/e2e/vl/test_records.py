@@ -23,7 +23,7 @@ QUESTIONS = {**{name: VL_QUESTIONS[name] for name in ("text", "image", "video")}
 
 
 async def asked(system: System, question: Question, **more: Any) -> tuple[str, str]:
-    """Ask and wait until the end is recorded: the invocation's id and the text."""
+    """Send a request and wait for its recorded end; return its id and text."""
     async with Watch.on(system) as watch, system.client() as client:
         raw = await client.chat.completions.with_raw_response.create(
             model=VL, messages=question.messages, max_tokens=TOKENS, **more

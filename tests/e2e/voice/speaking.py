@@ -63,7 +63,10 @@ def speaking_browser(
 
 
 def tapped_page(browser: Browser) -> Page:
-    """A page that keeps what it plays. Its policy does not hold, which would forbid the script that listens there."""
+    """A page that records its playback.
+
+    It bypasses the content security policy, which would block the recording script.
+    """
     page = browser.new_context(bypass_csp=True).new_page()
     page.add_init_script(_TAP)
     return page
