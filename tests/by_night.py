@@ -17,7 +17,7 @@ COLLECTED = pytest.StashKey[dict[str, bool]]()
 
 
 class Night(NamedTuple):
-    """Tests of one row: ``tests`` and ``held_by`` are node ids, with or without the id of a parameter."""
+    """Tests of one row: ``tests`` and ``held_by`` are node ids, with or without parameter ids."""
 
     tests: tuple[str, ...]
     why: str
@@ -25,9 +25,9 @@ class Night(NamedTuple):
 
 
 class Table(NamedTuple):
-    """All that runs by night beyond what a test itself marks.
+    """All tests that run by night, except those with a marker.
 
-    ``rows`` are left to other tests; ``kept`` has, of a test with parameters, the ids that each run tries.
+    Other tests cover those in ``rows``. ``kept`` contains, for a parametrized test, the ids that each run tries.
     """
 
     rows: tuple[Night, ...]

@@ -58,7 +58,7 @@ class Claims:
 
 
 def collected() -> set[Claim]:
-    """The claims of all tests. Raises ``ValueError`` when tests cannot be collected or claim what they cannot."""
+    """Claims of all tests. Raises ``ValueError`` for failed collection or invalid claims."""
     claims = Claims()
     files = [path for path in (ROOT / "tests").rglob("test_*.py") if "mark.cell(" in path.read_text()]
     with contextlib.redirect_stdout(sys.stderr):
@@ -80,7 +80,7 @@ def table(claims: Iterable[Claim]) -> str:
 
 
 def write(path: Path, claims: Iterable[Claim]) -> None:
-    """Put the table where it belongs in ``path``."""
+    """Write the table into ``path``."""
     before, rest = path.read_text().split(BEGIN)
     after = rest.split(END)[1]
     path.write_text(f"{before}{BEGIN}{table(claims)}{END}{after}")

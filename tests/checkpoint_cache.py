@@ -48,5 +48,5 @@ def cached(directory: Path) -> Iterator[None]:
 
 
 def build_anew(patch: pytest.MonkeyPatch) -> None:
-    """Have ``tiny.build`` build each checkpoint until ``patch`` is undone."""
+    """Disable the cache of ``tiny.build`` until ``patch`` is undone."""
     patch.setattr(tiny, "_write_checkpoint", _write)

@@ -18,7 +18,7 @@ DENOISED_BOUND = 5e-5
 
 
 def assert_close(found: ArrayLike, expected: ArrayLike, bound: float = BOUND) -> None:
-    """Fail when ``found`` is not ``expected``, but for rounding."""
+    """Fail if ``found`` differs from ``expected`` by more than rounding."""
     found, expected = _to_array(found), _to_array(expected)
     assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
     np.testing.assert_allclose(found, expected, rtol=0, atol=bound * float(np.abs(expected).max(initial=0)))

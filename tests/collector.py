@@ -1,4 +1,4 @@
-"""A receiver of traces as a collector is one: OTLP over HTTP, protobuf bodies."""
+"""A trace collector: OTLP over HTTP with protobuf bodies."""
 
 import gzip
 import threading

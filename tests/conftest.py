@@ -44,7 +44,7 @@ _NAMED_BYTES = 40
 
 @contextmanager
 def running(server: InfraServer) -> Iterator["subprocess.Popen[bytes]"]:
-    """Run ``server`` until the block ends; its output goes to a file that a failed start prints."""
+    """Run ``server`` until the block ends; print its output if the start fails."""
     assert server.spec.cwd is not None
     log = server.spec.cwd / "server.log"
     with log.open("wb") as output:

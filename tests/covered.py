@@ -2,7 +2,7 @@
 
     python -m tests.covered build/coverage/coverage.json [--write "make test"]
 
-``--write`` keeps the figures in ``tests/covered.json``, of which docs/testing.md has a table (``make pages``).
+``--write`` stores the figures in ``tests/covered.json``, from which docs/testing.md gets a table (``make pages``).
 """
 
 import argparse
@@ -48,12 +48,12 @@ def row(counts: Mapping[str, int]) -> str:
 
 
 def kept() -> dict[str, Any]:
-    """Return what was written: by the name of the tests, ``date`` and ``rooms``."""
+    """Return the stored figures by name of the tests: ``date`` and ``rooms``."""
     return dict(json.loads(FILE.read_text())) if FILE.exists() else {}
 
 
 def main() -> None:
-    """Print the table, and keep it where a name is given."""
+    """Print the table, and store it if a name is given."""
     parser = argparse.ArgumentParser(prog="python -m tests.covered", description=__doc__.partition("\n")[0])
     parser.add_argument("report", type=Path)
     parser.add_argument("--write", default="", metavar="NAME", help="keep the figures by the name of what ran")

@@ -27,7 +27,7 @@ def table(cells: Iterable[tuple[str, str, str]]) -> str:
 
 
 def write(path: Path, cells: Iterable[tuple[str, str, str]]) -> None:
-    """Put the table where it belongs in ``path``."""
+    """Write the table into ``path``."""
     before, rest = path.read_text().split(BEGIN)
     path.write_text(f"{before}{BEGIN}{table(cells)}{END}{rest.split(END)[1]}")
 

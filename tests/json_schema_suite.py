@@ -35,12 +35,12 @@ class Grammar:
             self._start = LLMatcher(_TOKENIZER, lark, log_level=0, limits=limits())
 
     def accepts_text(self, text: str) -> bool:
-        """Return whether ``text`` is an answer, byte by byte."""
+        """Return True if the grammar accepts ``text``, byte by byte."""
         matcher, body = self._start.deep_copy(), list(text.encode())
         return bool(matcher.try_consume_tokens(body) == len(body) and matcher.is_accepting())
 
     def accepts(self, value: Any) -> bool:
-        """Return whether ``value`` is an answer in any order of its keys."""
+        """Return True if the grammar accepts ``value`` in any key order."""
         return any(map(self.accepts_text, itertools.islice(forms_of(value), _MAX_FORMS)))
 
 
@@ -72,7 +72,7 @@ class FileResult(NamedTuple):
 
 @cache
 def run_suite() -> dict[str, FileResult]:
-    """Each file of the suite, by its name without ``.json``."""
+    """Results of each file of the suite, by name without ``.json``."""
     found = {}
     with ZipFile(ARCHIVE) as archive:
         for name in sorted(archive.namelist()):

@@ -177,7 +177,7 @@ MUTATIONS = [
 
 @functools.cache
 def short_marks() -> str:
-    """Return the expression of marks that ``make test`` gives to pytest. Raises ``ValueError`` where it gives none."""
+    """Return the marker expression of ``make test``. Raises ``ValueError`` if it has none."""
     commands = subprocess.run(["make", "-n", "test"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     if (given := re.search(r'-m pytest -m "([^"]+)"', commands)) is None:
         raise ValueError(f"make test gives no marks to pytest:\n{commands}")

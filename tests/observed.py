@@ -33,7 +33,7 @@ def dashboards() -> dict[str, dict[str, Any]]:
 
 
 def expressions(only: str = "") -> dict[str, str]:
-    """Every expression by where it stands: those of ``VLLM`` or ``LINKS``, or all others."""
+    """Expressions by location: those of ``VLLM`` or ``LINKS``, or all others."""
     found = {
         f"{name}: {panel['title']}: {target['legendFormat']}": target["expr"]
         for name, board in dashboards().items()
@@ -50,7 +50,7 @@ def _special(name: str) -> str:
 
 
 def samples(texts: Iterable[str]) -> Emitted:
-    """All that these expositions hold."""
+    """All samples of these expositions."""
     found: Emitted = {}
     for text in texts:
         for family in text_string_to_metric_families(text):

@@ -1,6 +1,7 @@
-"""The specification of Open Responses as a judge: bodies and events have to be what its types say.
+"""Validate bodies and events against the specification of Open Responses.
 
-The types are made from the specification (``openresponses_types``), and are read strictly: no value is converted.
+The types are generated from the specification (``openresponses_types``), and validation is strict: no value is
+converted.
 """
 
 import json
@@ -19,7 +20,7 @@ EVENTS: dict[str, type[BaseModel]] = {
 
 
 def check_response(body: Any) -> spec.ResponseResource:
-    """``body``, JSON of a response, as the specification has it. Raises ``pydantic.ValidationError``."""
+    """Validate ``body``, JSON of a response. Raises ``pydantic.ValidationError``."""
     return spec.ResponseResource.model_validate_json(json.dumps(body), strict=True)
 
 

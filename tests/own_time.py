@@ -32,7 +32,7 @@ class OwnTime:
 
 @contextlib.asynccontextmanager
 async def own_time() -> AsyncIterator[OwnTime]:
-    """Count own time until the block ends."""
+    """Measure own time until the block ends."""
     clock = OwnTime()
     counting = asyncio.create_task(clock.run())
     try:

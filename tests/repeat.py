@@ -99,7 +99,7 @@ def read_cases(results: Path) -> Iterator[Case]:
 
 @contextmanager
 def busy_processors(count: int) -> Iterator[None]:
-    """Keep so many processors busy until the block ends."""
+    """Keep ``count`` processors busy until the block ends."""
     spinning = [subprocess.Popen([sys.executable, "-c", _SPIN], preexec_fn=die_with_parent()) for _ in range(count)]
     try:
         yield
@@ -110,7 +110,7 @@ def busy_processors(count: int) -> Iterator[None]:
 
 
 def main() -> int:
-    """Repeat what the command line names; 0 if every test passed every time."""
+    """Repeat the targets of the command line; return 0 if every test passed every time."""
     parser = argparse.ArgumentParser(prog="python -m tests.repeat", description=__doc__.partition("\n")[0])
     parser.add_argument("targets", nargs="+", help="directories, files or tests, as pytest takes them")
     parser.add_argument("--times", type=int, default=10, metavar="N", help="runs of each")

@@ -27,7 +27,7 @@ _replaced: list[torch.library.Library] = []
 
 @pytest.hookimpl(tryfirst=True)  # before any test is left out
 def pytest_collection_modifyitems(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
-    """Keep which files hold many numeric tests."""
+    """Remember files with many numeric tests."""
     tests = Counter(item.path for item in items)
     numeric = Counter(item.path for item in items if _is_numeric(item))
     config.stash[_NUMERIC_FILES] = {path for path, count in numeric.items() if count >= _NUMERIC_PART * tests[path]}
@@ -66,7 +66,10 @@ def _replace_products() -> torch.library.Library:
 
 
 def multiply_matrices(left: Tensor, right: Tensor) -> Tensor:
-    """The product of [..., M, K] and [..., K, N], by numpy; the rounding of float32 depends on whether M is odd."""
+    """Product of [..., M, K] and [..., K, N] by numpy.
+
+    The float32 rounding depends on whether M is odd.
+    """
     if left.dtype is torch.bfloat16:
         return multiply_matrices(left.float(), right.float()).bfloat16()
     one, other = left.detach().numpy(), right.detach().numpy()

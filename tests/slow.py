@@ -30,7 +30,7 @@ class Table(NamedTuple):
 
 @functools.cache
 def table() -> Table:
-    """Read the file. Raises ``KeyError`` where it lacks a part."""
+    """Read the file. Raises ``KeyError`` for a missing part."""
     read = tomllib.loads(_FILE.read_text())
     return Table(tuple(read["short"]), read["paths"], {file: tuple(names) for file, names in read["slow"].items()})
 
@@ -44,7 +44,7 @@ def is_slow(id: str) -> bool:
 
 
 def mark(items: Iterable[pytest.Item]) -> None:
-    """Mark those of ``items`` that are slow by the table."""
+    """Mark the ``items`` that are slow by the table."""
     for item in items:
         if is_slow(item.nodeid):
             item.add_marker(pytest.mark.slow)

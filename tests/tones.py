@@ -1,4 +1,4 @@
-"""Tones of the small world as a microphone hears them."""
+"""Tones of the small world, as recorded by a microphone."""
 
 from collections.abc import Sequence
 

@@ -115,7 +115,7 @@ async def _fed(feed: Feed, writer: asyncio.StreamWriter) -> None:
 
 
 async def crowd(urls: list[str], each: int, seconds: float) -> list[Attack]:
-    """``each`` connections of every sort at once, spread over gateways."""
+    """Open ``each`` connections of every kind at once, spread over gateways."""
     names = [name for name in ATTACKS for _ in range(each)]
     calls = [attack(name, urls[number % len(urls)], seconds) for number, name in enumerate(names)]
     return list(await asyncio.gather(*calls))

@@ -1,4 +1,4 @@
-"""One HTTP client for one request: reads everything, and says how it ended."""
+"""An HTTP client that sends one request and reports its end."""
 
 import asyncio
 import json
@@ -90,7 +90,7 @@ def _read(body: bytes, request: Request) -> dict[str, Any]:
 
 
 def error_code(body: bytes) -> str:
-    """The code of an error as OpenAI's clients read it; empty for anything else."""
+    """Code of an error in OpenAI's shape, or "" for other answers."""
     try:
         error = json.loads(body)["error"]
         whole = isinstance(error["message"], str) and isinstance(error["type"], str)

@@ -182,7 +182,7 @@ def _leaks(record: Record, bounds: Bounds) -> Iterator[Violation]:
 
 
 def _warm(samples: Sequence[Sample], seconds: float, bounds: Bounds) -> list[Sample]:
-    """Samples of one process after it was warm; none when it did not go on for long enough to be judged."""
+    """Samples of one warm process; none if it ran too briefly."""
     begin = samples[0].at + min(bounds.warm_seconds, seconds / 5)
     warm = [sample for sample in samples if sample.at >= begin]
     enough = len(warm) >= _PARTS and warm[-1].at - warm[0].at >= min(bounds.judged_seconds, seconds / 4)
@@ -227,7 +227,7 @@ def recovery(event: Event, outcomes: Sequence[Outcome]) -> float | None:
 
 
 def recoveries(record: Record) -> dict[str, list[float]]:
-    """Recovery times by name of fault. Those with nothing after them to measure are left out."""
+    """Recovery times by name of fault, without faults that lack later requests."""
     times: dict[str, list[float]] = defaultdict(list)
     for event in record.events:
         seconds = recovery(event, record.outcomes)
@@ -285,6 +285,6 @@ def judge_crowd(record: Record, alone: Sequence[float], restarts: int, bounds: B
 
 
 def percentile(values: Sequence[float], part: float) -> float:
-    """The smallest value that at least ``part`` percent do not exceed; 0 of none."""
+    """Smallest value that at least ``part`` percent do not exceed; 0 without values."""
     ordered = sorted(values)
     return ordered[max(0, -(-len(ordered) * int(part) // 100) - 1)] if ordered else 0.0

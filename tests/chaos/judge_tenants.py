@@ -42,7 +42,7 @@ class TenantRecord:
 
 
 def judge_tenants(record: TenantRecord, late: float = 0.0) -> list[Violation]:
-    """Every promise that ``record`` breaks; ``late`` seconds are allowed to a machine that has no time."""
+    """Promises that ``record`` breaks; ``late`` are extra seconds for a busy machine."""
     return [*_others(record, late), *_memory(record), *_stopped(record, late)]
 
 

@@ -44,7 +44,7 @@ class Load:
         self._urls: list[str] = stack.system.urls
 
     async def undisturbed(self) -> None:
-        """Ask everything once while nothing else happens: the answers that all others are compared with."""
+        """Send every request once without faults, to get the reference answers."""
         if self._server:
             await asyncio.to_thread(_files)  # takes seconds, which no client is to wait for later
         for case in requests.CASES:
@@ -56,7 +56,10 @@ class Load:
             self._record.answers[case] = outcome
 
     async def client(self, number: int, until: float, draw: Callable[[Random], Request] | None = None) -> None:
-        """Requests one after another until the run's time is ``until``; each depends on seed and place alone."""
+        """Send requests in sequence until the run's time is ``until``.
+
+        Each depends only on seed and place.
+        """
         step = 0
         while self._stack.now < until and self._stack.runs:
             dice = Random(f"{self._record.seed} {number} {step}")
@@ -149,7 +152,10 @@ class Load:
 
 
 def _see(job: Job, answer: httpx.Response, now: float) -> None:
-    """Typed 5xx say nothing about the job: the store or the bus is away."""
+    """Record a job's state, except for typed 5xx errors.
+
+    They mean that store or bus is away, and contain nothing about the job.
+    """
     if answer.status_code == 200:
         shown: dict[str, Any] = answer.json()
         job.see(now, shown["status"], int(shown.get("completed_at") or 0))

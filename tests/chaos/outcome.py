@@ -55,7 +55,7 @@ class Job:
     error: str = ""
 
     def see(self, at: float, status: str, ended: int) -> None:
-        """Note a state, unless it is the last one again."""
+        """Record a state unless it equals the last one."""
         if not self.states or self.states[-1][1:] != (status, ended):
             self.states.append((at, status, ended))
 
@@ -96,8 +96,10 @@ class Sample:
 
 @dataclass(frozen=True)
 class Attack:
-    """One connection of a slow or hostile client. ``seconds`` is how long it was listened to, until it was
-    refused or closed."""
+    """One connection of a slow or hostile client.
+
+    ``seconds`` is the time until it was rejected or closed.
+    """
 
     name: str
     seconds: float

@@ -34,7 +34,7 @@ class Request:
 
 
 def good(case: str, streamed: bool = False) -> Request:
-    """The request of this case, whole or ``streamed`` where the route can."""
+    """Request of this case, whole, or ``streamed`` if the route supports it."""
     return CASES[case](streamed)
 
 
@@ -115,7 +115,7 @@ def video(number: int) -> dict[str, object]:
 
 
 def cases_of(executor: str) -> tuple[str, ...]:
-    """The cases that need the executor of this id; all when it is not known."""
+    """Cases that need the executor with this id; all cases if it is unknown."""
     for model, cases in OF_MODEL.items():
         if executor.startswith(re.sub(r"[^A-Za-z0-9_-]+", "_", model)):
             return cases

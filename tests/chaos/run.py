@@ -1,4 +1,4 @@
-"""One run: start the system, send requests, inject faults, wait until it has calmed down, judge, report."""
+"""One run: start the system, send requests, inject faults, wait for calm, judge, report."""
 
 import asyncio
 import contextlib
@@ -160,7 +160,7 @@ async def _hostile(load: Load, record: Record, options: Options, others: "asynci
 
 
 async def _flood(load: Load, record: Record, rate: float, begin: float, until: float, stack: Stack) -> None:
-    """Requests at ``rate`` a second, whether earlier ones are answered or not."""
+    """Send ``rate`` requests a second, without waiting for answers."""
 
     async def one(number: int) -> None:
         dice = Random(f"{record.seed} flood {number}")
@@ -200,7 +200,7 @@ async def _watch_stalls(record: Record) -> None:
 
 
 async def _calm(stack: Stack, record: Record, load: Load) -> None:
-    """Everything serves again, jobs are over, and nothing is leased any more."""
+    """Wait until everything serves, jobs have ended, and no block is leased."""
     if not stack.runs:
         return
     if missing := await stack.settled(_CALM_SECONDS):

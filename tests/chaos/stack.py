@@ -139,7 +139,7 @@ class Stack:
         self.began = time.monotonic()
 
     async def executors(self) -> dict[str, int]:
-        """Process ids of executors; those known last while the bus is away."""
+        """Process ids of executors; the last known ones while the bus is away."""
         # The bus may be away or frozen in any way: that is what runs are for.
         with contextlib.suppress(Exception):
             await self._census()

@@ -22,7 +22,7 @@ _MODULES = {
 
 
 def look(stack: Stack) -> list[Sample]:
-    """One sample of each process. Those that end meanwhile are left out."""
+    """One sample of each process, without those that end meanwhile."""
     samples = []
     for process in stack.system.processes():
         with contextlib.suppress(psutil.Error, OSError, StopIteration):
@@ -38,7 +38,7 @@ def own_bytes(pid: int) -> int:
 
 
 def _label(process: psutil.Process) -> str:
-    """Name of what a process is; empty for the small ones that only stand for others."""
+    """Label of a process, or "" for a placeholder."""
     command = process.cmdline()
     if any(part.endswith("up/fork_client.py") for part in command):
         return ""

@@ -48,5 +48,5 @@ def media(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _together(declared: dict, option: str, more: dict) -> dict:
-    """``declared`` with one ``option`` alone, which has ``more``."""
+    """Copy of ``declared`` with only one ``option``, extended by ``more``."""
     return {**declared, "options": {option: {**declared["options"][option], **more}}, "paths": [{"options": [option]}]}

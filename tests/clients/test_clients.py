@@ -41,7 +41,7 @@ EXAMPLES = [
 
 
 def command(title: str, language: str, directory: Path) -> list[str]:
-    """The program that runs an example in ``directory``; skips the test where it is not installed."""
+    """Program that runs an example in ``directory``; skips the test if it is not installed."""
     if language == "javascript":
         if not NODE_MODULES.is_dir() or shutil.which("node") is None:
             pytest.skip("clients of Node.js are not installed: make install-clients")
@@ -80,7 +80,7 @@ def run_client(
 
 
 def require_installed(environment: Path) -> None:
-    """Skip the test where ``environment`` is not installed."""
+    """Skip the test if ``environment`` is not installed."""
     if not (environment / ".installed").exists():
         pytest.skip(f"{environment.name}, which has this client, is not installed: make install-clients")
 

@@ -29,7 +29,7 @@ CLIENTS = [
 
 
 def write_question(directory: Path, name: str) -> None:
-    """Tones as a microphone gives them: 16 bit at 24 kHz."""
+    """Write tones in a microphone's format: 16 bit at 24 kHz."""
     whole = record_tones(name.split(), 7, RATE, BEFORE, AFTER)
     (directory / f"{name}.pcm").write_bytes((whole * 32767).astype("<i2").tobytes())
 

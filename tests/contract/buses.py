@@ -32,7 +32,7 @@ class Heard:
 
 
 async def settled(bus: Bus) -> None:
-    """Return when everything that was published before has been delivered."""
+    """Wait until everything published before has been delivered."""
     mark = Heard()
     stop = await bus.subscribe("settled", mark)
     bus.publish("settled", b"")

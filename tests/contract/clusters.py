@@ -60,7 +60,7 @@ def join_urls(servers: list[InfraServer]) -> str:
 
 @asynccontextmanager
 async def running_all(servers: list[InfraServer]) -> AsyncIterator[list[Owned]]:
-    """All ``servers``, started together: one of a cluster alone is never ready."""
+    """Start all ``servers`` together; one of a cluster alone never becomes ready."""
     owned = [Owned(server) for server in servers]
     async with AsyncExitStack() as stack:
         for each in owned:

@@ -1,4 +1,4 @@
-"""Every bus that there is, and an empty store."""
+"""Every kind of bus, and an empty store."""
 
 from collections.abc import AsyncIterator
 

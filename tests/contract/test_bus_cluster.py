@@ -37,7 +37,7 @@ def settings_of(servers: list[Owned], replicas: int = 3) -> BusSettings:
 
 
 class Sums(CompositeTask):
-    """Over three executors: a number twice, and their sum."""
+    """Over three executors: double a number, and add the results."""
 
     async def invoke(self, x: int) -> Any:
         first, second = ONE.invoke(NumberInput(x=x)), TWO.invoke(NumberInput(x=x))
@@ -107,7 +107,7 @@ async def test_nothing_is_lost_whichever_server_is_killed(servers: list[Owned], 
 
 
 async def test_only_a_lost_connection_comes_back(servers: list[Owned]):
-    """Subscriptions move with their connection; those at other servers notice nothing."""
+    """Subscriptions move with their connection; those at other servers are undisturbed."""
     heard: list[bytes] = []
     buses = [await NatsBus.connect(BusSettings(url=each.server.url), "test") for each in servers]
     for bus in buses:

@@ -31,7 +31,7 @@ async def bus(nats_url: str) -> AsyncIterator[NatsBus]:
 
 
 async def stored(bus: NatsBus, count: int) -> StreamState:
-    """The one stream, once it keeps so many messages."""
+    """Return the only stream once it contains ``count`` messages."""
     found: list[StreamState] = []
 
     async def there() -> bool:

@@ -73,7 +73,7 @@ def test_a_node_that_says_no_salt_draws_the_numbers_of_the_invocations_own_seed(
 
 @each_body
 def test_a_recorded_call_still_has_its_digest(body: bytes):
-    """Records are compared by these digests: an equal call must never get another one."""
+    """An equal call must keep its digest, which identifies it in records."""
     complete = [
         node for node in graph.decode_invocation(body).nodes if b"$digest" not in msgspec.json.encode(node.inputs)
     ]

@@ -198,7 +198,7 @@ def noise(draw: st.DrawFn) -> bytes:
 
 
 def read(body: bytes) -> Invocation | None:
-    """The invocation, or None when it is refused; anything else that is raised is a defect."""
+    """Return the invocation, or None if rejected; any other exception is a defect."""
     try:
         return graph.decode_invocation(body)
     except ProtocolError:

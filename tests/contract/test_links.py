@@ -13,7 +13,7 @@ HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
 def anchors(page: Path) -> set[str]:
-    """Anchors of the headings of ``page``, as GitHub makes them."""
+    """Anchors of the headings of ``page``, as GitHub generates them."""
     return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in HEADING.findall(page.read_text())}
 
 

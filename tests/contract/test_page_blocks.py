@@ -107,7 +107,7 @@ def make_targets(page: Path) -> list[str]:
 
 
 def lines(page: Path) -> Iterator[tuple[str, str]]:
-    """Lines of blocks with their language; those that go on in the next one are one."""
+    """Lines of code blocks with their language; continued lines are joined."""
     for language, text in BLOCK.findall(page.read_text()):
         for line in text.replace("\\\n", " ").splitlines():
             yield language, line

@@ -1,4 +1,4 @@
-"""Pages that are made from definitions have everything, as it is defined."""
+"""Generated pages contain all definitions unchanged."""
 
 import re
 

@@ -90,7 +90,7 @@ def test_the_table_has_what_is_declared():
 
 
 async def record_release() -> None:
-    """Write the backup of this release, with one of everything."""
+    """Write the backup of this release, with one entry of every kind."""
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         valkey, nats = infra.prepare_valkey(directory), infra.prepare_nats(directory)

@@ -48,7 +48,7 @@ def test_each_way_to_use_a_system_is_tested_by_make_test(test: str):
 
 @pytest.mark.parametrize("short", table().short)
 def test_no_system_is_started_for_both(short: str):
-    """Directories share a system by their ``conftest.py``; those of families name theirs in each file."""
+    """Directories share a system by their ``conftest.py``; files of families name theirs."""
     place = ROOT / short
     shared = place.parent / "conftest.py"
 

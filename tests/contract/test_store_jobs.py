@@ -32,7 +32,7 @@ async def put(store: Store, *ids: str) -> None:
 
 
 async def take(store: Store, owner: str = "w1", seconds: float = LONG) -> JobRecord:
-    """The next job that is due, as soon as one is."""
+    """Return the next due job as soon as there is one."""
     async with asyncio.timeout(10):
         while not isinstance(found := await store.take_job(KIND, owner, seconds), JobRecord):
             await asyncio.sleep(found)

@@ -108,7 +108,7 @@ async def is_at_replica(watched: Watched, key: str) -> bool:
 
 
 async def test_a_primary_that_is_demoted_is_left(watched: Watched):
-    """An operator moves the primary: connections that are open find a server that takes no writes any more."""
+    """An operator moves the primary, so open connections reach a read-only server."""
     store = Store(StoreSettings(url=watched.url))
     await store.swap_plan(plan(1))
     stranger = Store(StoreSettings(url=watched.url.replace("/omnibus/", "/others/")))

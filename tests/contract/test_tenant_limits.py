@@ -1,4 +1,4 @@
-"""Limits of tenants in the store: held in one step, by however many gateways, on a real server."""
+"""Tenant limits in a real store are atomic across gateways."""
 
 import asyncio
 from collections import Counter

@@ -81,7 +81,7 @@ class Recorded(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The name of its schema; ``record`` for those of the stream."""
+        """Name of a message's schema; ``record`` for those of the stream."""
         if self.subject.startswith("omnibus.inv."):
             return "record"
         return next((kind for start, kind in KINDS.items() if self.subject.startswith(start)), "")
@@ -119,7 +119,7 @@ def assert_fits(kind: str, document: Any) -> None:
 
 
 def without_fields(value: Any, fields: set[str]) -> Any:
-    """``value`` without ``fields``, named as in ``ADDED``."""
+    """Copy of ``value`` without ``fields``, named as in ``ADDED``."""
     if not isinstance(value, dict):
         return value
     found = {}
@@ -157,7 +157,7 @@ async def connect(url: str, name: str) -> NatsBus:
 
 
 def answer_shapes(replies: Iterable[Any]) -> set[tuple[str, int, str]]:
-    """Ends of nodes and outputs of the answer, by node; how chunks are cut is a matter of time."""
+    """Ends of nodes and outputs by node; chunk sizes depend on timing and are left out."""
     ends = {("end", each.node, "") for each in replies if isinstance(each, Hop)}
     return ends | {
         ("output", each.node, each.output)

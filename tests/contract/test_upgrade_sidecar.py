@@ -35,7 +35,7 @@ class Previous:
         self._process = process
 
     async def __call__(self, *command: Any) -> Any:
-        """Let it do ``command``; returns its answer."""
+        """Send ``command`` and return the answer."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(command).encode() + b"\n")
         return await self.answer()
@@ -49,7 +49,7 @@ class Previous:
 
 @asynccontextmanager
 async def previous_build(directory: Path) -> AsyncIterator[Previous]:
-    """A process that runs the archive's code and nothing of this build."""
+    """A process that runs only the archive's code."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, str(HERE / "previous_node.py"), str(directory), cwd=directory,
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(CODE)},

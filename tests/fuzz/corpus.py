@@ -35,7 +35,7 @@ def tries(parser: str, **fixed: object) -> Callable[[Callable[..., None]], Calla
 
 @contextmanager
 def recorded(parser: str, data: bytes) -> Iterator[None]:
-    """Keep ``data`` when the block fails. Each smaller failing input replaces the one before."""
+    """Save ``data`` if the block fails; each smaller failing input replaces the previous one."""
     try:
         yield
     except (StopTest, UnsatisfiedAssumption):

@@ -35,7 +35,7 @@ class Outcome(NamedTuple):
 
 
 class Decoder:
-    """The process, started again when it has died."""
+    """The decoder process, restarted after a crash."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None

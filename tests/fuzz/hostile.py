@@ -125,7 +125,10 @@ def long_wav(seconds: int) -> bytes:
 
 
 def png(width: int, height: int, body: bytes | None = None, *more: tuple[bytes, bytes]) -> bytes:
-    """A PNG of one grey, whose pixels compress to nothing; ``body`` replaces them, ``more`` are chunks before it."""
+    """A grey PNG whose pixels compress to almost nothing.
+
+    ``body`` replaces the pixels, and ``more`` are chunks before it.
+    """
     if body is None:
         squeeze = zlib.compressobj(9)
         row = bytes(1 + width)
@@ -174,7 +177,7 @@ def gif_frame(width: int, height: int) -> bytes:
 
 
 def coded(codec: str, container: str = "matroska", pixels: str = "yuv420p", frames: int = 3) -> bytes:
-    """A grey video by this codec; empty where this build cannot write it."""
+    """A grey video in this codec; empty if it cannot be encoded."""
     out = io.BytesIO()
     try:
         with av.open(out, "w", format=container) as file:
@@ -192,7 +195,7 @@ def coded(codec: str, container: str = "matroska", pixels: str = "yuv420p", fram
 
 
 def nested_boxes(depth: int) -> bytes:
-    """An MP4 whose boxes hold each other."""
+    """An MP4 with nested boxes."""
     body = b""
     for _ in range(depth):
         body = struct.pack(">I4s", 8 + len(body), b"moov") + body

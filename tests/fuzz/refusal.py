@@ -1,4 +1,4 @@
-"""Outcomes of parsers that may refuse."""
+"""Outcomes of parsers, which may reject their input."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,7 @@
-"""Answers of media servers, however they are made: bytes, or one typed refusal, and a loop that is not held up."""
+"""Any answer of a media server gives bytes or one typed error.
+
+It never blocks the event loop.
+"""
 
 import asyncio
 import time

@@ -115,7 +115,7 @@ def test_hostile_messages_harm_neither_gateway_nor_executors(running: Running, c
 
 
 def for_here(home: Any, document: dict[str, Any]) -> dict[str, Any]:
-    """An invocation that these executors may take: a chat of one component."""
+    """An invocation that these executors accept: a chat of one component."""
     executor = home.place.executors[f"{OMNI.replace('.', '_')}-M-0"]
     task, component = next((task, name) for task, name in executor.identity.tasks.items() if name == "thinker")
     inputs = {"messages": [{"role": "user", "content": "hi"}], "items": [], "params": {"max_tokens": 4, "say": None}}

@@ -127,7 +127,7 @@ def recorded(model: str = "") -> list[Golden]:
 
 
 def messages() -> list[Path]:
-    """Files that hold one message each, of every version; their names begin with its kind."""
+    """Files with one message each, of every version; their names begin with the kind."""
     return sorted(HERE.glob("v*/*.json"))
 
 
@@ -145,7 +145,7 @@ def invocations() -> dict[str, bytes]:
 
 
 def fill(directory: Path) -> None:
-    """Put all media where a gateway keeps them by content hash."""
+    """Store all media as a gateway does, by content hash."""
     for path in MEDIA.iterdir():
         place = directory / path.name[:2]
         place.mkdir(parents=True, exist_ok=True)

@@ -42,7 +42,7 @@ class PreviousNode:
         return self._client
 
     async def serve(self, name: str, secret: str) -> dict[str, int]:
-        """Start the sidecar of node ``name``; returns where other nodes reach it."""
+        """Start the sidecar of node ``name``; return its address for other nodes."""
         peers = PeerConfig(host="127.0.0.1", secret=secret.encode())
         socket, size = str(self._directory / "s"), 1 << 22
         self._sidecar = Sidecar(
@@ -55,7 +55,7 @@ class PreviousNode:
         return {"port": self._sidecar.peers.port, "boot": self._sidecar.peers.boot}
 
     async def meet(self, name: str, port: int, boot: int) -> None:
-        """Learn where node ``name`` is."""
+        """Set the address of node ``name``."""
         assert self._sidecar is not None
         assert self._sidecar.peers is not None
         self._sidecar.peers.addresses[name] = PeerAddress("127.0.0.1", port, boot)
@@ -87,7 +87,7 @@ class PreviousNode:
         self.client.end_invocation(INVOCATION)
 
     async def blocks(self) -> int:
-        """Leased blocks of the sidecar that it is a client of."""
+        """Leased blocks of this client's sidecar."""
         return int((await self.client.stats())["blocks"])
 
 

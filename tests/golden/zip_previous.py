@@ -1,8 +1,8 @@
-"""``python zip_previous.py FILE``: an earlier build's code of sidecars and their clients, for
-``tests/contract/test_upgrade_sidecar.py``.
+"""``python zip_previous.py FILE``: archive an earlier build's code of sidecars and clients.
 
-Run it in a tree of that build, as ``record_previous.py``. The archive has what ``previous_node.py`` imports, and with it all
-modules of sidecars and tensors; equal trees give equal archives.
+``tests/contract/test_upgrade_sidecar.py`` uses it. Run it in a tree of that build, as ``record_previous.py``. The
+archive contains the imports of ``previous_node.py``, and all modules of sidecars and tensors. Equal trees give equal
+archives.
 """
 
 import sys

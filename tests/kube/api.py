@@ -85,7 +85,7 @@ class Api:
 
     @property
     def changes(self) -> list[tuple[str, str]]:
-        """Method and plural of what has changed workloads."""
+        """Method and plural of each change to workloads."""
         kinds = {kind.path("ns"): kind.plural for kind in self.kinds if kind.name in WORKLOADS}
         asked = [(method, kinds.get(path) or kinds.get(path.rpartition("/")[0])) for method, path in self.asked]
         return [(method, kind) for method, kind in asked if kind is not None and method != "GET"]

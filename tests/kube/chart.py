@@ -26,7 +26,7 @@ _OVERLAYS = sorted(path.name for path in CHART.glob("values-*.yaml"))
 
 
 def render(files: Sequence[Path], release: str = "omnibus") -> list[dict[str, Any]]:
-    """The objects that an install makes, in a cluster that is played. Raises what Helm raises."""
+    """Objects of an install in a simulated cluster. Raises Helm's errors."""
     values: Values = {}
     for path in files:
         merge(values, yaml.safe_load(path.read_text()) or {})

@@ -33,7 +33,7 @@ CHARTS = {
 
 
 def settable() -> dict[str, list[str]]:
-    """The fields of each area that values may set."""
+    """Fields of each area that values may set."""
     found = {}
     modules = (settings.__name__, executor_settings.__name__)
     areas = {each for each in settings.Settings.__subclasses__() if each.__module__ in modules}

@@ -16,6 +16,6 @@ def read_all(text: str | bytes) -> list[Any]:
 
 
 def read(text: str | bytes) -> Any:
-    """The only document of ``text``; None when it is empty."""
+    """The only document of ``text``, or None if it is empty."""
     (document,) = read_all(text) or [None]
     return document

@@ -97,5 +97,5 @@ def _fill(text: str, values: Mapping[str, str]) -> str:
 
 
 def _left(home: Path) -> list[str]:
-    """Files that the command left: it failed, so there should be none."""
+    """Files that the command left; a failed command must not leave any."""
     return [str(each.relative_to(home)) for each in home.rglob("*") if each.is_file()]

@@ -15,9 +15,9 @@ FAILED, USAGE = 1, 2
 
 @dataclass(frozen=True)
 class Mistake:
-    """A mistake: ``command`` in a directory with ``files`` (name to text) and with the variables ``environ``.
+    """A mistake: ``command`` in a directory with ``files`` (name to text) and variables ``environ``.
 
-    ``answer`` is all that is printed, with ``…`` for what differs from run to run, ``code`` the exit code.
+    ``answer`` is the complete output, with ``…`` for parts that vary, ``code`` the exit code.
     """
 
     what: str

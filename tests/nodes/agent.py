@@ -27,7 +27,7 @@ _SECONDS = 60.0  # of a deadline that is not given
 
 
 class Agent:
-    """The commands. ``seconds`` is what remains until the deadline."""
+    """The commands; ``seconds`` is the time until the deadline."""
 
     def __init__(self, client: TensorClient) -> None:
         self._client = client
@@ -86,7 +86,7 @@ class Agent:
         return {"ledger": await self._client.ledger()}
 
     async def wait_ready(self) -> dict[str, Any]:
-        """Wait until the sidecar is there, which may have been restarted."""
+        """Wait until the sidecar, which may have been restarted, is ready."""
         await self._client.wait_ready(20.0)
         return {}
 

@@ -44,7 +44,7 @@ class AgentProcess:
         self._reading = asyncio.create_task(self._read())
 
     async def ask(self, do: str, **request: Any) -> Answer:
-        """Have something done; the answer, also if it is an error."""
+        """Run a command and return the answer, including errors."""
         number, future = next(self._numbers), asyncio.get_running_loop().create_future()
         self._waiting[number] = future
         assert self._process.stdin is not None
@@ -153,12 +153,12 @@ class Machine:
         self.node.power_on()
 
     async def is_empty(self) -> bool:
-        """Nothing is leased, held or waited for here."""
+        """Wait until no block is leased, held or requested here."""
         stats = await self.agent.stats()
         return (stats["blocks"], stats["used_bytes"], stats["waiting"]) == (0, 0, 0)
 
     def close(self) -> None:
-        """Stop talking with its processes; they end with the node, whose end waits for them."""
+        """Close the connections to its processes, which end together with the node."""
         self._wake_sidecar()
         for agent in self._agents:
             agent.close()
@@ -220,14 +220,14 @@ async def start_machine(machine: Machine) -> None:
 
 
 async def knows_others(reader: Machine, machines: list[Machine]) -> None:
-    """Wait until ``reader`` pulls from all others."""
+    """Wait until ``reader`` can pull from all others."""
     for other in machines:
         if other is not reader:
             await until(lambda other=other: has_pulled(reader, other))  # type: ignore[misc]
 
 
 async def has_pulled(reader: Machine, other: Machine, nbytes: int = 1000) -> bool:
-    """A small tensor of ``other`` is pulled by ``reader``; nothing is left of it afterwards."""
+    """Let ``reader`` pull a small tensor of ``other``, and release it."""
     invocation = f"probe-{secrets.token_hex(4)}"
     handle = await other.agent.get("put", "handle", nbytes=nbytes, value=1, invocation=invocation)
     answer = await reader.agent.ask("open", handle=handle, invocation=invocation, seconds=10.0)
@@ -237,7 +237,7 @@ async def has_pulled(reader: Machine, other: Machine, nbytes: int = 1000) -> boo
 
 
 async def start_nats(switch: Switch, directory: Path) -> str:
-    """Start NATS in the hub, until the hub ends; its URL as nodes see it."""
+    """Start NATS in the hub, until the hub ends; return its URL for nodes."""
     server = infra.prepare_nats(directory, port=NATS_PORT, monitor_port=MONITOR_PORT)
     argv = ["0.0.0.0" if word == infra.LOOPBACK else word for word in server.spec.argv]
     await asyncio.create_subprocess_exec(
@@ -249,7 +249,7 @@ async def start_nats(switch: Switch, directory: Path) -> str:
 
 
 async def until(holds: Callable[[], bool | Awaitable[bool]]) -> None:
-    """Wait for something that another process or the kernel brings about."""
+    """Wait for an effect of another process or the kernel."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             answer = holds()

@@ -62,7 +62,7 @@ class Namespaces(AbstractContextManager["Namespaces"]):
         self._outer: subprocess.Popen[bytes] | None = None
 
     def start(self, prefix: tuple[str, ...] = ()) -> None:
-        """Start the first process, as a child of ``prefix``. Raises ``RuntimeError`` with what it printed."""
+        """Start the first process as a child of ``prefix``. Raises ``RuntimeError`` with its output."""
         command = [*prefix, "unshare", *self._kinds, "--kill-child", "--fork", "sh", "-c", self._script]
         self._outer = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=die_with_parent()
@@ -154,7 +154,7 @@ class Node(Namespaces):
         return self
 
     def power_on(self) -> None:
-        """Start it, with nothing in its memory and both cables in."""
+        """Start the node with empty memory and both cables connected."""
         # The hub's network too: it is where the other ends of its cables are.
         self.start(self._switch.network_prefix)
         self._run("ip link set lo up")
@@ -178,7 +178,10 @@ class Node(Namespaces):
 
     @property
     def visitor_prefix(self) -> tuple[str, ...]:
-        """The same with process ids of the outside: the process itself goes in, and takes signals as any child."""
+        """Command prefix that enters the node with host process ids.
+
+        The process itself enters, and receives signals as any child.
+        """
         return (*self._user_prefix, "--net", "--mount", "--ipc", "--uts")
 
     @property
@@ -189,7 +192,7 @@ class Node(Namespaces):
     # What may happen to a machine and its cables
 
     def power_off(self) -> None:
-        """End all processes at once; nothing of it gets out."""
+        """End all processes at once, without any further packet."""
         for cable in _SUBNETS:
             self.cut_cable(cable)
         self.stop()
@@ -225,7 +228,7 @@ class Node(Namespaces):
         self._switch.run(f"tc qdisc del dev {self._port(DATA)} root")
 
     def received_bytes(self) -> int:
-        """Bytes that have come here over ``DATA``, headers of packets included."""
+        """Bytes received over ``DATA``, including packet headers."""
         rows: list[dict[str, Any]] = json.loads(self._switch.run(f"ip -json -statistics link show {self._port(DATA)}"))
         return int(rows[0]["stats64"]["tx"]["bytes"])
 
@@ -237,7 +240,7 @@ class Node(Namespaces):
 
 
 def last_descendant(pid: int) -> int:
-    """The process at the end of the line that begins with ``pid``: each has one child."""
+    """Last process in the chain from ``pid``, where each has one child."""
     while children := Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         pid = int(children[0])
     return pid

@@ -52,7 +52,7 @@ Fault = Callable[["FaultDrawer"], Awaitable[None]]
 
 
 class Case(NamedTuple):
-    """A request: its body as JSON, its headers, and ``check``, which fails for an answer that is not right."""
+    """A request: its JSON body, its headers, and ``check``, which fails for a wrong answer."""
 
     body: bytes
     headers: Mapping[str, str]
@@ -83,11 +83,11 @@ class FaultDrawer:
                 await asyncio.sleep(self.dice.uniform(*_CALM_SECONDS))
 
     async def last(self) -> None:
-        """Let the fault be there for a while."""
+        """Wait while the fault lasts."""
         await asyncio.sleep(self.dice.uniform(*_FAULT_SECONDS))
 
     def process(self, module: str) -> psutil.Process:
-        """One of the processes that run ``module``."""
+        """Choose one of the processes that run ``module``."""
         return self.dice.choice([one for one in self.system.processes() if module in command_line(one)])
 
 
@@ -198,7 +198,7 @@ class Load:
 
 
 async def learned_cases(system: System) -> list[Case]:
-    """The questions by turns, each held against the answer of one executor."""
+    """Questions in turn, each compared with the answer of one executor."""
     truths: dict[tuple[str, bool], Case] = {}
     for name, speech in dict.fromkeys(TURNS):
         question = OMNI_QUESTIONS[name]

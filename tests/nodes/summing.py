@@ -35,7 +35,7 @@ _STEP = 2_654_435_761
 
 
 def engine(component: str, settings: ExecutorSettings) -> NullRunner:
-    """Raises ``BadRequest`` for a component that there is none for."""
+    """Create the engine. Raises ``BadRequest`` for an unknown component."""
     if component not in _WORK:
         raise BadRequest(f"no summing engine for component {component!r}; there is one for {sorted(_WORK)}")
     return NullRunner(_WORK[component])

@@ -1,4 +1,4 @@
-"""``omnibus up`` over nodes that share nothing, seen from outside."""
+"""``omnibus up`` over isolated nodes, seen from outside."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,7 @@ def node_settings(switch: Switch, others: Sequence[Node]) -> dict[str, str]:
 
 
 class NamespaceSystem(System):
-    """``omnibus up`` of which all nodes but the first are namespaces."""
+    """``omnibus up`` with namespaces as all nodes except the first."""
 
     def program(self, *arguments: str) -> Sequence[str]:
         module = "tests.nodes.up" if arguments[:1] == ("up",) else "omnibus.cli"

@@ -20,7 +20,7 @@ _LARGE = 32 * MIB
 
 
 async def lose(machine: Machine, how: str) -> None:
-    """Take a node from the others. Only of a killed process its kernel tells them."""
+    """Make a node fail; only for a killed process does its kernel notify others."""
     if how == "killed":
         machine.signal_sidecar(signal.SIGKILL)
     elif how == "frozen":
@@ -199,7 +199,7 @@ def threads(machine: Machine) -> int:
 
 
 async def holds(machine: Machine) -> tuple[int, int]:
-    """Of the only block: how often it is held, and how many reads are expected."""
+    """Holders and expected reads of the only block."""
     (row,) = await machine.agent.get("ledger", "ledger")
     return int(row["held"]), int(row["readers"])
 

@@ -36,7 +36,7 @@ async def nothing_is_left(*machines: Machine) -> None:
 
 
 async def moves(reader: Machine) -> None:
-    """Wait until bytes of a large tensor come to ``reader``."""
+    """Wait until ``reader`` receives bytes of a large tensor."""
     before = reader.node.received_bytes()
     await until(lambda: reader.node.received_bytes() > before + MIB)
 

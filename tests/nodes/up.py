@@ -62,7 +62,7 @@ class NamespaceNodes(Nodes):
 
 
 class NamespaceStack(Stack):
-    """A stack whose servers all nodes reach."""
+    """A stack whose servers all nodes can reach."""
 
     def _choose_ports(self) -> None:
         super()._choose_ports()

@@ -15,7 +15,7 @@ Messages = Sequence[Mapping[str, str]]
 
 
 def answer(checkpoint: Path, messages: Messages, max_tokens: int, **more: Any) -> tuple[list[int], str]:
-    """Greedy ids and text; ``more`` goes to ``generate``."""
+    """Greedy ids and text; ``more`` is passed to ``generate``."""
     model, tokenizer = _whole(checkpoint)
     ids = torch.tensor([prompt(checkpoint, messages)])
     mask = torch.ones_like(ids)

@@ -79,7 +79,7 @@ def pipeline(checkpoint: Path) -> Any:
 
 
 def bare(checkpoint: Path) -> Any:
-    """The pipeline as it is."""
+    """The unmodified pipeline."""
     from diffusers import QwenImageEditPipeline
 
     made = QwenImageEditPipeline.from_pretrained(checkpoint)

@@ -81,7 +81,7 @@ class _Grammar(LogitsProcessor):  # type: ignore[misc]
 def answer(
     checkpoint: Path, messages: Sequence[Any], max_tokens: int, params: dict[str, Any], grammar: str = ""
 ) -> tuple[list[int], str]:
-    """Ids and text of the answer to ``params``, which leave no choice."""
+    """Ids and text of the answer to deterministic ``params``."""
     start = len(language.prompt(checkpoint, messages))
     processors: list[LogitsProcessor] = []
     if grammar:

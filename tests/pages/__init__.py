@@ -1,4 +1,4 @@
-"""Pages that are made from definitions: ``python -m tests.pages`` writes them into ``docs/``."""
+"""Pages generated from definitions: ``python -m tests.pages`` writes them into ``docs/``."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -40,7 +40,7 @@ def page() -> str:
 
 
 def read_behaviours() -> Iterator[Behaviour]:
-    """The behaviours of all tests. Raises ``ValueError`` for a marker whose texts are not literal."""
+    """Behaviours from all tests. Raises ``ValueError`` for markers with computed texts."""
     for file in sorted((ROOT / "tests").rglob("test_*.py")):
         text = file.read_text()
         if "mark.behaviour(" in text:

@@ -66,7 +66,7 @@ CLIENTS = (
 
 
 def page() -> str:
-    """The page with its table as it has to be."""
+    """The page with its current table."""
     python, node = _python_versions(), _node_versions()
     rows = ["| client | version | works, as the examples show |", "|---|---|---|"]
     for each in CLIENTS:
@@ -77,7 +77,7 @@ def page() -> str:
 
 
 def _python_versions() -> dict[str, str]:
-    """The pinned version of each package; the first file counts that has it."""
+    """Pinned version of each package, from the first file that contains it."""
     found: dict[str, str] = {}
     for name in ("clients", "clients-openai2", "clients-voice", "clients-commands"):
         for line in (ROOT / f"requirements-{name}.txt").read_text().splitlines():

@@ -43,7 +43,7 @@ def meanings() -> dict[str, str]:
 
 
 def subclasses_of(root: type[OmnibusError]) -> Iterator[type[OmnibusError]]:
-    """The classes below ``root`` that ``omnibus.errors`` defines, as the tree has them."""
+    """Classes below ``root`` that ``omnibus.errors`` defines, in tree order."""
     for child in root.__subclasses__():
         if child.__module__ == errors.__name__:
             yield child

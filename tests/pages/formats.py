@@ -41,7 +41,7 @@ _ROWS = {"image": _IMAGE_ROWS, "audio": _AUDIO_ROWS, "video": _VIDEO_ROWS}
 
 
 def page() -> str:
-    """``docs/routes.md`` with the table as it has to be."""
+    """``docs/routes.md`` with its current table."""
     text = PAGE.read_text()
     head, _, rest = text.partition(BEGIN)
     _, _, tail = rest.partition(END)

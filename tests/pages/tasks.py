@@ -130,7 +130,7 @@ def _composite_section() -> Iterator[str]:
 
 
 def _model_section(title: str, kind: type[BaseModel], task: type, shown: dict[type, type]) -> Iterator[str]:
-    """Fields of ``kind``, or the task below which they are ``shown`` already."""
+    """Fields of ``kind``, or a link to the task that shows them."""
     first = shown.setdefault(kind, task)
     if first is not task:
         yield f"{title}, `{kind.__name__}`: as of [{first.__name__}](#{first.__name__.lower()}).\n"
@@ -148,7 +148,7 @@ def _functions_section() -> Iterator[str]:
 
 
 def _signature(name: str, function: Any) -> str:
-    """Head of ``function`` as it is called: ``async def``, ``def``, or ``with`` for a context manager."""
+    """Head of ``function``: ``async def``, ``def``, or ``with`` for a context manager."""
     function = inspect.unwrap(function)
     parameters, _, result = str(inspect.signature(function)).partition(" -> ")
     if inspect.isgeneratorfunction(function):

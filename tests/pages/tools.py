@@ -13,7 +13,7 @@ _TABLE = re.compile(r"(?<=<!-- schemas -->\n).*?(?=<!-- end of schemas -->)", re
 
 
 def page() -> str:
-    """The page with its table as it has to be."""
+    """The page with its current table."""
     results = run_suite()
     rows = ["| file of the suite | schemas | enforced | rejected | valid, but not written |", "|---|---|---|---|---|"]
     for name, each in results.items():

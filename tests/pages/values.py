@@ -22,7 +22,7 @@ This page is made from `deploy/helm/omnibus/values.yaml` and its schema, by `pyt
 
 
 class ChartValue(NamedTuple):
-    """A value that has no values below it. ``line`` is that of the file, from 0."""
+    """A value without nested values; ``line`` is that of the file, from 0."""
 
     path: tuple[str, ...]
     default: Any

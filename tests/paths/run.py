@@ -1,4 +1,4 @@
-"""Walk the paths in an empty directory: each command is run, timed, and held against what it has to print."""
+"""Walk the paths in an empty directory: run, time and check each command."""
 
 import os
 import re
@@ -26,7 +26,7 @@ class WrongOutputError(Exception):
 
 @dataclass(frozen=True)
 class Walked:
-    """A path that was walked: seconds of the start of its system (0 without one), and of each command."""
+    """A completed path: seconds of its system's start (0 without one), and of each command."""
 
     path: Path
     start_seconds: float
@@ -77,9 +77,9 @@ class _System:
 
 
 def walk(paths: Iterable[Path]) -> Iterator[Walked]:
-    """Walk ``paths`` one after the other; those that begin with the same command share one system.
+    """Walk ``paths`` in sequence; those that begin with the same command share one system.
 
-    Raises ``WrongOutputError`` for the first command that is not right.
+    Raises ``WrongOutputError`` for the first command with wrong output.
     """
     waiting = list(paths)
     while waiting:

@@ -108,7 +108,7 @@ class LiveDrawn(Tasks):
 
 
 def drive(walk: Coroutine[Any, Any, None]) -> None:
-    """Run what never waits."""
+    """Run a static coroutine, which never waits."""
     try:
         walk.send(None)
     except StopIteration:

@@ -47,7 +47,7 @@ CREDITS = 64
 
 
 def model(tasks: dict[str, UnitTask], paths: tuple[tuple[str, ...], ...]) -> ModelPlan:
-    """Requests are spread evenly over ``paths``; an option is called after its components."""
+    """A model with equal shares of ``paths``; components name the options."""
     options = {name: DeploymentOption(tuple(name.split("+")), "generator") for path in paths for name in path}
     ways = tuple(
         Path(">".join(path), {component: option for option in path for component in option.split("+")}, 1.0)
@@ -58,7 +58,7 @@ def model(tasks: dict[str, UnitTask], paths: tuple[tuple[str, ...], ...]) -> Mod
 
 
 class Estate:
-    """The place, and one gateway's inside. ``ask`` runs one client's request to its end."""
+    """The place, and one gateway's inside; ``ask`` runs one client's request to its end."""
 
     def __init__(self, url: str, directory: File, sidecar: Sidecar, replicas: int) -> None:
         self.sidecar = sidecar
@@ -164,7 +164,7 @@ async def estate(url: str, directory: File, replicas: int = 1) -> AsyncIterator[
 
 
 def plain(value: Any) -> Any:
-    """Arrays as lists, so that answers can be compared."""
+    """Convert arrays to lists for comparisons."""
     return value.tolist() if isinstance(value, np.ndarray) else value
 
 

@@ -19,7 +19,7 @@ Body = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Expr:
-    """A number that is known: a literal, one of the request's, or one that was read from a result."""
+    """A known number: a literal, one of the request, or one read from a result."""
 
     kind: str
     at: int
@@ -135,7 +135,7 @@ class Strict:
 
 @dataclass(frozen=True)
 class Program:
-    """``returns`` are (kind, index, how it is read)."""
+    """A program; ``returns`` are (kind, index, way of reading)."""
 
     xs: tuple[int, ...]
     body: Body
@@ -149,7 +149,10 @@ class Program:
 
 @dataclass
 class Flow:
-    """A stream, and whether ``invoke`` has read it. ``shared``: a branch must not read what others may."""
+    """A stream, and whether ``invoke`` has read it.
+
+    ``shared``: other branches may read it, so this branch must not.
+    """
 
     stream: Any
     read: str = ""
@@ -174,7 +177,7 @@ class Frame:
         return self.budget >= 0
 
     def two_flows(self, one: int, other: int) -> tuple[Flow | None, Flow | None]:
-        """Two different streams: no call takes the same one twice."""
+        """Draw two different streams, because a call cannot use one twice."""
         first, second = pick(self.flows, one), pick(self.flows, other)
         return first, second if second is None or second.stream is not first.stream else None
 
@@ -184,7 +187,7 @@ class Frame:
         return Frame(**{**given, "flows": flows, "budget": self.budget // branches, "alone": False})
 
     def join(self, forks: "list[Frame]") -> None:
-        """Take over what branches made, in their order."""
+        """Adopt the results of branches in their order."""
         before = {name: len(getattr(self, name)) for name in LISTS}
         self.budget -= sum(self.budget // len(forks) - max(fork.budget, 0) for fork in forks)
         for fork in forks:

@@ -26,7 +26,7 @@ class Format(NamedTuple):
 
 
 def write_checkpoint(base: Path, directory: Path, format: Format) -> tuple[Path, Path]:
-    """``base`` in ``format``, and with the weights that this leaves of it."""
+    """Write ``base`` in ``format``, and with the equivalent plain weights."""
     packed, rounded = directory / "packed", directory / "rounded"
     for path in (packed, rounded):
         shutil.copytree(base, path)

@@ -1,4 +1,4 @@
-"""Options of the engine that a declaration names: guessed tokens, a pipeline, and how weights are quantised."""
+"""Engine options in a declaration: speculative tokens, a pipeline, and quantisation."""
 
 import asyncio
 import json

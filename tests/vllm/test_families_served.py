@@ -36,7 +36,7 @@ VISION = [
 
 
 def declared(family: str, checkpoint: Path, *shapes: str) -> dict[str, Any]:
-    """A model whose language model is in vLLM, in these shapes."""
+    """A model with its language model in vLLM, in these shapes."""
     if "P" in "".join(shapes):
         model = catalog.split_declaration(family, str(checkpoint), *shapes)
     else:

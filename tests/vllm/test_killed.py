@@ -32,7 +32,7 @@ THINKERS = [f"qwen2_5-vl-tiny-L-{number}" for number in range(2)]
 
 
 class Answer(NamedTuple):
-    """One streamed answer: ``tokens`` are those of its usage."""
+    """One streamed answer; ``tokens`` are those of its usage."""
 
     id: str
     text: str

@@ -227,7 +227,7 @@ async def test_a_pipeline_says_and_speaks_the_same(
 
 
 def _assert_same_rows(mine: MemoryJob, other: MemoryJob) -> None:
-    """A talker gets of both the same, but for rounding."""
+    """Check that a talker gets equal rows from both, up to rounding."""
     assert np.array_equal(mine.array("layout"), other.array("layout"))
     np.testing.assert_allclose(mine.array("prompt"), other.array("prompt"), rtol=0, atol=1e-4)
     np.testing.assert_allclose(mine.whole("rows"), other.whole("rows"), rtol=0, atol=1e-4)

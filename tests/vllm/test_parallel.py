@@ -1,4 +1,4 @@
-"""Halves of a language model whose engines are split over several workers: a cache of the one is read by the other."""
+"""Language model halves with several workers read each other's cache."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -42,7 +42,7 @@ def texts() -> list[MemoryJob]:
 
 
 def made(checkpoint: Path, degree: int) -> tuple[Any, Any]:
-    """Prefill and decode on one engine of so many workers."""
+    """Prefill and decode in one engine with several workers."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMNIBUS_VLLM_TENSOR_PARALLEL", str(degree))
         settings = ExecutorSettings(

@@ -46,7 +46,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def checkpoint(build: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its authors recommend a penalty and a bound. A copy: other modules share the checkpoint as it was built."""
+    """A copy of the shared checkpoint with recommended penalty and bound."""
     made = shutil.copytree(build("qwen3"), tmp_path_factory.mktemp("sampling") / "qwen3")
     path = made / "generation_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "repetition_penalty": 1.3, "max_new_tokens": 16}))

@@ -44,7 +44,7 @@ def start_fork_server() -> ForkServerContext:
 
 
 def fork_engine_cores(patch: pytest.MonkeyPatch) -> None:
-    """Let engines that this process makes fork their cores."""
+    """Let engines of this process fork their cores."""
     start_fork_server()
     patch.setattr(core_process, "run_core_process", _run_forked_core)
     patch.setattr("vllm.v1.engine.utils.get_mp_context", start_fork_server)

@@ -76,7 +76,7 @@ class Notebook:
 async def speak(
     append: Callable[[bytes], Awaitable[Any]], sound: bytes, continues: asyncio.Event | None = None
 ) -> None:
-    """Give ``sound`` to ``append`` as fast as a microphone does; one that interrupts ``continues`` when that is set."""
+    """Send ``sound`` to ``append`` in real time; an interruption waits for ``continues``."""
     for number, at in enumerate(range(0, len(sound), CHUNK)):
         if number == INTERRUPTING_CHUNKS and continues is not None:
             await continues.wait()
@@ -85,7 +85,10 @@ async def speak(
 
 
 class Talk(abc.ABC):
-    """One session of a client, whose conversation is emptied between turns: the model has learnt to answer one question."""
+    """One session of a client, whose conversation is emptied between turns.
+
+    The model was trained on single questions.
+    """
 
     def __init__(self, notebook: Notebook) -> None:
         self.notebook = notebook
@@ -93,15 +96,15 @@ class Talk(abc.ABC):
 
     @abc.abstractmethod
     async def next_event(self) -> dict[str, Any]:
-        """The next event of the gateway; fails where it is an error."""
+        """Return the next event of the gateway; fails for an error."""
 
     @abc.abstractmethod
     async def append(self, chunk: bytes) -> None:
-        """Give samples to the client."""
+        """Send samples to the client."""
 
     @abc.abstractmethod
     async def delete(self, item: str) -> None:
-        """Take an item out of the conversation."""
+        """Delete an item from the conversation."""
 
     async def note_heard(self, event: dict[str, Any]) -> None:  # noqa: B027 - not all have to
         """Start playback of an answer, with the first samples in ``event``."""

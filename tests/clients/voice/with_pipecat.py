@@ -67,7 +67,10 @@ async def _copy(client: ServerConnection, gateway: ClientConnection) -> None:
 
 
 class Speaker(FrameProcessor):
-    """The place of a transport's output: it plays at once, and says when it begins and stops, as one does."""
+    """Substitute for a transport's output that plays at once.
+
+    It reports start and stop, as a transport does.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -145,7 +148,7 @@ class PipecatTalk(Talk):
 
 
 async def hold(talk: PipecatTalk) -> None:
-    """Hold the conversation. It begins with what the context of the pipeline asks."""
+    """Run the conversation, beginning with the request of the pipeline's context."""
     played = []
 
     async def play(call: FunctionCallParams) -> None:
