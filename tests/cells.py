@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs" / "engines.md"
 BEGIN, END = "<!-- cells: python -m tests.cells -->\n", "<!-- end of cells -->\n"
 
-#: What may be equal, and what that means.
+#: Outputs that may be equal, and their meaning.
 KINDS = {
     "tokens": "a greedy answer, as ids where a test sees them and as text, is that of `generate` of the whole model, "
     "or of `transformers` where a test has the language model alone",

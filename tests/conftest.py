@@ -23,20 +23,20 @@ from tests.e2e import docker_engine as docker
 # slower, here and in every process that a test starts.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Tests compute in a session of their own: executors that give way to all others would get what these leave.
+# Tests run in a separate session, so executors with a lower priority would get only idle CPU time.
 os.environ.setdefault("OMNIBUS_EXECUTOR_NICE", "0")
 
-# Every client would read the trusted certificates anew, 60 ms of CPU; nothing here speaks to strangers.
+# Every client would load the trusted certificates again, 60 ms of CPU; tests connect to local servers only.
 http_transports.create_ssl_context = functools.cache(http_transports.create_ssl_context)
 
-# A shell starts what runs in its background with SIGINT ignored, and what that starts inherits it: Ctrl-C would end nothing.
+# A shell starts background jobs with SIGINT ignored. Their children inherit this, so Ctrl-C would have no effect.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TESTS = Path(__file__).parent
 _STOP_WITHIN = 10.0  # seconds
-#: Marks of tests that run one after another: Chromium gives up what it loads (``net::ERR_NETWORK_CHANGED``) whenever an
-#: interface of the machine comes or goes, as with each container and each network namespace.
+#: Marks of tests that run one after another: Chromium aborts loading (``net::ERR_NETWORK_CHANGED``) whenever an
+#: interface of the machine is added or removed, as with each container and each network namespace.
 _NETWORKED = ("browser", "docker", "netns")
 _NAMED_BYTES = 40
 """Longer bytes of a parameter are named by their length: encoded media hold random serial numbers."""

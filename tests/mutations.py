@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 _SECONDS = 600.0
-#: A test that a fault makes wait for ever fails after so many seconds; none of the rooms takes as long otherwise.
+#: Time limit in seconds for a test that a fault blocks forever; no room takes as long otherwise.
 _SECONDS_PER_TEST = 100
 
 
@@ -227,11 +227,11 @@ def nearest_tests(tree: Path, mutation: Mutation) -> list[str]:
 
 def _first_failure(tree: Path, tests: Sequence[str]) -> str | None:
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "-p", "no:cacheprovider", "-m", short_marks()]
-    # What waits for ever may do so when it is to be cancelled, too: this ends the process.
+    # A blocked test may also block on cancellation, so this ends the process.
     command += [f"--timeout={_SECONDS_PER_TEST}", "--timeout-method=thread", *tests]
     try:
         done = subprocess.run(command, cwd=tree, capture_output=True, text=True, timeout=_SECONDS, check=False)
-    except subprocess.TimeoutExpired:  # a fault that makes something wait for ever is noticed too
+    except subprocess.TimeoutExpired:  # a fault that blocks forever counts as noticed
         return "the time limit"
     named = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
     return (named[1] if named else "a test that does not end") if done.returncode == 1 else None

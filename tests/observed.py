@@ -12,9 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests import promql
 
 HERE = Path(__file__).parents[1] / "deploy" / "observability"
-#: Labels that Prometheus gives what it has scraped, and what it says by itself.
+#: Labels that Prometheus adds to scraped metrics, and its own metrics.
 OF_TARGETS, OF_PROMETHEUS = {"job", "instance", "service"}, {"up"}
-#: What only engines of vLLM say, and what only sidecars that pull from each other do: parts of names of files and groups.
+#: Metrics of vLLM engines only, and of sidecars that pull from each other only: parts of names of files and groups.
 VLLM, LINKS = "vllm", "links"
 
 #: Label sets by the name of a sample.

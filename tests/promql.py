@@ -9,7 +9,7 @@ from typing import NamedTuple
 import promql_parser
 from promql_parser import AggregateExpr, BinaryExpr, Expr, MatchOp, VectorSelector
 
-#: Grafana's own variables, and what stands for them.
+#: Grafana's own variables, and their substitutes.
 _VARIABLES = {"$__rate_interval": "1m", "$__interval": "1m", "$__range": "1h"}
 _SIGNS = [(MatchOp.Equal, "="), (MatchOp.NotEqual, "!="), (MatchOp.Re, "=~"), (MatchOp.NotRe, "!~")]
 

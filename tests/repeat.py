@@ -22,9 +22,9 @@ from typing import NamedTuple
 from omnibus.process.parent_death import die_with_parent
 
 ROOT = Path(__file__).parents[1]
-#: The time limit of one run, in seconds: tests have limits of their own.
+#: Time limit of one run in seconds; tests have their own limits.
 RUN_SECONDS = 1800.0
-#: What runs beside with `--busy`: a processor's whole time, at the priority of the tests.
+#: Background load of `--busy`: it uses a whole processor at the priority of the tests.
 _SPIN = "while True: pass"
 
 

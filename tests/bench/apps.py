@@ -34,7 +34,7 @@ _OTHER = "restless"
 _PAIRS = 5
 _RATE = 100.0  # requests per second
 _ROUND = 4.0  # seconds
-#: Seconds between two registrations of B: many more than anybody needs, and yet its start is not all there is.
+#: Seconds between two registrations of B: far more frequent than in practice, but long enough for more than its start.
 _TURN = 1.0
 _WITHIN = 60.0  # seconds for anything to answer
 _NO_MODELS = '{"models": {}}'

@@ -13,9 +13,9 @@ from typing import Any
 
 #: Model of three executors: thinker, talker, vocoder. Takes text.
 TEXT_MODEL = "null-text"
-#: Model of three executors: vision, thinker, talker and vocoder together. Takes pictures.
+#: Model of three executors: vision, thinker, talker and vocoder together. Accepts images.
 IMAGE_MODEL = "null-image"
-#: No model at all, but an app: the system of what is asked of apps.
+#: An app instead of a model, for the system that serves requests to apps.
 NO_MODEL, APP = "no model", "repeated"
 MODELS = (TEXT_MODEL, IMAGE_MODEL, NO_MODEL)
 
@@ -29,7 +29,7 @@ FIRST, LAST = 1_000_000, 9_999_999
 _SEED, _NONCE = b"@SEED@@", b"@NONCE@@"
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
-_SIZE_AT = len(_SIGNATURE) + 25 + 8  # behind IHDR and the head of the chunk that follows it
+_SIZE_AT = len(_SIGNATURE) + 25 + 8  # after IHDR and the header of the next chunk
 
 
 def picture(tensor_bytes: int, nbytes: int = 0) -> bytes:

@@ -69,7 +69,7 @@ class BusTap:
                     for reply in decode_replies(data):
                         if isinstance(reply, Chunk) and reply.inv in found:
                             self._add_chunk(found[reply.inv], at, reply)
-            except ProtocolError:  # the server's own word, that nobody listens
+            except ProtocolError:  # the server's own message, that the subject has no listener
                 continue
         return found
 

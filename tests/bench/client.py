@@ -196,7 +196,7 @@ async def _run(load: Load, first: int) -> None:
 
 def main() -> None:
     load = msgspec.json.decode(sys.stdin.buffer.readline(), type=Load)
-    # Another process must not send the same numbers again: equal pictures would be kept only once.
+    # Another process must not send the same numbers again: equal images would be cached only once.
     first = bodies.FIRST + time.time_ns() // 1_000_000 % (bodies.LAST - bodies.FIRST - load.warm - load.count)
     uvloop.run(_run(load, first))
 

@@ -26,7 +26,7 @@ from tests.unit.jobs import MemoryJob, Pipe, run
 
 _ROUNDS = 3
 _AT_ONCE, _STEPS = 16, (8, 12)
-_CODES = 500  # 10 s of sound
+_CODES = 500  # 10 s of audio
 _TOKENS, _WIDTH = 48, 64  # of a prompt
 
 

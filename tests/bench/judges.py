@@ -112,7 +112,7 @@ def aiperf(command: str, url: str, tokenizer: str, directory: Path) -> Figures:
 
 
 def _run(*command: str) -> None:
-    # Libraries of its own; and offline AIPerf takes a directory for an id of the hub.
+    # Its own libraries; and offline AIPerf takes a directory for an id of the hub.
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "HF_HUB_OFFLINE")}
     subprocess.run(command, env=environment, stdout=sys.stderr, timeout=_JUDGE_SECONDS, check=True)
 

@@ -123,7 +123,7 @@ class LivePlan:
         system = stack.enter_context(running(self.directory, {MODEL: first}, more=more, **SETTINGS))
         declared = {**more, "models": {MODEL: model}}
         (self.directory / "models.json").write_text(json.dumps(declared))
-        written = Path(system.state.directory, "next.json")  # beside the copy that the planner reads
+        written = Path(system.state.directory, "next.json")  # next to the copy that the planner reads
         written.write_text(json.dumps(declared))
         written.replace(Path(system.state.directory, "models.json"))
         return system

@@ -51,7 +51,7 @@ from tests.bench.cases import (
 from tests.bench.system import PATHS, Sample, running
 
 ROUNDS = 3
-#: What is measured by a module of its own.
+#: Benchmarks with separate modules.
 _MODULES = {
     "sidecar_control": {SIDECAR},
     "record_replay": set(RECORD_REPLAY),
@@ -77,7 +77,7 @@ _MODULES = {
     "beside_vllm": {*VLLM.values(), TTFT},
 }
 _IDLE = 1.0  # seconds
-_FAIR_SECONDS = 900  # that the kinds of work of one tenant beside another may take, one after the other
+_FAIR_SECONDS = 900  # limit for all kinds of work of one tenant during another's, in sequence
 
 
 @dataclass
@@ -124,7 +124,7 @@ def measure(wanted: set[str]) -> Measured:
 
 
 def _alone(module: str, python: Path) -> dict[str, float]:
-    # In a process of its own: it counts the CPU time of the process that it runs in.
+    # In a separate process, because it counts the CPU time of its process.
     done = subprocess.run(
         [str(python), "-m", f"tests.bench.{module}"],
         cwd=ROOT,

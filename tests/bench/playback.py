@@ -17,7 +17,7 @@ from tests.bench.machine_watch import MachineWaits
 
 BYTES_PER_SECOND, SAMPLES_PER_SECOND = 48_000, 24_000
 _SAMPLE_SECONDS = 1 / SAMPLES_PER_SECOND
-#: Seconds of pauses that are no difference: an event loop's turn and a message on a socket.
+#: Seconds of pauses that do not count as a difference: an event loop's turn and a message on a socket.
 SAME_SECONDS = 0.002
 
 

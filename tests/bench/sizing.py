@@ -38,7 +38,8 @@ from omnibus.up.tiny_models import tiny_models
 TOKENS, RATE = 32, 16000
 WIDE = {"width": 3584, "dtype": "float16"}
 CHAT, PAINTER = "simulated", "qwen-image-world"
-#: Times that hardly count, and sizes of Qwen2.5-Omni-7B: a token for a KiB of an image, 25 tokens for a second of sound.
+#: Times that hardly count, and sizes of Qwen2.5-Omni-7B: a token for a KiB of an image, 25 tokens for a second of
+#: audio.
 PROFILE = {
     "default": {
         "components": {
@@ -183,7 +184,7 @@ async def measure() -> Measurements:
 async def _measure_stack(
     declared: str, env: Mapping[str, str], sent: Mapping[str, tuple[str, tuple[str, dict[str, Any]]]]
 ) -> Measurements:
-    apart = {**env, "OMNIBUS_UP_FORK_SERVER": "0"}  # as in a cluster: nobody shares the memory of another one
+    apart = {**env, "OMNIBUS_UP_FORK_SERVER": "0"}  # as in a cluster, processes do not share memory
     async with Stack(declared, env=apart, log=Log(io.StringIO())) as stack:
         probe = Probe(stack)
         async with httpx.AsyncClient(base_url=stack.url, timeout=60) as client:

@@ -4,7 +4,7 @@ import runpy
 
 from omnibus_models import torchvision_cpu
 
-# Processes that vLLM spawns import this module for its name, and with it what follows.
+# Processes that vLLM spawns import this module by name, and run the following code.
 torchvision_cpu.install_operators()
 
 from services.llm.vllm.v032 import model_registry  # noqa: E402

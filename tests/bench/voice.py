@@ -53,7 +53,7 @@ CHUNK_SECONDS = 0.05
 #: Seconds of a frame of the detector, and of the silence that ends a turn.
 FRAME_SECONDS, SILENCE_SECONDS = 0.02, 0.5
 SECONDS = {"audio": 0.03, "thinker": 0.05, "talker": 0.02, "vocoder": 0.02}
-#: Seconds of the passes and of the first steps behind them.
+#: Seconds of the passes and of the first steps after them.
 COMPUTE = sum(SECONDS.values()) + sum(
     TIMES["default"]["components"][name]["step"]["base"] for name in ("thinker", "talker")
 )

@@ -49,11 +49,11 @@ from tests.bench.voice import session, sound, staged
 from tests.e2e.small.streams import MODEL, TIMES
 from tests.e2e.system import System, declaration, running
 
-#: Seconds of sound in a message of a microphone, and of the tone that it says.
+#: Seconds of audio in a microphone's message, and of the tone that it plays.
 CHUNK_SECONDS, TONE_SECONDS = 0.05, 1.0
 #: Seconds of a turn and its answer, about.
 TURN_SECONDS = 5.0
-#: Names of processes that are watched, beside the gateways.
+#: Names of watched processes, in addition to the gateways.
 CLIENT, NATS = "client", "nats"
 #: Seconds that an answer may take.
 PATIENCE = 300.0
@@ -77,8 +77,8 @@ class Call:
     turns: int
     seed: int
     players: list[Player] = field(default_factory=list)
-    waits: list[float] = field(default_factory=list)  # seconds from the end of a turn to the first sound
-    says: list[str] = field(default_factory=list)  # what the microphone hears next
+    waits: list[float] = field(default_factory=list)  # seconds from the end of a turn to the first audio
+    says: list[str] = field(default_factory=list)  # the microphone's next words
 
     async def hold(self, socket: ClientConnection) -> None:
         session = {"type": "realtime", "seed": self.seed}

@@ -13,9 +13,9 @@ from tests.chaos.requests import Request, events
 
 #: Seconds after which a client gives up on a gateway: well beyond any deadline.
 PATIENCE_SECONDS = 45.0
-_SHOWN = 300  # characters of a body that is no answer
-#: Trusts nobody: gateways speak plain HTTP here. Reading the trusted certificates anew for each client takes 70 ms of
-#: processor time, in which no other client is served, and a busy machine makes seconds of that.
+_SHOWN = 300  # characters of a body that is not an answer
+#: Without certificates, because gateways use plain HTTP here. Loading the trusted ones for each client takes 70 ms of
+#: processor time, which blocks all other clients, and takes seconds on a busy machine.
 _NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 

@@ -13,7 +13,7 @@ from tests.chaos.outcome import CUT, HANG, LEFT, REFUSED, RESET, Attack, Event, 
 
 #: Answers from which on a p99 is more than the slowest of a few.
 ENOUGH = 50
-#: Parts of a process's life that are compared; a burst within one is no growth.
+#: Parts of a process's life that are compared; a burst within one is not growth.
 _PARTS = 6
 
 
@@ -23,7 +23,7 @@ class Bounds:
 
     deadline_seconds: float = 30.0
     late_seconds: float = 2.0
-    #: Steps of 16 bits by which a sample of sound may differ.
+    #: Steps of 16 bits by which an audio sample may differ.
     sound_steps: int = 1
     #: From a fault to the first good answer of a request that began after it.
     recovery_seconds: float = 60.0
@@ -31,14 +31,14 @@ class Bounds:
     frozen_seconds: float = 30.0
     #: Seconds after a fault of a gateway in which its connections may break, or be refused.
     gateway_seconds: float = 20.0
-    #: Seconds that a gateway which is asked to end answers what it has, before it ends and starts again.
+    #: Seconds for which a gateway answers its requests after SIGTERM, before it ends and restarts.
     drain_seconds: float = 30.0
     #: Growth of a process that goes on once it is warm, and the least length of a run that is judged by memory.
     growth_bytes: int = 64 << 20
     growth_descriptors: int = 32
     memory_after_seconds: float = 600.0
-    #: Growth at once that is none: caches fill up to what OMNIBUS_EXECUTOR_CACHE_MIB and OMNIBUS_GATEWAY_RETAIN_BYTES
-    #: allow, and the allocator keeps what the largest file so far took.
+    #: Single growth that is not a leak: caches fill up to OMNIBUS_EXECUTOR_CACHE_MIB and OMNIBUS_GATEWAY_RETAIN_BYTES,
+    #: and the allocator keeps the memory of the largest file so far.
     held_bytes: int = 256 << 20
     #: A process that has just begun grows until it has done everything once; after that it is judged if it went on for
     #: so long. In short runs these are a fifth and a quarter of the run.
@@ -160,7 +160,7 @@ def _job_fault(job: Job) -> str:
     return f"it was made {len(ends)} times" if len(ends) > 1 else ""
 
 
-# What stays behind
+# Leftovers
 
 
 def _leaks(record: Record, bounds: Bounds) -> Iterator[Violation]:

@@ -30,7 +30,7 @@ class Request:
     streamed: bool = False
     harmless: bool = True
     headers: dict[str, str] = field(default_factory=lambda: dict(JSON))
-    end: bytes = CHAT_DONE  # what the last event of a whole stream begins with
+    end: bytes = CHAT_DONE  # beginning of the last event of a whole stream
 
 
 def good(case: str, streamed: bool = False) -> Request:
@@ -71,7 +71,7 @@ def _simulated(streamed: bool) -> Request:
 
 def _speech(_: bool) -> Request:
     body = {"model": OMNI, "input": "hello there", "voice": "Chelsie", "response_format": "pcm", "seed": 1}
-    # As events: the bare bytes of a sound have no place for an error.
+    # As events, because plain audio bytes cannot contain an error.
     body |= {"temperature": 0, "stream_format": "sse"}
     return Request("speech", "/v1/audio/speech", json.dumps(body).encode(), _samples, streamed=True, end=SPEECH_DONE)
 

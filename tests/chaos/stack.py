@@ -25,7 +25,7 @@ from tests.e2e.system import OMNI, ROOT, VL, System, declaration
 
 PAINTER, DIRECTOR, SIMULATED = "qwen-image-tiny", "ltx2-tiny", "simulated"
 DEADLINE_SECONDS = 30.0
-#: Set in the process that has disks of its own; the value is their directory.
+#: Set in the process with separate disks; the value is their directory.
 OWN_DISKS = "CHAOS_OWN_DISKS"
 SHARED_MIB, DISK_MIB = 448, 256
 _ARENA_MIB, _ALL_ARENAS_MIB = 256, 384
@@ -140,7 +140,7 @@ class Stack:
 
     async def executors(self) -> dict[str, int]:
         """Process ids of executors; the last known ones while the bus is away."""
-        # The bus may be away or frozen in any way: that is what runs are for.
+        # A run may stop or freeze the bus at any time.
         with contextlib.suppress(Exception):
             await self._census()
         self._executors = {id: pid for id, pid in self._executors.items() if psutil.pid_exists(pid)}

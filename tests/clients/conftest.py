@@ -12,7 +12,7 @@ from tests.e2e.system import System, declaration, running
 OMNI, PAINTER, EMBEDDER, SCRIPTED = "qwen2.5-omni-world", "qwen-image-world", "my-vectors", "assistant"
 #: Answers that are interrupted must not be over before, however fast the machine is.
 ENGINE = {"engine": "tests.clients.engines:waiting"}
-#: What the model says that decides by a script.
+#: Answers of the scripted model.
 ANSWERS = Path(__file__).parent / "answers.json"
 
 

@@ -14,8 +14,8 @@ from services.engines import transformers
 from tests.bench.regressions.engines import WrappedJob, WrappedRunner
 from tests.clients.voice.talk import LONG, PATIENCE
 
-#: Seconds between the first piece of sound of the answer to ``LONG`` and the second: a client that does not interrupt it
-#: gives up before.
+#: Seconds between the first and the second piece of audio of the answer to ``LONG``. A client that does not interrupt
+#: it times out first.
 WAIT_SECONDS = 2 * PATIENCE
 
 _long: set[str] = set()  # invocations, known to all components of this executor

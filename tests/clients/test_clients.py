@@ -24,7 +24,7 @@ VOICE = ROOT / os.environ.get("VOICE_VENV", ".venv-clients-voice")
 COMMANDS_ENV = ROOT / os.environ.get("COMMANDS_VENV", ".venv-clients-commands")
 NODE_MODULES = PYTHON3 / "node" / "node_modules"
 NEEDS_OPENAI2 = ("litellm", "llama-index")
-#: Commands, which have an environment of their own.
+#: Commands with separate environments.
 COMMANDS = ("llm", "lm-eval")
 #: Seconds that an example may take; importing a client takes most of them on a busy machine.
 EXAMPLE_SECONDS = 240.0

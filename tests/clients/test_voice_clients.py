@@ -15,7 +15,7 @@ from tests.tones import record_tones
 pytestmark = [pytest.mark.clients, pytest.mark.e2e]
 
 RATE = tone_synth.OUTPUT_RATE_HERTZ
-#: Questions by sound, and the seconds of silence before and after them.
+#: Audio questions, and the seconds of silence before and after them.
 QUESTIONS = ("low", "high low", "high", "middle")
 BEFORE, AFTER = 0.3, 0.5
 #: Seconds that a conversation may take; importing a client takes some of them.

@@ -59,7 +59,7 @@ def test_every_engine_and_family_of_the_table_is_one_there_is():
 @pytest.mark.parametrize("family", catalog.FAMILIES)
 def test_every_usual_path_of_a_family_is_in_the_table(family: str):
     about, deployed = catalog.FAMILIES[family], catalog.DEPLOYMENTS[family]
-    # A model that chats and makes pictures uses one side of a path for each.
+    # A model that chats and generates images uses one side of a path for each.
     usual = {
         ">".join(option for option in path["options"] if {*deployed["options"][option]["components"]} & {*way})
         for path in deployed["paths"]

@@ -113,7 +113,7 @@ def test_no_container_has_more_than_it_needs(layer: str, name: str, spec: dict[s
 
 
 IMAGES = [each for each in services() if "image" in each[2]]
-#: They write to a volume that root owns, with nothing of what root may do beyond that.
+#: They write to a volume of root, without any other capability of root.
 ROOTS = {"models", "nats"}
 
 

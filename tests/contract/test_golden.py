@@ -23,8 +23,8 @@ LIMIT = 550_000  # bytes of all golden files together
 each_body = pytest.mark.parametrize("body", ALL.values(), ids=ALL.keys())
 each_recorded = pytest.mark.parametrize("golden", RECORDED, ids=[golden.name for golden in RECORDED])
 
-#: Fields that came after the first documents, and what a document means that does not have them. A default
-#: here may never change: it would change what lies in somebody's record stream.
+#: Fields added after the first documents, with the default for documents that lack them. A default here must never
+#: change, because that would change records in users' streams.
 SINCE_INVOCATION: dict[str, Any] = {
     "parent": "",
     "step": 0,
@@ -103,10 +103,10 @@ def test_consumers_are_the_nodes_that_refer_to_an_output(body: bytes):
     found = {(index, name): who for index in range(len(read.nodes)) for name, who in read.find_consumers(index).items()}
 
     assert found == readers
-    assert {index for index, _ in [*readers, *read.outputs]} == set(range(len(read.nodes)))  # nothing runs for nobody
+    assert {index for index, _ in [*readers, *read.outputs]} == set(range(len(read.nodes)))  # each node has a reader
 
 
-# Their ends, and what they need
+# Ends and requirements
 
 
 @each_recorded

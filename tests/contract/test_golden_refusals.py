@@ -17,7 +17,7 @@ from omnibus.graph import WIRE_VERSION, GraphNode, Invocation
 from tests.golden import corpus
 
 ALL = corpus.invocations()
-LONGEST = 500  # characters of a refusal: whoever reads the log need not read the document, too
+LONGEST = 500  # characters of an error, so a log does not contain the whole document
 
 each_body = pytest.mark.parametrize("body", ALL.values(), ids=ALL.keys())
 

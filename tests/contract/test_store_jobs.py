@@ -134,7 +134,7 @@ async def test_a_silent_worker_counts_against_its_job_until_it_says_otherwise(st
         await take(store, worker, BRIEF)
 
     assert (await take(store, "w3")).failed_attempts == 2
-    await store.restore_job(KIND, await store.job(KIND, "a"), LONG, "w3")  # what somebody remembers has them, too
+    await store.restore_job(KIND, await store.job(KIND, "a"), LONG, "w3")  # a remembered job has them, too
     assert not await store.free_job(KIND, "a", "w1")
 
     left = await store.job(KIND, "a")

@@ -94,6 +94,6 @@ async def test_who_follows_hears_of_keys_and_gives_them_back_to_a_store_that_los
         assert await anext(changes) == {other.sha256: other}
 
         await raw.flushall()
-        await store.put_key(record("third"))  # a new life: what was known comes back, what was revoked does not
+        await store.put_key(record("third"))  # after a loss, known keys are restored and revoked ones are not
 
         assert {other.sha256, record("third").sha256} == set(await anext(changes))

@@ -109,7 +109,7 @@ async def test_a_client_of_this_build_is_served_by_a_sidecar_of_the_previous_one
             listed = [lease["invocation"] for lease in await client.ledger()]
             client.end_invocation("j")
             ended = (await client.stats())["blocks"]
-            # That sidecar knows no spare blocks: nobody requests any, however often a size is needed.
+            # That sidecar does not support spare blocks, so clients request none, however often a size is needed.
             for _ in range(4):
                 client.release(await client.put(np.array(VALUES, np.float32), invocation="k", deadline=soon()))
             repeated = await client.stats()

@@ -76,7 +76,7 @@ def ensure_image(engine: Engine, name: str = BASE_IMAGE) -> str:
 
 
 def _client() -> str:
-    # The client beside the daemon's package knows BuildKit; another one in PATH may lack its plugin.
+    # The client next to the daemon's package supports BuildKit; another one in PATH may lack its plugin.
     for candidate in ("/usr/bin/docker", shutil.which("docker")):
         if candidate and Path(candidate).exists():
             return candidate
@@ -96,7 +96,7 @@ def _started(docker: str) -> Iterator[None]:
         raise NoEngine("no Docker engine runs, and starting one takes dockerd and root")
     with tempfile.NamedTemporaryFile(prefix="dockerd-", suffix=".log") as log:
         # Without CAP_SYS_RESOURCE the engine may not raise limits for containers. Below a group of their own all containers
-        # together would get as much CPU as one session of processes: too little for their deadlines beside other tests.
+        # together would get as much CPU as one session of processes: too little for their deadlines during other tests.
         command = [daemon, "--default-ulimit", "nofile=1024:1024", "--cgroup-parent", "/"]
         process = subprocess.Popen(command, stdout=log, stderr=log, preexec_fn=die_with_parent(signal.SIGTERM))
         try:

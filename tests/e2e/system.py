@@ -53,7 +53,7 @@ _INLINE_BYTES = 256
 _UP_WITHIN = 240.0  # seconds; a dozen processes that import torch at once
 _STOP_WITHIN = 40.0  # seconds
 _BACK_WITHIN = 90.0  # seconds for an executor that was killed to load again
-#: Seconds for leases to be given back, on a busy machine; deadlines of what is not given back are later.
+#: Seconds until leases are released on a busy machine; unreleased ones expire later.
 LEASES_WITHIN = 5.0
 _SHOWN = 12_000  # characters of the log that a failure prints
 
@@ -144,9 +144,9 @@ class System:
         declared.write_text(json.dumps({**(more or {}), "models": models}))
         self._models = ["--models", str(declared)] if models else ["--no-models"]
         paths = os.pathsep.join([str(ROOT), str(ROOT / "shared")])
-        # A private place for the file that says where everything is: other runs of this user stay apart.
+        # A private directory for the state file, to separate this from other runs of this user.
         own = {"PYTHONPATH": paths, "XDG_RUNTIME_DIR": str(directory), STORE_SECRET: token_hex(16), APP_ERRORS: "false"}
-        # What a test freezes is there until the test lets it go on or kills it.
+        # A frozen process stays until the test resumes or kills it.
         own["OMNIBUS_UP_FROZEN"] = "60"
         self.env = {**os.environ, **own, **settings}
         self.executors = _executor_ids(models)

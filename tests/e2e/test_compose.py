@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.docker, pytest.mark.timeout(2400)]
 BASE = yaml.safe_load((FILES / "compose.yaml").read_text())["services"]
 OURS = sorted(name for name, spec in BASE.items() if "build" in spec and name != "models")
 STAY = sorted(BASE.keys() - {"models"})
-#: Who runs, with what privileges, and what comes of an attempt to write to the root, and to /tmp.
+#: User, privileges, and the results of writing to the root and to /tmp.
 LOOK = "id -u; grep -E '^(CapEff|NoNewPrivs):' /proc/1/status; touch /app/written; touch /tmp/written && echo tmp"
 STRANGER = (HERE / "stranger.py").read_text()
 
@@ -219,7 +219,7 @@ def test_a_user_says_and_hears_its_own_alone(
     assert (f'permissions violation for subscription to "{subject}"' in said) != listens
 
 
-#: Prints what the store says to somebody without its password, or that it is not reached.
+#: Prints the store's answer to a client without its password, or that it is unreachable.
 KNOCK = """
 import socket
 try:

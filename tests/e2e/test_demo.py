@@ -90,7 +90,7 @@ def test_the_demo_takes_a_picture_and_a_question_of_ones_own(tmp_path: Path):
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert "What do you see?" in done.stdout
-    assert "what was drawn and played" not in done.stdout  # nobody knows it
+    assert "what was drawn and played" not in done.stdout  # the output is unknown
     assert "qwen-image-world" not in done.stdout
 
 

@@ -106,7 +106,7 @@ def test_no_command_is_left_out() -> None:
     """Commands of first paths run in ``test_paths.py``."""
     walked = {command.text.replace("\\\n", " ") for path in PATHS for command in (*path.commands, *path.beyond)}
     walked |= {path.system.text for path in PATHS if path.system is not None}
-    watching = ".venv/bin/omnibus tail"  # it goes on until Ctrl-C
+    watching = ".venv/bin/omnibus tail"  # it runs until Ctrl-C
 
     left = [command for command in commands() if command not in walked and not command.startswith("make ")]
 

@@ -184,7 +184,7 @@ def main(services_socket: str, executors_socket: str, *arguments: str) -> int:
     if has_vllm():
         executor_specs.can_fork_executors = can_fork_vllm
     stack.Stack = up.Stack = warm_stack_class(services_socket, executors_socket)  # type: ignore[misc]
-    tempfile.tempdir = None  # that of whoever started this
+    tempfile.tempdir = None  # that of the parent process
     return run_command(arguments)
 
 

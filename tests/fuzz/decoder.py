@@ -90,7 +90,7 @@ def _decoded(decode: Any, data: bytes) -> Outcome:
         word = "ok"
     except errors.Rejected as error:
         word = error.code
-    except BaseException as error:  # noqa: BLE001 - any other exception is what is looked for
+    except BaseException as error:  # noqa: BLE001 - any other exception is a finding
         word = f"untyped: {type(error).__name__}: {error}"
     return Outcome(word, time.process_time() - began, max(0, _resident("VmHWM") - before))
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from tests.unit.gateway import samples
 
-#: More channels than most decoders were tried with; 8 is a legitimate file (7.1 sound).
+#: More channels than most decoders were tried with; 8 is a legitimate file (7.1 audio).
 CHANNELS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 24, 32)
 
 

@@ -15,7 +15,7 @@ JUNK: st.SearchStrategy[Any] = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_TEXT, inner, max_size=3),
     max_leaves=6,
 )
-#: What is no JSON, or hardly any.
+#: Invalid or unusual JSON.
 NO_JSON = [
     b"",
     b"{",

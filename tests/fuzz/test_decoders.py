@@ -16,7 +16,7 @@ from tests.fuzz.mutate import mutated
 from tests.fuzz.profile import examples
 from tests.fuzz.seeds import MODALITIES
 
-#: The most that one file may take: a picture of 50 megapixels has 150 MB in each of its forms.
+#: The most that one file may take: an image of 50 megapixels has 150 MB in each of its forms.
 PEAK_BYTES = 768 << 20
 CPU_SECONDS = 20.0
 REFUSALS = {"bad_media", "too_large"}

@@ -218,7 +218,7 @@ def test_an_array_of_an_app_is_taken_or_refused(dtype: str, shape: list[int], da
     typed(lambda _: array_codec.unpack_items([array_codec.PackedItem({}, array)]), data)
 
 
-# Outputs on the disk, and what the fork server is asked for
+# Outputs on the disk, and requests to the fork server
 
 _ROWS = capture.RecordedChunk({"tokens": 2}, np.ones((2, 3), "float32"))
 OUTPUTS = [

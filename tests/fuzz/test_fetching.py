@@ -102,7 +102,7 @@ async def test_a_hostile_server_is_refused_and_the_loop_goes_on(name: str):
     beating = asyncio.create_task(beat())
     async with media_server() as server, asyncio.timeout(20):
         assert await outcome(f"{server}/{name}.png") in ("bad_media", "too_large")
-        await asyncio.sleep(0.05)  # what takes less than a beat is seen in the next one
+        await asyncio.sleep(0.05)  # delays shorter than a beat appear in the next one
     beating.cancel()
 
     assert max(stalls) < STALL_SECONDS

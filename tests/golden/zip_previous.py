@@ -9,7 +9,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-import omnibus.tensors.client  # noqa: F401 - what the archive is to have, with all that it imports
+import omnibus.tensors.client  # noqa: F401 - the archive must contain it and its imports
 import services.sidecar.server
 import services.sidecar.service
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 Object = dict[str, Any]
-#: How one asks for an object to become what is sent.
+#: Content type of a server-side apply.
 APPLY = "application/apply-patch+yaml"
 
 #: Kinds that run pods of executors.
@@ -35,7 +35,7 @@ ADDED = {
 }
 
 
-#: Their objects are replaced only by who says which one it has seen.
+#: Replacing their objects requires the resource version that the client has read.
 _OPERATED = frozenset(name for names in ADDED.values() for name in names.split())
 
 

@@ -43,7 +43,7 @@ def lint() -> list[str]:
     for overlay in ("", *_OVERLAYS):
         try:
             objects = render([CHART / overlay] if overlay else [])
-        except Exception as error:  # noqa: BLE001 whatever Helm says is the answer
+        except Exception as error:  # noqa: BLE001 any error of Helm is the answer
             found.append(f"{overlay or 'values.yaml'}: {error}")
             continue
         found += [

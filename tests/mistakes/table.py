@@ -7,7 +7,7 @@ from typing import Any
 
 from omnibus.process.spec import EXIT_MISCONFIGURED
 
-#: Any text, in what is printed.
+#: Any text, in expected output.
 ANY = "…"
 #: Exit codes: of a command that failed, and of one that cannot be understood.
 FAILED, USAGE = 1, 2

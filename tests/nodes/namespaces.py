@@ -35,7 +35,7 @@ _OWN_SYS = (
     "mkdir /dev/shm/groups && mount --rbind /sys/fs/cgroup /dev/shm/groups && mount -t sysfs sysfs /sys"
     " && mount --move /dev/shm/groups /sys/fs/cgroup && rmdir /dev/shm/groups"
 )
-#: The start of a MAC address that nobody has.
+#: Prefix of an unused MAC address.
 _NOBODY_MAC = "02:00:00:00:00:fe"
 _IS_ROOT = os.geteuid() == 0
 

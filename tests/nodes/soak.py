@@ -37,11 +37,11 @@ _CALM_SECONDS = (1.0, 6.0)
 SLOW_RATE = "200kbit"
 #: Questions by turns, and whether the answer is spoken, which is ten times the work.
 TURNS = (*(("image", False), ("audio", False)) * 6, ("text", True), ("image", True), ("audio", True))
-#: Requests after which a long run says how far it is.
+#: Requests between two progress reports of a long run.
 _REPORT_EVERY = 500
 _SHOWN_CHARACTERS = 600
 ANSWERED = "answered"
-#: No request may take longer: its deadline and what a client waits besides.
+#: Time limit of a request: its deadline and a client's additional wait.
 _HANG_SECONDS = 90.0
 _TYPED = {
     "node_unreachable", "unavailable", "stage_unavailable", "stage_failed", "stale_handle", "deadline_exceeded",

@@ -29,7 +29,7 @@ from tests.nodes.soak import Case
 #: Bytes of tensors: within a message, by the connection for small ones, and by those for large ones.
 _SIZES = (4 << 10, 20 << 10, 100 << 10, 600 << 10)
 _WEIGHTS = (4, 3, 2, 1)
-_CODES = 25  # of half a second of sound, which is pulled by the gateway
+_CODES = 25  # of half a second of audio, which the gateway pulls
 #: A large prime number: tensors of two requests differ in each of their numbers.
 _STEP = 2_654_435_761
 
@@ -103,7 +103,7 @@ async def _vocode(job: Job) -> None:
     codes = [code async for item in job.stream("codes") for code in item.data["codes"]]
     samples = np.repeat(np.array(codes, np.float32) / 32767, bodies.CODE_SAMPLES)
     await job.send("audio", {"rate": bodies.RATE}, samples)
-    await asyncio.sleep(0)  # what was sent goes before the end of it
+    await asyncio.sleep(0)  # sent chunks must precede the end
     job.close("audio", {"samples": len(samples)})
 
 

@@ -17,7 +17,7 @@ from tests.e2e.system import LEASES_WITHIN, System
 from tests.nodes.namespaces import BUS, DATA, Node, Switch
 
 NODES = 3
-#: Every component in an executor of its own, and all in one.
+#: Every component in a separate executor, and all in one.
 APART, TOGETHER = "EV>EA>Th>Ta>V", "M"
 _CLONE_NEWNET = 0x40000000
 

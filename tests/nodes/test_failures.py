@@ -14,7 +14,7 @@ from tests.nodes.test_pulls import end, moves, nothing_is_left, put
 pytestmark = pytest.mark.netns
 
 LOSSES = ("killed", "frozen", "cut", "powered off")
-#: Ten seconds for what is pulled in the middle of a loss.
+#: Ten seconds for a pull during a loss.
 _SLOW = "25mbit"
 _LARGE = 32 * MIB
 

@@ -66,7 +66,7 @@ async def test_readers_of_one_node_cause_one_pull_and_one_read_each(readers):
         assert b.node.received_bytes() - before < _OVERHEAD * 8 * MIB
         for agent in agents:
             await agent.ask("release", handle=handle)
-        await until(a.is_empty)  # without an end: each read is over by itself
+        await until(a.is_empty)  # without an end: each read completes alone
         await end(b)
         await nothing_is_left(b)
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from tests import models_oracle  # noqa: F401 - installs what the library needs
+from tests import models_oracle  # noqa: F401 - installs the library's requirements
 
 
 class Painted(NamedTuple):

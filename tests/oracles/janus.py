@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests import models_oracle  # noqa: F401 - installs what the library needs
+from tests import models_oracle  # noqa: F401 - installs the library's requirements
 
 
 def picture(checkpoint: Path, prompt: str, seed: int, guidance: float | None = None) -> tuple[list[int], np.ndarray]:

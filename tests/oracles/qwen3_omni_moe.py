@@ -77,6 +77,6 @@ def whole(checkpoint: Path) -> tuple[Any, Any]:
     from transformers import AutoProcessor, Qwen3OmniMoeForConditionalGeneration
 
     model = Qwen3OmniMoeForConditionalGeneration.from_pretrained(checkpoint).eval()
-    # The library counts the talker's positions by a configuration that says nothing of audio.
+    # The library counts the talker's positions by a configuration without audio.
     model.talker.config.audio_config = model.thinker.config.audio_config
     return model, AutoProcessor.from_pretrained(checkpoint)

@@ -19,7 +19,7 @@ from tests.pages import (
 )
 
 DOCS = Path(__file__).parents[2] / "docs"
-#: File in ``docs/`` to what makes its text.
+#: Generator of the text by file in ``docs/``.
 PAGES: dict[str, Callable[[], str]] = {
     "behaviours.md": behaviours.page,
     "clients.md": clients.page,

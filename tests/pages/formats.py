@@ -11,7 +11,7 @@ from services.gateway.media.headers.sniff import AUDIO_OR_VIDEO, FORMATS
 PAGE = Path(__file__).parents[2] / "docs" / "routes.md"
 BEGIN, END = "<!-- formats: made by python -m tests.pages -->", "<!-- /formats -->"
 
-#: Rows about what is done with each kind of media.
+#: Rows about the processing of each kind of media.
 _IMAGE_ROWS = (
     ("frames", "the first one of an animation or of several pages"),
     ("rotation", "turned as EXIF, or the boxes of AVIF and HEIC, say; damaged metadata are left out"),

@@ -29,7 +29,7 @@ The unit tasks and composite tasks of `omnibus.task.library`, and what `omnibus.
 
 This page is made from `shared/omnibus/task`, by `python -m tests.pages`.
 """
-#: Fields of all unit tasks, which the page says once.
+#: Fields of all unit tasks, which the page lists once.
 COMMON = {
     "model": "Model that the component is of, as the plan names it.",
     "component": "The component's name in the plan; empty: `kind`.",

@@ -204,7 +204,7 @@ class Walk:
     async def nested(self, given: programs.Nested, frame: Frame, path: tuple[int, ...]) -> None:
         request = Request(self.request.program, self.request.log, frame, given.body, path)
         inner = getattr(self.tasks, "inner", None)
-        if inner is None:  # nested twice: the same composite goes on
+        if inner is None:  # nested twice: the same composite continues
             await self.block(given.body, frame, path)
             return
         task = [inner[0], self.tasks.more["a"], self.tasks.more["b"]][given.where % 3]

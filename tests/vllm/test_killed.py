@@ -43,7 +43,7 @@ class Answer(NamedTuple):
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory, vl: Path) -> Iterator[System]:
     declared = declaration("qwen2_5_vl", vl, options=OPTIONS, paths=[{"options": ["E", "L"], "share": 1}])
-    settings = {"OMNIBUS_VLLM_KV_MIB": "32", "OMNIBUS_GATEWAY_QUARANTINE": "0"}  # one input is killed again and again
+    settings = {"OMNIBUS_VLLM_KV_MIB": "32", "OMNIBUS_GATEWAY_QUARANTINE": "0"}  # one input is killed repeatedly
     with running(tmp_path_factory.mktemp("killed"), {VL: declared}, **settings) as system:
         yield system
 

@@ -81,10 +81,10 @@ async def test_a_prompt_whose_sound_goes_on_is_prefilled_from_there_on(
     question = ask("listen", audio(6.0))
     asked, other, ahead = (job(question, encoders, voice=voice) for _ in range(3))
     [sound] = asked.inputs["items"]
-    rows = 100  # of 4 s, after which its user goes on
+    rows = 100  # of 4 s, after which its user continues
     ahead._inputs["items"] = [Item({**sound.data, "n_tokens": rows, "audio_len": 4 * rows}, sound.array[:rows])]
     ahead._inputs["params"] = {**ahead.inputs["params"], "prefill_only": True}
-    ahead._wants = ()  # nobody waits for what is made of it
+    ahead._wants = ()  # its outputs have no reader
 
     await run(runner, ahead)
     await run(runner, asked)
@@ -169,7 +169,7 @@ async def test_a_long_prompt_in_several_steps_gives_all_its_rows(
     question = ask(" ".join(["the small cat sleeps on a warm red mat"] * 30), image(5), "describe")
     silent, *jobs = (job(question, encoders, voice=voice) for voice in (None, *["Ethan"] * 4))
 
-    await run(runner, silent)  # its rows are not kept, so nobody who speaks begins with its blocks
+    await run(runner, silent)  # its rows are not cached, so spoken answers do not reuse its blocks
     await run(runner, jobs[0])
     await asyncio.gather(*(run(runner, one) for one in jobs[1:-1]))  # in one step, with rows that are kept
     await run(reference, jobs[-1])

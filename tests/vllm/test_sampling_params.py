@@ -18,7 +18,7 @@ from tests.vllm.conftest import IN_PROCESS, transformers, vllm
 
 pytestmark = [*IN_PROCESS, pytest.mark.asyncio(loop_scope="module")]
 
-#: Each at least one parameter beside a greedy answer of 16 tokens.
+#: Each changes at least one parameter of a greedy answer of 16 tokens.
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "repetition penalty": {"repetition_penalty": 1.7},

@@ -18,7 +18,7 @@ from tools.world_training import painter_model as painter
 STEPS, BATCH, RATE = 4000, 48, 1.5e-3
 POLISHING, POLISHING_RATE = 1200, 1e-3
 _PICTURES = 8000
-_UNGUIDED = 0.1  # pictures that nothing is said of
+_UNGUIDED = 0.1  # images without a description
 
 
 class Reader:

@@ -16,7 +16,7 @@ FAMILY = "qwen_image"
 LEARNT = ("vae", "text_encoder", "transformer")
 LATENTS = 8  # channels
 SCALE = 8  # pixels on a side of one latent
-#: Latents on a side of a picture.
+#: Latents on a side of an image.
 LATENT_SIDE = scenes.SIDE // SCALE
 _PATCH = 2
 _READING, _PAINTING, _HEADS, _LAYERS = 64, 32, 2, 4

@@ -12,7 +12,7 @@ from omnibus_models.world import dialogues, scenes, tone_synth
 from omnibus_models.world.scenes import ShapeScene
 from tools.world_training import omni
 
-_NOISE = 8.0  # most deviation of noise over a whole picture, of 255
+_NOISE = 8.0  # most deviation of noise over a whole image, of 255
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def listened(hearing: Any, samples: np.ndarray) -> Tensor:
     """Log-mel features [bands, frames] as the encoder prepares them."""
     prepared = hearing.prepare(memoryview(tone_synth.encode_wav(samples, tone_synth.INPUT_RATE_HERTZ)), "audio")
     features: Tensor = prepared.features["features"]
-    return features.clone()  # a view would hold all of the silence behind it
+    return features.clone()  # a view would keep all of the silence after it in memory
 
 
 def patches(pixels: Tensor, generator: torch.Generator | None = None) -> Tensor:

@@ -17,7 +17,7 @@ _WHOLE_STEPS, _CUT_STEPS = 1300, 350
 STEPS, BATCH, RATE = _WHOLE_STEPS + _CUT_STEPS, 24, 2e-3
 _CUT_RATE = 1e-3
 _CUT_SHARE = 0.5  # of the answers of the second stage
-_SIZES = (4_000, 400)  # pictures and sounds
+_SIZES = (4_000, 400)  # images and audio clips
 
 
 class Lesson:

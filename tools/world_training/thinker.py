@@ -165,7 +165,7 @@ class Teacher:
         for row, (ids, answer, positions) in enumerate(lines):
             whole = torch.tensor(ids + answer)
             padded[row, : len(whole)], places[:, row, : len(whole)] = whole, positions
-            labels[row, len(ids) - 1 : len(whole) - 1] = whole[len(ids) :]  # each place says the next word
+            labels[row, len(ids) - 1 : len(whole) - 1] = whole[len(ids) :]  # each place predicts the next word
         return Batch(asked, padded, labels, places, pixels, grids, mels)
 
     def _spread(self, talk: Dialogue, frames: Sequence[int]) -> tuple[list[int], Tensor]:

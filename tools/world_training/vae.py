@@ -93,7 +93,7 @@ def _begin(vae: Any, seed: int) -> None:
     loop.spread(vae, seed)
     with torch.no_grad():
         for name, parameter in vae.named_parameters():
-            # What sees nothing but padding says nothing.
+            # Weights that see only padding contribute nothing.
             if parameter.dim() == 5 and parameter.shape[2] > 1:
                 parameter *= parameter.shape[2] ** 0.5
                 parameter[:, :, :-1] = 0

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 MODEL = "qwen2.5-omni-world"
-#: The turns are cut as the world's models want it, which have heard no silence.
+#: Turn detection for the world's models, which were trained without silence.
 DETECTION = {"type": "server_vad", "silence_duration_ms": 100, "prefix_padding_ms": 20}
 #: Bytes of 50 ms at 24 kHz, and how long a microphone takes for them.
 CHUNK, CHUNK_SECONDS = 2400, 0.05
-#: Chunks of a question that interrupt an answer: the gateway finds speech in the eighth, and its end in the fourteenth. What
-#: is behind them waits until the conversation is emptied, or a gateway that is late would answer all of it.
+#: Chunks of a question that interrupt an answer: the gateway finds speech in the eighth, and its end in the fourteenth.
+#: The rest waits until the conversation is emptied, because a late gateway would otherwise answer all of it.
 INTERRUPTING_CHUNKS = 10
 #: A question whose answer is interrupted: the engine waits in the middle of it (``tests.clients.engines``).
 LONG = "Say a red square on blue and low high low"
@@ -35,7 +35,7 @@ TOOL = {
         "additionalProperties": False,
     },
 }
-#: Milliseconds of the answer that were heard when it is interrupted.
+#: Played milliseconds of the answer at its interruption.
 HEARD_MS = 60
 #: Seconds that a turn may take on a busy machine.
 PATIENCE = 60.0

@@ -32,7 +32,7 @@ class AgentsTalk(Talk):
     async def next_event(self) -> dict[str, Any]:
         while True:
             event = await anext(self.events)
-            # The package looks at every item once more, and cuts what it has played, which may have been deleted.
+            # The package checks every item again, and truncates played ones, which may have been deleted.
             assert event.type != "error" or event.error.code in RACES, event
             if event.type == "raw_model_event" and event.data.type == "raw_server_event":
                 return dict(event.data.data)

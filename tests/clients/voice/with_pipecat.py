@@ -170,7 +170,7 @@ async def hold(talk: PipecatTalk) -> None:
     await talk.take("picture")
     await talk.empty()
     talk.service.register_function("play", play)
-    # The package leaves out of schemas that it makes that there is nothing else, and a tiny model never ends then.
+    # The package omits ``additionalProperties`` from its schemas, so a tiny model never ends.
     await talk.configure(tools=[TOOL], tool_choice="required")
     await talk.say("high")
     await talk.take("tool")
@@ -191,7 +191,7 @@ async def main() -> None:
         )
         pair = LLMContextAggregatorPair(
             LLMContext([{"role": "user", "content": LONG}]),
-            # Else it loads a model that finds the ends of turns, though the service says that the gateway does.
+            # Otherwise it loads a turn detection model, although the gateway detects turns.
             user_params=LLMUserAggregatorParams(user_turn_strategies=ExternalUserTurnStrategies()),
         )
         pipeline = Pipeline([pair.user(), service, speaker, pair.assistant()])

@@ -10,7 +10,7 @@ from omnibus_models import tiny
 from tests.e2e.apps.estate import Estate
 from tests.e2e.system import ROOT, VL, System, declaration, running
 
-#: The model whose pictures are encoded by ``VL``.
+#: The model whose images ``VL`` encodes.
 TWIN = "qwen2.5-vl-tiny-b"
 
 

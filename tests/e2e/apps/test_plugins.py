@@ -52,7 +52,7 @@ FAMILY = """
         return Parrot(eye=Encode(model=name, component="eye"), beak=Think(model=name, component="beak"))
 """
 
-#: Its engine: what is seen is a number, what is said is said back.
+#: Its engine: an image becomes a number, and text is echoed.
 ENGINE = """
     import json
 

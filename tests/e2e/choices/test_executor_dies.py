@@ -27,7 +27,7 @@ TOKENS = 240
 CHOICES = 3
 #: An answer takes less than a second: some are there before their executor is killed.
 ATTEMPTS = 4
-#: What is asked for, each of which has to come out the same with and without a death.
+#: Requests, whose answers must be the same with and without a lost executor.
 ASKED: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
     "seeded": {"temperature": 1.0, "seed": 5},
@@ -61,7 +61,7 @@ def halves(tmp_path_factory: pytest.TempPathFactory, checkpoint: str) -> Iterato
 @contextmanager
 def _running(factory: pytest.TempPathFactory, name: str, declared: dict[str, Any]) -> Iterator[System]:
     options = {option: {**spec, "replicas": 2} for option, spec in declared["options"].items()}
-    # Executors are killed from outside here, which says nothing of the input that they have.
+    # Executors are killed from outside here, which does not depend on their input.
     settings = {"OMNIBUS_GATEWAY_QUARANTINE": "0"}
     with running(factory.mktemp("choices"), {name: {**declared, "options": options}}, **settings) as made:
         yield made

@@ -31,7 +31,7 @@ BUILD_WITHIN = 1500.0  # seconds, torch from the index included
 UP_WITHIN = 600.0
 DOWN_WITHIN = 180.0
 READY_WITHIN = 240.0
-#: What the gateway says while something is on its way back.
+#: Statuses of the gateway while a service recovers.
 LATER = (429, 502, 503, 504)
 
 

@@ -86,7 +86,7 @@ async def test_an_equal_request_is_answered_from_what_is_kept(encoders: System):
     assert (await invocation(encoders, one)).route == (await invocation(encoders, other)).route
 
 
-@pytest.mark.one_node  # a gateway on another node prefers the encoder of its own
+@pytest.mark.one_node  # a gateway on another node prefers its local encoder
 async def test_another_gateway_finds_it_as_well(encoders: System):
     question = pictures(21)
     first, _ = await answered(encoders, question)
@@ -129,7 +129,7 @@ async def test_a_replay_is_answered_from_what_is_kept_and_is_identical(encoders:
         replies = [json.loads(part) async for part in bus.request_stream("omnibus.replay", recorded, 20.0)]
 
     assert replies[-1]["identical"] is True
-    if NODES == 1:  # any gateway may answer, and one on another node prefers the encoder of its own
+    if NODES == 1:  # any gateway may answer, and one on another node prefers its local encoder
         assert (await kept(encoders))["misses"] == before["misses"]
 
 

@@ -98,7 +98,7 @@ def read(said: dict[str, Any], dtype: Any) -> np.ndarray:
 
 
 def alike(made: Made, film: oracle.Film) -> None:
-    # Only what lies between two of 256 values may be rounded to the other one.
+    # Only values between two of 256 steps may round differently.
     np.testing.assert_allclose(made.frames, film.frames, atol=0.51)
     np.testing.assert_allclose(made.sound, film.sound, atol=1e-5)
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.e2e
 
 USUAL, HALVES = "mllama-tiny", "mllama-halves"
 TOKENS = 24
-#: Ways of a request with a picture, and of one without.
+#: Paths of a request with an image, and of one without.
 WAYS = {"E>L": "L", "EL": "EL", "E>EL": "EL"}
 SPLIT = {"E>P>D": "P>D", "EP>D": "EP>D"}
 

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("plain families")]
 
 TOKENS = 24
 MODEL, HALVES = "qwen2_vl", "qwen2_vl-halves"
-#: Ways of a request with a picture, and of one without.
+#: Paths of a request with an image, and of one without.
 PATHS = {"E>L": "L", "EL": "EL", "E>EL": "EL", "E>P>D": "P>D"}
 
 

@@ -75,7 +75,7 @@ async def test_a_picture_is_that_of_the_pipeline_apart_and_together(studio: Syst
 
     assert [answer.headers["x-omnibus-path"] for answer in (first, second)] == [APART, TOGETHER]
     np.testing.assert_array_equal(apart, together)
-    # Only what lies between two of 256 values may be rounded to the other one.
+    # Only values between two of 256 steps may round differently.
     np.testing.assert_allclose(apart, wanted(image_checkpoint, wish), atol=0.51)
     assert apart.std() > 10
     await studio.ledger_is_empty()
@@ -125,7 +125,7 @@ async def test_a_client_that_leaves_stops_the_steps(studio: System):
             await anext(answer.aiter_lines())
         end = await watch.end(id)
         await studio.ledger_is_empty()
-        await asyncio.sleep(0.3)  # what is still on its way
+        await asyncio.sleep(0.3)  # tokens in transit
 
     assert end.status == "cancelled"
     assert 1 <= len(watch.chunks(id, "progress")) < 500

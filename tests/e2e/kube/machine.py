@@ -31,7 +31,7 @@ from tests.kube.api import Api, Object
 LOOK, AGAIN = 0.1, 0.5
 SHM = "/dev/shm"
 WORKLOADS = ("StatefulSet", "DaemonSet", "Deployment")
-#: What services are told of their ports, by the name of the port.
+#: Settings for the ports of services, by the name of the port.
 PORTS = {
     "metrics": "OMNIBUS_SERVICE_METRICS_PORT",
     "http": "OMNIBUS_GATEWAY_PORT",

@@ -20,7 +20,8 @@ from tests.e2e.system import System
 OMNI, PAINTER = "qwen2.5-omni-world", "qwen-image-world"
 #: Right answers of a hundred that are enough.
 ENOUGH = 0.95
-#: Of so many scenes one is asked about: few say that the system mixes nothing up, all say how good the weights are.
+#: Questions cover one in so many scenes. A few show that the system mixes nothing up; all show how good the weights
+#: are.
 thinned = pytest.mark.parametrize(
     "every", [pytest.param(4, id="some"), pytest.param(1, id="all", marks=pytest.mark.nightly)]
 )

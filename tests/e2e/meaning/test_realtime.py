@@ -127,7 +127,7 @@ async def test_a_turn_is_found_in_what_a_microphone_gives_and_answered_aloud(hou
         await socket.conversation.item.retrieve(item_id=started.item_id)
         taken = base64.b64decode((await next_event(socket, "conversation.item.retrieved")).item.content[0].audio)
 
-    # Without a question in words the model says something, but it has not learned what.
+    # Without a question in words, the model's answer is untrained.
     assert 600 <= started.audio_start_ms <= 1000 < stopped.audio_end_ms
     assert audio_oracle.recognize_tones(np.frombuffer(taken, "<i2") / 32767, 24000) == ["low"]
     assert (response.status, bool(said), len(sound) > 0) == ("completed", True, True)

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.e2e
 
 SCENES = scenes.held_out_scenes()
 TONES = [row for count in (1, 2, 3) for row in itertools.product(tone_synth.TONES, repeat=count)]
-#: What came and what should have.
+#: Actual and expected answer.
 Told = tuple[str, str]
 
 

@@ -26,7 +26,7 @@ from tests.e2e.questions import Question, ask, audio, image
 from tests.e2e.system import OMNI, ROOT, System, declaration, running
 from tests.observed import Emitted, samples
 
-WITHIN = 60.0  # seconds for metrics to tell what has happened
+WITHIN = 60.0  # seconds until metrics include all events
 INFLIGHT = 4
 BOTH = ask(image(2), audio(1.1, 1), "describe")
 #: Why requests are refused here.

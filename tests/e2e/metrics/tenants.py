@@ -25,7 +25,7 @@ LIMITS: dict[str, dict[str, Any]] = {
 }
 FREE = "search"
 ADMIN = "the-operators-own-token"
-#: What the gateway is told: few requests of a tenant wait, and not for long; two at a time for each executor.
+#: Settings of the gateway: few requests of a tenant wait, and not for long; two at a time for each executor.
 SETTINGS = {
     "OMNIBUS_GATEWAY_ADMIT": "2",
     "OMNIBUS_GATEWAY_ADMIT_QUEUE": "1",
@@ -33,7 +33,7 @@ SETTINGS = {
 }
 #: Answers in text that are made at a time, by two thinkers; speech has half the room, for there is one vocoder.
 TEXT = 4
-LONG = 3000  # tokens: nobody waits for the last one
+LONG = 3000  # tokens, more than any test reads
 
 
 def write(path: Path) -> Path:
@@ -94,7 +94,7 @@ async def _held(system: System, tenant: str, **more: Any) -> AsyncIterator[httpx
     body = {**_text("tell me all of it"), "max_tokens": LONG, "ignore_eos": True, "stream": True, **more}
     async with door(system, tenant) as http, http.stream("POST", CHAT, json=body) as answer:
         assert answer.status_code == 200
-        lines = answer.aiter_lines()  # whoever lets go of it leaves
+        lines = answer.aiter_lines()  # dropping this iterator would disconnect
         async for line in lines:
             if any(f'"{part}":"' in line and f'"{part}":""' not in line for part in ("content", "transcript")):
                 break

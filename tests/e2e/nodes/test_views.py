@@ -53,7 +53,7 @@ async def run_command(system: System, *arguments: str) -> str:
 async def test_the_gateway_shows_nodes_with_who_is_on_them_and_what_crossed(nodes: System):
     await ask_apart(nodes)
     async with asyncio.timeout(PATIENCE), nodes.http() as http:
-        # Sidecars report each second: what has just crossed is told a moment later.
+        # Sidecars report each second, so the latest transfers appear a moment later.
         while not (state := await first_state(http, nodes))["links"] or len(state["nodes"]) < NODES:
             await asyncio.sleep(0.2)
 

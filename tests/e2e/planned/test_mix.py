@@ -51,6 +51,6 @@ async def serves_what_it_promises(plan: Plan, traffic: Traffic) -> None:
     await asyncio.sleep(SETTLES)
     promise = pytest.approx(capacity(plan), rel=0.1)
     rates = [await traffic.rate(SECONDS)]
-    while rates[-1] != promise and len(rates) < LOOKS:  # whoever else uses this machine may have slowed it down
+    while rates[-1] != promise and len(rates) < LOOKS:  # other load on this machine may have slowed it down
         rates.append(await traffic.rate(SECONDS))
     assert rates[-1] == promise, f"{rates} of {capacity(plan)} by {replicas(plan)}"

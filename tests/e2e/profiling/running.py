@@ -19,7 +19,7 @@ from tests.e2e.system import ROOT, VL
 
 WITHIN = 200.0  # seconds
 
-#: Service times of tens of milliseconds, so that neither the machine nor the client is what limits.
+#: Service times of tens of milliseconds, so that neither the machine nor the client is the bottleneck.
 SIM: dict[str, Any] = {
     "time_scale": 0.5,
     "default": {

@@ -43,7 +43,7 @@ _BOUNDED: dict[str, dict[str, Schema]] = {
     "UploadRequest": {"bytes": {"enum": [1, 64]}},
     "VideoRequest": {"model": {"enum": [DIRECTOR]}, "size": {"enum": ["32x32", "64x32"]}, "seconds": {"enum": ["0.375"]}, "steps": _STEPS, "fps": {"enum": [8, 24]}},
 }  # fmt: skip
-#: What a request may have besides. The rest is only there to be refused, or a second name of one of these.
+#: Optional fields of a request. All others are rejected, or are aliases of these.
 _FREE: dict[str, tuple[str, ...]] = {
     "ChatRequest": (
         "messages", "stream", "temperature", "top_p", "top_k", "repetition_penalty", "seed", "stop", "ignore_eos",

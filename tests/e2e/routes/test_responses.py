@@ -18,7 +18,7 @@ from tests.unit.gateway.samples import picture, sound
 pytestmark = pytest.mark.e2e
 
 PNG = f"data:image/png;base64,{base64.b64encode(picture('PNG', (32, 32))).decode()}"
-#: A tiny model says nothing that means anything, so its answers are short and always the same.
+#: Answers of a tiny model have no meaning, so they are short and always the same.
 SHORT: dict[str, Any] = {"model": OMNI, "max_output_tokens": 16, "extra_body": {"seed": 3}}
 
 

@@ -97,7 +97,7 @@ def send(system: System, case: Any, checks: list[Any]) -> tuple[int, str]:
     """Return the status, and the message of an error."""
     response = case.call(base_url=system.url, timeout=60)
     streams = response.headers["content-type"][0].startswith("text/event-stream")
-    # A document of this version says how one event's data looks, not how a body of them does.
+    # A document of this version describes the data of one event, not a body of events.
     left_out = {SHAPE} if streams else {negative_data_rejection} if response.status_code == TOO_LARGE else set()
     case.validate_response(response, checks=[each for each in checks if each not in left_out])
     if streams:
@@ -117,7 +117,7 @@ def test_what_the_document_allows_is_answered_as_it_says(system: System, narrow:
     any_request()
 
     assert max(seen)[0] < 500
-    if label.startswith("POST") and "apps" not in label and "{" not in label:  # nobody can guess an id
+    if label.startswith("POST") and "apps" not in label and "{" not in label:  # an id cannot be guessed
         assert seen[200, ""], seen  # a narrowed request that nothing serves would show nothing
 
 

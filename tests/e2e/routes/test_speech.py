@@ -93,7 +93,7 @@ async def test_a_client_that_leaves_stops_the_speech(client: openai.AsyncOpenAI,
             await anext(spoken.iter_bytes())
         end = await watch.end(id)
         await system.ledger_is_empty()
-        await asyncio.sleep(0.3)  # what is still on its way
+        await asyncio.sleep(0.3)  # messages in transit
 
     assert end.status == "cancelled"
 

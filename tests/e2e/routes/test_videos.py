@@ -30,9 +30,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore:The Sora API:D
 
 WISH: dict[str, Any] = {"model": DIRECTOR, "prompt": "a cat sits on the mat", "seconds": "0.375", "size": "64x32"}
 MORE: dict[str, Any] = {"steps": 4, "seed": 1}
-#: Takes seconds: whatever is to happen in the middle, does.
+#: Takes seconds, enough for events in the middle.
 LONG: dict[str, Any] = {**MORE, "steps": 80}
-#: Mean of the differences, of 255, up to which two films are the same one. One value next to a half may be rounded
+#: Mean of the differences, of 255, up to which two videos count as equal. One value next to a half may be rounded
 #: either way, and H.264 then chooses other blocks for colours so noisy: by one such pixel the mean is 1.1 to 1.2.
 SAME = 3.0
 

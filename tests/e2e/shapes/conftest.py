@@ -8,7 +8,7 @@ import pytest
 from omnibus.families import catalog
 from tests.e2e.system import OMNI, VL, System, running
 
-#: Ways of a request with a picture, and of one without.
+#: Paths of a request with an image, and of one without.
 PATHS = {"E>P>D": "P>D", "EP>D": "EP>D", "ED>P": "P>ED", "E>PD": "PD", "EPD": "EPD"}
 
 

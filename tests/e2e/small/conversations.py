@@ -112,7 +112,7 @@ class Conversation:
         while self.finished < self.turns:
             event = json.loads(await socket.recv())
             self._take(event)
-            # What was missed comes first: among it may be the answers to what was sent.
+            # Missed events arrive first, and may contain the answers to sent ones.
             resuming = resuming and event["type"] != RESUMED
             if not resuming and event["type"] in (
                 "conversation.created",

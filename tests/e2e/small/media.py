@@ -19,7 +19,7 @@ _DENOISED = {
     "progress": {"stream": True},
     "preview": {"stream": True, "shape": [8, 8, 3], "dtype": "uint8"},
 }
-#: How long everything takes, in seconds, and what comes of it.
+#: Times of all components in seconds, and their outputs.
 COMPONENTS: dict[str, Any] = {
     "text_encoder": {
         "batch": _BATCH,

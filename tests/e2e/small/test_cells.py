@@ -19,11 +19,11 @@ from tests.e2e.planned.cell import FAMILY, MODEL, SIMULATED
 from tests.e2e.planned.load import PICTURE
 from tests.e2e.system import System, running
 
-pytestmark = [pytest.mark.e2e, pytest.mark.one_node]  # it has nodes of its own
+pytestmark = [pytest.mark.e2e, pytest.mark.one_node]  # it has its own nodes
 
 IDS = {"vl-E_c1-0", "vl-L_c1-0", "vl-E_c2-0", "vl-L_c2-0"}
 FIRST, SECOND = "E@c1>L@c1", "E@c2>L@c2"
-WITHIN = 60.0  # seconds for what an operator or a failure changes to be so
+WITHIN = 60.0  # seconds until a change by an operator or a failure takes effect
 AT_ONCE = 4
 
 

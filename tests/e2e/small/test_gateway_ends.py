@@ -22,7 +22,7 @@ from tests.e2e.system import System, running
 pytestmark = pytest.mark.e2e
 
 STREAMS = 12
-#: Times that a gateway is killed under stored responses; each time ``STREAMS`` of them go on.
+#: Number of times that a gateway is killed under stored responses; each time ``STREAMS`` of them continue.
 KILLS = int(os.environ.get("OMNIBUS_TEST_KILLS", "2"))
 #: Of an answer that is never over: tokens of 20 ms.
 ENDLESS = {"max_tokens": 100_000, "ignore_eos": True}
@@ -237,7 +237,7 @@ async def test_stored_responses_go_on_byte_by_byte_when_their_gateway_is_killed(
                 assert stream.is_whole, stream.events[-1]
                 assert [event["sequence_number"] for event in stream.events] == list(range(len(stream.events)))
                 assert stream.text == known.text
-                # What any gateway says of it afterwards is what its client has, byte by byte.
+                # Afterwards any gateway returns the bytes that its client has.
                 again = await other.get(f"/v1/responses/{stream.id}", params={"stream": "true"})
                 assert again.content == stream.body
                 final = (await other.get(f"/v1/responses/{stream.id}")).json()

@@ -55,7 +55,7 @@ async def tokens_after_the_deadline(small: System) -> int:
         )
         ends = [await watch.end(answer.headers["x-request-id"]) for answer in answers]
         await small.ledger_is_empty()
-        await asyncio.sleep(0.3)  # what is still on its way
+        await asyncio.sleep(0.3)  # tokens in transit
 
     for answer, end in zip(answers, ends, strict=True):
         error = answer.json()["error"]

@@ -19,13 +19,13 @@ from tests.e2e.questions import Question, ask, data_url, image
 from tests.e2e.system import System
 from tests.unit.models import files
 
-LEAVE, STREAM = 0.15, 0.5  # shares of well-formed requests: those that are left, and streams
+LEAVE, STREAM = 0.15, 0.5  # shares of well-formed requests: disconnects, and streams
 
 _WORDS = ("bird", "sky", "green", "hills", "river", "light", "sea", "what", "is", "this", "cat", "dog")
 _SIZES = ((90, 60), (60, 90), (120, 200), (56, 56))
 _LONGEST = 32  # tokens of an answer
-_PATIENCE = 0.3  # seconds of those who leave before a whole answer, at most
-_DELTAS = 3  # of a stream, before a client leaves it, at most
+_PATIENCE = 0.3  # seconds until a client disconnects before a whole answer, at most
+_DELTAS = 3  # of a stream, before a client disconnects, at most
 _CONTEXT = 4096  # tokens of the model
 _EACH = 12  # questions of a kind
 _MARGIN = 1e-3  # between the first and the second choice of a token; closer ones are left to rounding

@@ -21,7 +21,7 @@ AT_ONCE, BAD = 32, 0.05
 #: Before: worse, so that every executor has used all of its slots and seen every kind of malformed request.
 CROWDED, WORSE = 128, 0.2
 GROWTH = 0.02  # of an executor's memory
-SETTLES = 5.0  # seconds until the last ones that were left are over
+SETTLES = 5.0  # seconds until the last abandoned requests have ended
 SAID = "omnibus.test.stats"
 
 

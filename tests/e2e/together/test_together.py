@@ -62,8 +62,8 @@ async def test_what_guides_a_picture_and_its_latents_are_not_moved(together: Sys
 
     moved = await traffic(together, painted)
 
-    checkpoints = WISHES["square"]["steps"] - 1  # what a lost denoiser would go on from, after each step but the last
-    assert moved == Traffic(set(), granted=1 + checkpoints, named=1 + checkpoints)  # and the picture
+    checkpoints = WISHES["square"]["steps"] - 1  # from which a lost denoiser would resume, after each step but the last
+    assert moved == Traffic(set(), granted=1 + checkpoints, named=1 + checkpoints)  # and the image
 
 
 @pytest.mark.cell("transformers", "qwen2_5_omni", "tokens")

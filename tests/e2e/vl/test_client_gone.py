@@ -48,7 +48,7 @@ async def tokens_after_leaving(vl: System, path: str) -> int:
             await read(answer, 5)
         end = await watch.end(id)
         await vl.ledger_is_empty()
-        await asyncio.sleep(0.3)  # what is still on its way
+        await asyncio.sleep(0.3)  # tokens in transit
 
     assert end.status == "cancelled"
     assert 5 <= len(watch.ids(id)) < LONG / 2

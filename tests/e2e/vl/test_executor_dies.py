@@ -112,7 +112,7 @@ async def test_an_answer_that_has_begun_goes_on_elsewhere_when_its_executor_free
                 async for delta in answer:
                     said += delta
                     if not is_frozen and L in accepted(watch):
-                        os.kill(everybody[L], signal.SIGSTOP)  # its connection stays: nobody says that it is gone
+                        os.kill(everybody[L], signal.SIGSTOP)  # its connection stays, so no event reports the loss
                         is_frozen = True
                 went_on = {each.to for each in sent(watch)} - {E, L}
             thaw(everybody[L])

@@ -14,7 +14,7 @@ from tests.e2e.small.streams import MODEL, TIMES, model
 from tests.e2e.system import System, running
 from tests.e2e.voice.speaking import speaking_browser, write_tones
 
-#: Seconds between two utterances, and tokens of an answer, which is heard for longer than that.
+#: Seconds between two utterances, and tokens of an answer, which plays for longer than that.
 PAUSE, TOKENS = 2.5, 300
 SETTINGS = {"OMNIBUS_EXECUTOR_ENGINE": "services.engines:sim", "OMNIBUS_GATEWAY_ADMIN_TOKEN": TOKEN}
 
