@@ -64,10 +64,7 @@ def declaration(family: str, checkpoint: Path, **changes: Any) -> dict[str, Any]
 
 
 def _executor_ids(models: Mapping[str, Any]) -> set[str]:
-    """Planned ids of the executors of models that name their options.
-
-    They include cells, and exclude encoders that another model's executors replace.
-    """
+    """Planned ids of the executors of models with options: with cells, and without shared encoders."""
     named = {name: model for name, model in models.items() if model.get("options")}
     counts = {
         (name, option): spec.get("replicas", 1) for name, m in named.items() for option, spec in m["options"].items()
@@ -122,10 +119,7 @@ def running(
 
 
 class System:
-    """Processes of one ``omnibus up``.
-
-    ``is_warm``: its fork servers import nothing, see ``tests.e2e.warm``.
-    """
+    """Processes of one ``omnibus up``; ``is_warm``: its fork servers import nothing, see ``tests.e2e.warm``."""
 
     def __init__(
         self,
@@ -246,10 +240,7 @@ class System:
         return list(found.values())
 
     def commands(self) -> list[psutil.Process]:
-        """Processes that the supervisor started.
-
-        A placeholder represents a forked process.
-        """
+        """Processes that the supervisor started; a placeholder represents a forked one."""
         assert self._process is not None
         return psutil.Process(find_forked_pid(self._process.pid)).children()
 
@@ -360,10 +351,7 @@ class System:
                     await asyncio.sleep(0.1)
 
     async def record(self, id: str, within: float = 30.0) -> tuple[bytes, dict[str, Any]]:
-        """Bytes and end of the recorded invocation ``id``.
-
-        Waits until both are in the stream.
-        """
+        """Bytes and end of the recorded invocation ``id``, once both are stored."""
         async with asyncio.timeout(within), self.bus() as bus:
             while True:
                 parts = [split_records(each.data) for each in await bus.read_records(f"omnibus.inv.*.{id}")]
@@ -373,10 +361,7 @@ class System:
                 await asyncio.sleep(0.05)
 
     async def ledger_is_empty(self, within: float = LEASES_WITHIN, node: int | None = None) -> None:
-        """Check that all leases of one arena or all are released.
-
-        Waits at most ``within`` seconds.
-        """
+        """Check that leases of one arena or all are released ``within`` seconds."""
         end = time.monotonic() + within
         for each in range(self._nodes) if node is None else (node,):
             async with self.tensors(each) as tensors:
