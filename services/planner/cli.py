@@ -12,7 +12,10 @@ from services.planner.solve import answers, cases, highs
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 when every case was answered, else 1; a case that was not has its error as answer, and a line on stderr."""
+    """Run the command, and return 0 if every case was answered, else 1.
+
+    A failed case has its error as answer, and a line on stderr.
+    """
     parser = argparse.ArgumentParser(prog="services.planner.cli", description="Solve deployment problems exactly.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     solve = commands.add_parser("solve", help="print {id: answer} for the cases of a JSON file")

@@ -9,12 +9,12 @@ from omnibus.metrics import STREAMS
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two looks.
+#: Seconds between two polls.
 POLL_SECONDS = 5.0
 
 
 class StreamMetrics:
-    """The streams as they were when they were last looked at; none while they cannot be."""
+    """The streams at the last poll; none while it fails."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -30,7 +30,7 @@ class StreamMetrics:
         )
 
     async def run(self) -> None:
-        """Look again and again, until cancelled."""
+        """Poll repeatedly, until cancelled."""
         while True:
             await self.refresh_streams()
             await asyncio.sleep(POLL_SECONDS)

@@ -1,4 +1,4 @@
-"""Prometheus metrics of a planner from what it knows anyway: its plan, what waits, and the missing executors."""
+"""Prometheus metrics of a planner, from its state: its plan, staged plans, and missing executors."""
 
 import time
 
@@ -9,7 +9,7 @@ from services.planner.rollout.rollout import PlanRollout
 
 
 def register_metrics(changes: PlanRollout, ready: ReadyExecutors) -> None:
-    """Let the metrics of this process be read from ``changes`` and ``ready``."""
+    """Register metrics that read ``changes`` and ``ready``."""
 
     def planned_executors() -> dict[tuple[str, ...], float]:
         found: dict[tuple[str, ...], float] = {}

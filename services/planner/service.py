@@ -1,4 +1,4 @@
-"""The planner service: plans what is declared and what apps bring, and brings the store to it."""
+"""The planner service: plans declared models and apps, and rolls the plan out in the store."""
 
 import asyncio
 import logging
@@ -37,11 +37,11 @@ from services.planner.score.scorer import PlanScorer
 
 log = logging.getLogger(__name__)
 
-#: Why a plan is as it is when no app has changed.
+#: Reasons of a plan when no app has changed.
 DECLARED, REDECLARED, MEASURED = "declared", "declarations changed", "profiles changed"
 #: Seconds between two announcements of the plan while executors can be added.
 GROWTH_SECONDS = 5.0
-#: Seconds between two looks at the declarations file, and between two attempts to read profiles.
+#: Seconds between two checks of the declarations file, and between two attempts to read profiles.
 POLL_SECONDS = 1.0
 
 
@@ -96,11 +96,14 @@ class PlannerService:
             task.add_done_callback(_log_failure)
 
     async def _apply_declarations(self, declared: declarations_file.Declarations) -> None:
-        """Raises ``BadRequest``; then all is as it was. Weights may be compared, for which a thread reads them."""
+        """Apply valid ``declared`` models, or raise ``BadRequest`` and change nothing.
+
+        Weights may be compared, for which a thread reads them.
+        """
         self._declared = await asyncio.to_thread(declarations_file.build_static_plans, declared.models)
         await asyncio.to_thread(self._planning.set_declarations, declared, self._declared)
         if not declared.models:
-            log.info("OMNIBUS_PLANNER_MODELS declares no models: there is what apps bring")
+            log.info("OMNIBUS_PLANNER_MODELS declares no models: only apps provide models")
 
     def _set_target(self, reason: str) -> None:
         planned, plan = self._planning.planned, self._changes.plan
@@ -114,7 +117,7 @@ class PlannerService:
         self._changes.set_target(PlanTarget(models, reason, planned.explain, counts, route, prices))
 
     async def _replan_models(self, reason: str) -> None:
-        """Plan the planned models again, from their profiles as they are now."""
+        """Plan the planned models again, from their current profiles."""
         while True:
             try:
                 await self._planning.plan(await self._running_models(), self._follow.last_load)
@@ -125,7 +128,7 @@ class PlannerService:
         self._set_target(reason)
 
     async def _running_models(self) -> dict[str, ModelPlan]:
-        """The models of the current plan; none when there is none that this build can read."""
+        """Return the models of the current plan; none if there is none that this build can read."""
         plan = self._changes.plan
         if plan is None:
             try:
@@ -142,7 +145,7 @@ class PlannerService:
         self._publish_plan(PlanEvent(plan.epoch, self._plan_growth(plan)))
 
     async def _announce_growth(self) -> None:
-        """Say again and again to which models executors can be added, while there are any."""
+        """Announce repeatedly to which models executors can be added."""
         while True:
             await asyncio.sleep(GROWTH_SECONDS)
             plan = self._changes.plan
@@ -158,7 +161,7 @@ class PlannerService:
             return
         try:
             self._bus.publish(subjects.event_subject(subjects.PLAN), msgspec.json.encode(event))
-        except BusUnavailable as error:  # who needs the plan follows the store as well
+        except BusUnavailable as error:  # processes that need the plan follow the store as well
             log.warning("plan epoch %d is not announced: %s", event.epoch, error.message)
 
     async def _follow_plan(self) -> None:
@@ -178,7 +181,7 @@ class PlannerService:
                 await self._replan_models(reason)
 
     async def _follow_files(self, read: object, measured: list[object]) -> None:
-        """Read the declarations again whenever their file is another one, and profiles whenever theirs are."""
+        """Read the declarations and profiles again whenever their files change."""
         while True:
             await asyncio.sleep(POLL_SECONDS)
             stamp = await asyncio.to_thread(_file_stamp, self._settings.models)
@@ -191,7 +194,7 @@ class PlannerService:
                 await self._replan_models(MEASURED)
 
     async def _reload_declarations(self) -> None:
-        """Do as the declarations say now. Bad ones are said and change nothing."""
+        """Apply the current declarations. Invalid ones are reported and change nothing."""
         path, problem = self._settings.models, None
         try:
             await self._apply_declarations(await asyncio.to_thread(declarations_file.read_declarations, path))
@@ -216,7 +219,7 @@ class PlannerService:
 
 
 def _file_stamp(path: str) -> object:
-    """Return a value that differs once the file at ``path`` has been written, or replaced."""
+    """Return a value that changes when the file is written or replaced."""
     try:
         found = os.stat(path) if path else None
     except OSError:

@@ -1,4 +1,4 @@
-"""Data of earlier releases stays readable; docs/upgrade.md lists the versions.
+"""Data of earlier releases stays readable; docs/operations.md lists the versions.
 
     python -m tests.contract.test_releases
 
@@ -29,7 +29,7 @@ from tests.e2e.system import ROOT
 from tests.unit.bus.servers import running
 
 KITS = ROOT / "tests" / "golden" / "releases"
-PAGE = (ROOT / "docs" / "upgrade.md").read_text()
+PAGE = (ROOT / "docs" / "operations.md").read_text()
 MESSAGES = 5
 
 

@@ -132,7 +132,7 @@ def test_without_a_request_it_stays_and_other_commands_find_it(here: Path):
             assert "updated, version 2" in omnibus(here, "app", "update", "shout").stdout
             assert omnibus(here, "app", "unregister", "shout").returncode == 0
             gone = omnibus(here, "app", "invoke", "shout", '"hello"')
-            assert (gone.returncode, gone.stderr) == (1, "omnibus: there is no app 'shout'; there is none\n")
+            assert (gone.returncode, gone.stderr) == (1, "omnibus: unknown app 'shout' (registered apps: none)\n")
         finally:
             running.send_signal(signal.SIGINT)
         assert running.wait(60) == 0

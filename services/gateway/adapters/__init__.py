@@ -1,1 +1,1 @@
-"""LoRA adapters that are loaded and unloaded while the system serves."""
+"""LoRA adapters that operators load and unload while the system serves."""

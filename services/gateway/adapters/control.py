@@ -1,6 +1,6 @@
-"""Loading and unloading LoRA adapters at any gateway; the others follow by the store, executors by requests.
+"""Loading and unloading of LoRA adapters. Other gateways follow the store; executors load on request.
 
-An adapter is looked at by its header, and one executor of its model answers with it, before anybody else can call it.
+Before clients can call an adapter, the gateway checks its header, and one executor of its model answers with it.
 """
 
 import asyncio
@@ -26,14 +26,14 @@ from services.gateway.tasks.output_streams import open_output_streams
 log = logging.getLogger(__name__)
 
 SETTING = "OMNIBUS_GATEWAY_ADAPTERS_DIR"
-#: Seconds until this gateway must have seen what it wrote.
+#: Timeout until this gateway sees its own change of the store, in seconds.
 SYNC_TIMEOUT_SECONDS = 10.0
 
 
 class AdapterControl:
-    """Operations of the control routes. Nothing here is locked: the store decides which of two changes was first.
+    """Operations of the control routes. There are no locks: the store orders concurrent changes.
 
-    ``app_models`` returns the names of models that apps bring.
+    ``app_models`` returns the names of models that apps provide.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class AdapterControl:
         self._changed = asyncio.Event()
 
     async def follow_store(self) -> None:
-        """Serve the adapters that the store has, until cancelled."""
+        """Follow the adapters in the store, until cancelled."""
         async for found in self._store.adapter_changes():
             self._known = found
             self._router.use_loaded_adapters(found)
@@ -61,14 +61,14 @@ class AdapterControl:
             self._changed = asyncio.Event()
 
     async def load(self, body: bytes) -> AdapterRecord:
-        """Load the adapter that ``body`` names; requests may call it from now on.
+        """Load the adapter of the request ``body`` and enable it.
 
-        Raises ``Forbidden`` for a path that is not allowed, ``BadRequest`` for what cannot be loaded, ``Conflict`` for
-        a name that something else has, and what a request to its model raises.
+        Raises ``Forbidden`` for a path that is not allowed, ``BadRequest`` for an invalid adapter and ``Conflict`` for
+        a name in use. Raises also the errors of a request to its model.
         """
         wanted = decode_body(LOAD_DECODER, body)
         if wanted.is_3d_lora_weight:
-            raise BadRequest("Adapters of experts are not supported here: leave it out.", param="is_3d_lora_weight")
+            raise BadRequest("Adapters of experts are not supported: omit it.", param="is_3d_lora_weight")
         source, _ = await asyncio.to_thread(describe_adapter, wanted.lora_path, self._settings.adapters_dir, SETTING)
         self._check_name(wanted, await self._store.adapters())
         model = self._choose_model(wanted.base_model_name)
@@ -80,9 +80,9 @@ class AdapterControl:
         return record
 
     async def unload(self, body: bytes) -> str:
-        """Unload the adapter that ``body`` names: requests under way finish with it. Returns its name.
+        """Unload the adapter of the request ``body`` and return its name. Running requests finish with it.
 
-        Raises ``NotFound``.
+        Raises ``NotFound``, and ``Conflict`` for a declared adapter.
         """
         name = decode_body(UNLOAD_DECODER, body).lora_name
         try:
@@ -91,14 +91,14 @@ class AdapterControl:
             if self._router.base_model(name) == name:
                 raise NotFound(f"The lora adapter '{name[:80]}' cannot be found.", param="lora_name") from None
             raise Conflict(
-                f"{name!r} is declared with its model: take it out of the declarations", param="lora_name"
+                f"{name!r} is declared with its model: remove it from the declarations", param="lora_name"
             ) from None
         await self._wait_until_seen(name, None)
         log.info("adapter %s is unloaded", name)
         return name
 
     def _check_name(self, wanted: LoadAdapterRequest, known: dict[str, AdapterRecord]) -> None:
-        """Raise for a name that is taken: models and adapters are called by one field of requests."""
+        """Raise if the name is in use. Models and adapters share one field of requests."""
         name = wanted.lora_name
         if name in known and not wanted.load_inplace:
             raise BadRequest(
@@ -109,10 +109,10 @@ class AdapterControl:
         models = self._router.plan.models if self._router.plan is not None else {}
         declared = self._router.adapter_bases.keys() - self._router.loaded_adapters.keys()
         if name in {*models, *declared, *self._app_models()}:
-            raise Conflict(f"{name!r} is a model's name or a declared adapter's: choose another", param="lora_name")
+            raise Conflict(f"{name!r} is the name of a model or a declared adapter: choose another", param="lora_name")
 
     def _choose_model(self, named: str | None) -> str:
-        """The model whose language model the adapter changes. Raises ``BadRequest`` and ``NotFound``."""
+        """Return the model of the adapter. Raises ``BadRequest`` and ``NotFound``."""
         if named is not None:
             self._chat.find_model(named)
         models = self._router.plan.models if self._router.plan is not None else {}
@@ -122,12 +122,12 @@ class AdapterControl:
             if named in (None, name) and not model.apps and not LANGUAGE_COMPONENTS.isdisjoint(model.components)
         ]
         if len(found) != 1:
-            there = f"one of {', '.join(found)}" if found else "there is none here"
-            raise BadRequest(f"say which language model it changes: {there}", param="base_model_name")
+            there = f"set it to one of {', '.join(found)}" if found else "there is no language model"
+            raise BadRequest(f"base_model_name must be a language model: {there}", param="base_model_name")
         return found[0]
 
     async def _try_adapter(self, record: AdapterRecord) -> None:
-        """Have an executor load it and answer with a token: what does not fit its model is refused by that."""
+        """Generate a token with the adapter. An executor rejects it if it does not fit."""
         run = self._chat.open_request(record.model)
         got = run.answer = AnswerAccumulator(record.model, run.created)
         async with run_to_end(run):
@@ -140,10 +140,10 @@ class AdapterControl:
                     got.add_item(name, item.data, item.array)
 
     async def _wait_until_seen(self, name: str, record: AdapterRecord | None) -> None:
-        """Wait until this gateway serves by what it wrote, within ``SYNC_TIMEOUT_SECONDS``."""
+        """Wait until this gateway has seen its own change, up to ``SYNC_TIMEOUT_SECONDS``."""
         try:
             async with asyncio.timeout(SYNC_TIMEOUT_SECONDS):
                 while self._known.get(name) != record:
                     await self._changed.wait()
         except TimeoutError:
-            log.warning("adapter %s: the store has not said yet what was written", name)
+            log.warning("adapter %s: the store has not confirmed the change yet", name)

@@ -1,4 +1,4 @@
-"""Bodies of the routes that load and unload adapters, as vLLM's clients send them."""
+"""Bodies of the routes that load and unload adapters, as in vLLM."""
 
 from typing import Annotated
 
@@ -10,8 +10,9 @@ Name = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][
 
 
 class LoadAdapterRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """``lora_path`` is below the directory that is allowed. ``load_inplace`` replaces an adapter of this name, and
-    ``base_model_name`` is needed where several models could have it.
+    """A request to load an adapter. ``lora_path`` must be inside the allowed directory.
+
+    ``load_inplace`` replaces an adapter with this name. ``base_model_name`` is required if there are several models.
     """
 
     lora_name: Name
@@ -22,7 +23,7 @@ class LoadAdapterRequest(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class UnloadAdapterRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """``lora_int_id`` is taken and means nothing here."""
+    """A request to unload an adapter. ``lora_int_id`` is accepted and ignored."""
 
     lora_name: str
     lora_int_id: int | None = None

@@ -1,4 +1,4 @@
-"""``/v1/load_lora_adapter`` and ``/v1/unload_lora_adapter`` in vLLM's words, for operators."""
+"""``/v1/load_lora_adapter`` and ``/v1/unload_lora_adapter``, compatible with vLLM, for operators."""
 
 from fastapi import FastAPI
 from starlette.requests import Request
@@ -11,12 +11,12 @@ from services.gateway.auth.admin import AdminAuth
 from services.gateway.http.exchange import read_request
 from services.gateway.http.handlers import add_routes
 
-#: Bytes of a request at most.
+#: Limit of a request's body in bytes.
 MAX_BODY_BYTES = 16 << 10
 
 
 class AdapterRoutes:
-    """Adds the routes over ``control`` to an application."""
+    """Adds the routes of ``control`` to an application."""
 
     def __init__(self, settings: GatewaySettings, control: AdapterControl) -> None:
         self._admin = AdminAuth(settings)

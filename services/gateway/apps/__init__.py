@@ -1,1 +1,1 @@
-"""Apps at this gateway: what is registered, the workers that serve it, and the routes that change it."""
+"""Apps at this gateway: the registry, the workers that serve them, and the HTTP routes."""

@@ -1,4 +1,4 @@
-"""One request in a worker: its graphs run as segments of a ``ClientRequest``, its answer goes to the client."""
+"""One request in a worker: runs its graphs as segments of a ``ClientRequest``, and returns its answer."""
 
 import asyncio
 import time
@@ -19,10 +19,11 @@ from services.gateway.request.ends import app_deadline_error
 
 
 class Call:
-    """Request ``run`` in the worker ``process``. Read its answer once: ``read_answer``, ``read_parts`` or ``outputs``.
+    """Request ``run`` in the worker ``process``.
 
-    The run ends with the answer: done, failed, expired, or cancelled. A chat's run ends with its streams:
-    whoever got ``outputs`` ends it, and calls ``close``.
+    Read its answer once, with ``read_answer``, ``read_parts`` or ``wait_for_outputs``. The run ends with the answer:
+    done, failed, expired, or cancelled. The run of a chat ends with its streams: the caller of ``wait_for_outputs``
+    ends it, and calls ``close``.
     """
 
     def __init__(
@@ -32,7 +33,7 @@ class Call:
         self._run = run
         self._kind = kind
         self._placed = bool(issued)
-        self.log: AppCallLog | None = None  # once it was sent, where the run has one
+        self.log: AppCallLog | None = None  # once it was sent, if the run has a log
         self._cancel_within = cancel_within
         self._loop = asyncio.get_running_loop()
         self._id = process.add_request(self)
@@ -42,14 +43,14 @@ class Call:
         self._parts: deque[tuple[bytes, int]] = deque()
         self._ahead = 0
         self._failure: OmnibusError | None = None
-        self._over = False  # in the worker
-        self._ended = False  # the run has ended, or others end it
+        self._over = False  # the worker has ended it
+        self._ended = False  # the run has ended, or the caller ends it
         self._news = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._patience: asyncio.TimerHandle | None = None
 
     def send_to_worker(self, body: bytes, number: int) -> None:
-        """Hand it to the worker. Raises ``TooLarge``."""
+        """Send it to the worker. Raises ``TooLarge``."""
         run = self._run
         if run.logs_calls:
             self.log = AppCallLog(self._kind, number, body, placed=self._placed)
@@ -61,11 +62,13 @@ class Call:
             raise
         self._timer = self._loop.call_later(max(0.0, run.deadline - time.time()), self._expire)
 
-    # What the client gets
+    # Answers
 
     async def read_answer(self) -> bytes:
-        """The whole answer as JSON. Raises ``AppFailed``, ``DeadlineExceeded``, and whatever typed error the app
-        raised."""
+        """Return the whole answer as JSON.
+
+        Raises ``AppFailed``, ``DeadlineExceeded``, and any typed error of the app.
+        """
         with self._reading_answer():
             while self._open_ended:
                 await self._wait_for_change()
@@ -75,9 +78,9 @@ class Call:
             return self._answer
 
     async def read_parts(self) -> AsyncGenerator[bytes, None]:
-        """The parts of an answer that streams, each as JSON. Raises as ``read_answer`` does, after what came before.
+        """Yield the parts of a streaming answer as JSON. Raises as ``read_answer``, after the parts.
 
-        Close it when it is not read to its end: see ``contextlib.aclosing``.
+        If you do not read it to its end, close it: see ``contextlib.aclosing``.
         """
         with self._reading_answer():
             while self._parts or self._open_ended:
@@ -90,7 +93,7 @@ class Call:
             self._raise_failure()
 
     async def wait_for_outputs(self) -> dict[str, ItemStream]:
-        """A chat's streams by name, once the app has said where they come from. Raises as ``read_answer`` does."""
+        """Wait until the app names the streams of a chat; return them. Raises as ``read_answer``."""
         try:
             while self._outputs is None and self._open_ended:
                 await self._wait_for_change()
@@ -100,16 +103,16 @@ class Call:
         except BaseException as error:
             self._end_unread(error)
             raise
-        self._ended = True  # from here on by whoever reads the streams
+        self._ended = True  # now the reader of the streams ends it
         return self._outputs
 
     def cancel(self) -> None:
-        """The client left: everything stops."""
+        """End the run as cancelled: the client has disconnected."""
         self._end_run("cancelled")
         self.close()
 
     def close(self) -> None:
-        """Nobody waits for it any more: the worker ends it, soon or by force."""
+        """Cancel it in the worker; kill the worker if it does not react in time."""
         if self._timer is not None:
             self._timer.cancel()
         self._segments.close()
@@ -126,7 +129,7 @@ class Call:
 
     @property
     def _open_ended(self) -> bool:
-        """True if more may come. A failure is final also while the worker has not ended the request, or hangs."""
+        """True if more may follow. After a failure nothing follows, even if the worker has not ended the request."""
         return not self._over and self._failure is None
 
     def _raise_failure(self) -> None:
@@ -148,7 +151,7 @@ class Call:
         self.close()
 
     def _end_unread(self, error: BaseException) -> None:
-        """The answer will not be read to its end."""
+        """End the run: the answer will not be read to its end."""
         self._end_run(_end_status(error) if isinstance(error, OmnibusError) else "cancelled")
         self.close()
 
@@ -162,11 +165,11 @@ class Call:
         self.close()
 
     def _fail(self, error: OmnibusError) -> None:
-        """Fail with ``error``: readers get it after what is there already."""
+        """Fail with ``error``: readers get it after the parts that have arrived."""
         self._failure = self._failure or error
         for given in self._open_outputs():
             given.fail(error)
-        if not self._ended and self._outputs is None:  # whoever reads outputs gets it by them
+        if not self._ended and self._outputs is None:  # readers of outputs get the error from them
             self._run.fail(error)
             self._end_run(_end_status(error))
         self._news.set()
@@ -175,20 +178,20 @@ class Call:
         outputs = self._outputs or {}
         return [output for output in outputs.values() if isinstance(output, AppOutputStream) and not output.ended]
 
-    # The worker's side
+    # Messages of the worker
 
     def handle_message(self, message: protocol.WorkerMessage, nbytes: int) -> None:
-        """A message about this request. Raises ``ProtocolError`` for one that no honest worker sends."""
+        """Handle a message of this request. Raises ``ProtocolError`` for an invalid one."""
         _HANDLERS[type(message)](self, message, nbytes)
 
     def on_worker_lost(self, error: OmnibusError) -> None:
-        """The worker is gone."""
+        """Fail: the worker process has ended."""
         if not self._over:
             self._mark_ended()
             self._fail(error)
 
     def _mark_ended(self) -> None:
-        """The worker has ended it."""
+        """Mark it as ended by the worker."""
         self._over = True
         if self._patience is not None:
             self._patience.cancel()
@@ -229,7 +232,7 @@ class Call:
     def _on_give(self, message: protocol.Give, nbytes: int) -> None:
         given = (self._outputs or {}).get(message.name)
         if not isinstance(given, AppOutputStream):
-            raise ProtocolError(f"{message.name[:80]!r} is no output that is awaited")
+            raise ProtocolError(f"{message.name[:80]!r} is not an expected output")
         if message.ended:
             given.end()
         else:
@@ -239,7 +242,7 @@ class Call:
     def _on_end(self, _: protocol.RequestEnd, __: int) -> None:
         self._mark_ended()
         if self._open_outputs():
-            self._fail(AppFailed(f"the app {self._app_name} ended before its answer was whole", stage=self._app_name))
+            self._fail(AppFailed(f"the app {self._app_name} ended in the middle of its answer", stage=self._app_name))
 
     def _on_failed(self, message: protocol.RequestFailed, _: int) -> None:
         self._mark_ended()
@@ -247,11 +250,11 @@ class Call:
 
     def _count_bytes(self, nbytes: int) -> None:
         if self._ahead and self._ahead + nbytes > protocol.WINDOW_BYTES:
-            raise ProtocolError("parts are sent faster than they are taken")
+            raise ProtocolError("the worker sends parts faster than they are read")
         self._ahead += nbytes
 
 
-#: By the type of a worker's message. Not of each call: it would refer to itself, and wait for the garbage collector.
+#: Handlers by message type. In each call they would form a reference cycle, which waits for the garbage collector.
 _HANDLERS: dict[type, Callable[[Call, Any, int], None]] = {
     protocol.Submit: lambda call, message, _: call._segments.submit(message),
     protocol.PlaceMedia: lambda call, message, _: call._segments.place_media(message),

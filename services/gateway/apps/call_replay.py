@@ -1,4 +1,4 @@
-"""A recorded call given to a worker again: its answer, and the outputs of its graphs."""
+"""Replay of a recorded call in a worker: its answer, and the outputs of its graphs."""
 
 import asyncio
 import time
@@ -26,15 +26,18 @@ from services.gateway.request.ends import app_deadline_error
 from services.gateway.shadow.compare import count_comparable, describe_difference, has_content
 from services.gateway.shadow.compare_json import describe_json_difference
 
-#: Parts of a chat's chunks that are texts.
+#: Text fields in the chunks of a chat.
 _TEXTS = ("text", "calls", "reasoning")
-#: An output of a graph: its step, the node and its name.
+#: Key of a graph's output: its step, node and name.
 OutputKey = tuple[int, int, str]
 
 
 class ReplayedCall(msgspec.Struct, frozen=True):
-    """``parts`` of an answer of JSON, each text whole, with their ``digest``, or the ``streams`` of a chat; why it
-    failed, if it did. ``outputs`` are those of its graphs, ``components`` who made them."""
+    """Result of a replay.
+
+    A JSON answer has ``parts``, in which consecutive texts are joined, and their ``digest``; a chat has ``streams``.
+    ``failure`` is its error, if any. ``outputs`` are those of its graphs, ``components`` the components that made them.
+    """
 
     parts: Sequence[Any] = ()
     digest: str = ""
@@ -47,9 +50,9 @@ class ReplayedCall(msgspec.Struct, frozen=True):
 async def replay_call(
     worker: WorkerSupervisor, request: MirroredRequest, recorded: RecordedCall, media: MediaStore
 ) -> ReplayedCall:
-    """Give ``recorded`` to ``worker`` as ``request``, which is ended on every exit.
+    """Send ``recorded`` to ``worker`` as ``request``, and end that on every exit.
 
-    Raises what keeps it from being given; what the app or a stage does wrong is in the result.
+    Raises if the call cannot be sent. An error of the app or of a stage is in the result.
     """
     try:
         body, issued = await request.restore_body(media)
@@ -84,7 +87,7 @@ async def _read_parts(call: Call, *, streams: bool) -> list[bytes]:
 
 async def _read_chat(call: Call, request: MirroredRequest, with_audio: bool) -> dict[str, list[RecordedChunk]]:
     streams = await call.wait_for_outputs()
-    names = ("text", "audio") if with_audio else ("text",)  # what nobody asked for is not read
+    names = ("text", "audio") if with_audio else ("text",)  # audio only if the client requested it
     found: dict[str, list[RecordedChunk]] = {name: [] for name in names if name in streams}
     try:
         async with asyncio.timeout(max(0.0, request.deadline - time.time())):
@@ -100,7 +103,7 @@ async def _read_chat(call: Call, request: MirroredRequest, with_audio: bool) -> 
 
 
 def _join_texts(parts: Sequence[bytes]) -> list[Any]:
-    """Parts as values; texts that follow each other are one."""
+    """Decode parts, and join consecutive texts."""
     found: list[Any] = []
     for part in parts:
         value = msgspec.json.decode(part)
@@ -126,9 +129,9 @@ def _collect_outputs(request: MirroredRequest) -> dict[str, Any]:
 
 
 def is_as_recorded(recorded: RecordedCall, tried: ReplayedCall) -> bool:
-    """Return whether ``tried`` gave the recorded answer, and its graphs the recorded outputs, bit by bit.
+    """Return True if the answer and outputs equal the recorded ones.
 
-    It is not where neither the answer nor an output that both have holds anything.
+    False if the answer and the outputs that both have are all empty.
     """
     digests = _recorded_digests(recorded, tried)
     if any(not _is_recorded_output(tried.outputs.get(key), digest) for key, digest in digests.items()):
@@ -139,12 +142,12 @@ def is_as_recorded(recorded: RecordedCall, tried: ReplayedCall) -> bool:
 
 
 def _is_recorded_output(chunks: Sequence[RecordedChunk] | None, digest: str) -> bool:
-    """Return whether an output has a recorded ``digest``; one that was not given in full has none."""
+    """Return True if an output has the recorded ``digest``; incomplete outputs have none."""
     return chunks is not None and digest in (digest_chunks(chunks), digest_chunks(chunks, cached=True))
 
 
 def _is_recorded_chat(answer: RecordedAnswer, streams: Mapping[str, Sequence[RecordedChunk]]) -> bool:
-    """Return whether a chat gave the recorded text, calls of tools, reasoning and audio."""
+    """Return True if text, calls, reasoning and audio equal the recorded ones."""
     said = {name: "".join(chunk.data.get(name, "") for chunk in streams.get("text", ())) for name in _TEXTS}
     expected = (answer.text_sha256, answer.calls_sha256, answer.reasoning_sha256)
     found = (_text_digest(said["text"]), *(_text_digest(said[name]) if said[name] else "" for name in _TEXTS[1:]))
@@ -157,7 +160,7 @@ def _has_speech(tried: ReplayedCall) -> bool:
 
 
 def has_comparison(control: ReplayedCall, tried: ReplayedCall) -> bool:
-    """Return whether there is anything to compare: an answer of either that is not empty, or an output of both."""
+    """Return True if there is something to compare: a non-empty answer, or a common output."""
     answered = any(call.parts or _has_speech(call) for call in (control, tried))
     return answered or count_comparable(control.outputs, tried.outputs) > 0
 
@@ -171,7 +174,7 @@ def _audio_digest(chunks: Sequence[RecordedChunk]) -> str:
 
 
 def _recorded_digests(recorded: RecordedCall, tried: ReplayedCall) -> dict[OutputKey, str]:
-    """Recorded digests of the outputs that the same component gave in both."""
+    """Return the recorded digests of outputs with the same component in both."""
     found = {}
     for step, record in recorded.segments:
         for name, digest in (record.ended.outputs if record.ended is not None else {}).items():
@@ -183,8 +186,10 @@ def _recorded_digests(recorded: RecordedCall, tried: ReplayedCall) -> dict[Outpu
 
 
 def describe_call_difference(control: ReplayedCall, tried: ReplayedCall, rules: GateRules) -> tuple[str, str]:
-    """The first difference, and the component that it is of, empty for the answer; empty texts where the two are as
-    equal as ``rules`` demand."""
+    """Describe the first difference: its component, empty for the answer, and a text.
+
+    Both are empty if the two calls are equal under ``rules``.
+    """
     for key in sorted(control.outputs.keys() & tried.outputs.keys()):
         component = tried.components[key]
         if control.components[key] != component:

@@ -1,9 +1,9 @@
-"""Canaries of apps: the last recorded calls are given to a new version before it takes over, and its answers compared.
+"""Canaries of apps: a new version answers the last recorded calls before it takes over.
 
-A call that is answered bit by bit as it was recorded, with the same outputs of its graphs, is the same. Where one is
-not, the version that serves answers it again, and both are held side by side by the gate's rules: so what another model
-or another batch changes is not blamed on the app. Calls run one after the other, and only while there is spare room, as
-comparisons with candidates do (``services.gateway.shadow.mirror``).
+A call passes if its answer and the outputs of its graphs equal the recorded ones bit by bit. Otherwise the current
+version answers it again, and the rules of the gate compare the two answers. A difference that another model or another
+batch causes is thus not attributed to the app. Calls run one at a time, and only while there is spare capacity, like
+comparisons with candidates (``services.gateway.shadow.mirror``).
 """
 
 import asyncio
@@ -26,22 +26,22 @@ from services.gateway.apps.worker_supervisor import WorkerSupervisor
 from services.gateway.request.factory import RequestFactory
 from services.gateway.shadow.spare_room import LOOK_SECONDS, PAUSE_SECONDS, Place, SpareRoom
 
-#: Rows of the table that says what differed.
+#: Rows of the table of differences.
 MAX_SHOWN = 20
-#: Characters of a row's text.
+#: Characters of the text in a row.
 MAX_ROW_CHARS = 160
 
 SAME, DIFFERED, FAILED, SKIPPED = "same", "differed", "failed", "skipped"
 
 
 class CanaryConflict(Conflict):
-    """A new version that does not take over: it does not do what was recorded, or nothing is known of that."""
+    """New version that does not take over: its answers differ, or no call could be compared."""
 
     code = "canary_conflict"
 
 
 class AppCanary:
-    """Tries new versions of apps while there is ``room`` beside the requests that ``runs`` opens."""
+    """Tries new versions of apps while ``room`` has spare capacity."""
 
     def __init__(self, runs: RequestFactory, room: SpareRoom) -> None:
         self._runs = runs
@@ -51,8 +51,10 @@ class AppCanary:
     async def prove(
         self, name: str, asked: AppCanaryRequest, tried: WorkerSupervisor, serving: WorkerSupervisor | None
     ) -> AppCanaryView:
-        """Give the last calls of app ``name`` to ``tried``. Raises ``CanaryConflict`` unless all that can be compared
-        are the same; its message has a table of what is not."""
+        """Send the last calls of app ``name`` to ``tried``.
+
+        Raises ``CanaryConflict`` if a call differs, or if none can be compared; its message has a table of them.
+        """
         recorded = await find_calls(self._runs.records.bus, name, asked.last)
         found: list[ComparedCall] = []
         rules = GateRules(asked.tolerance, asked.score)
@@ -63,8 +65,8 @@ class AppCanary:
                     found.append(compared)
         except TimeoutError:
             raise CanaryConflict(
-                f"the new version of the app {name!r} does not serve: after {asked.within:g} s only {len(found)} of "
-                f"{len(recorded)} recorded calls ran: there was no spare room, or they take longer; allow more seconds"
+                f"the new version of the app {name!r} does not serve: only {len(found)} of {len(recorded)} recorded "
+                f"calls ran in {asked.within:g} s. There was no spare room, or they take longer: allow more seconds"
             ) from None
         _check_calls(name, found)
         return AppCanaryView(sum(each.outcome == SAME for each in found), tuple(found))
@@ -77,19 +79,19 @@ class AppCanary:
         except OmnibusError as error:  # its media are gone, or it was recorded as digests
             return ComparedCall(recorded.id, SKIPPED, error.message[:MAX_ROW_CHARS])
         if isinstance(found.failure, Overloaded):
-            return ComparedCall(recorded.id, SKIPPED, "there was no room for it")
+            return ComparedCall(recorded.id, SKIPPED, "the executors had no room for it")
         if found.failure is None and is_as_recorded(recorded, found):
             return ComparedCall(recorded.id, SAME)
         control = await self._run_control(recorded, serving)
         if control.failure is not None:
-            return ComparedCall(recorded.id, SKIPPED, f"what serves fails as well: {control.failure.message}")
+            return ComparedCall(recorded.id, SKIPPED, f"the current version fails as well: {control.failure.message}")
         if found.failure is not None:
             what = f"{found.failure.code}: {found.failure.message}"
             return ComparedCall(recorded.id, FAILED, what, found.failure.stage)
         return _compare_answers(recorded.id, control, found, rules)
 
     async def _run_control(self, recorded: RecordedCall, serving: WorkerSupervisor | None) -> ReplayedCall:
-        """The same call, answered by what serves."""
+        """Send the same call to the current version."""
         if serving is None:
             return ReplayedCall(failure=Conflict("no version serves at this gateway"))
         try:
@@ -100,7 +102,7 @@ class AppCanary:
     # Room
 
     async def _run_in_room(self, recorded: RecordedCall, worker: WorkerSupervisor) -> ReplayedCall:
-        """One run while there is room; it is given up and begun again when users' requests need that."""
+        """Run a call while there is spare capacity; cancel and repeat it when client requests need the capacity."""
         while True:
             places = self._known_places(recorded)
             while not self._room.is_free(places):  # noqa: ASYNC110 users come and go on their own
@@ -125,13 +127,13 @@ class AppCanary:
             await until_cancelled(work)
 
     def _known_places(self, recorded: RecordedCall) -> list[Place]:
-        """The places where the call was recorded, as far as there still are executors."""
+        """Return the places where the call was recorded that still have executors."""
         found = []
         for model, option in recorded.places:
             try:
                 if self._runs.router.serving_executors(model, option):
                     found.append((model, option))
-            except OmnibusError:  # the plan has no such model any more
+            except OmnibusError:  # the plan no longer has this model
                 continue
         return found
 
@@ -144,7 +146,7 @@ def _compare_answers(id: str, control: ReplayedCall, tried: ReplayedCall, rules:
 
 
 def _check_calls(name: str, found: Sequence[ComparedCall]) -> None:
-    """Raise ``CanaryConflict`` unless something was compared, and all of it is the same."""
+    """Raise ``CanaryConflict`` unless at least one call was compared, and none differs."""
     bad = [each for each in found if each.outcome in (DIFFERED, FAILED)]
     compared = sum(each.outcome != SKIPPED for each in found)
     if bad:
@@ -154,8 +156,8 @@ def _check_calls(name: str, found: Sequence[ComparedCall]) -> None:
         )
     if not compared:
         raise CanaryConflict(
-            f"the new version of the app {name!r} does not serve: no recorded call could be given to it, of "
-            f"{len(found)}; set OMNIBUS_GATEWAY_RECORD=full, or leave the canary out"
+            f"the new version of the app {name!r} does not serve: none of {len(found)} recorded calls could be "
+            "compared. Set OMNIBUS_GATEWAY_RECORD=full, or omit the canary"
             + (f"\n{_format_table(found)}" if found else "")
         )
 

@@ -1,4 +1,4 @@
-"""Segments that a worker submits to be run. It executes an app's code, so nothing that it says is trusted."""
+"""Segments that a worker submits. It executes an app's code, so every message is validated."""
 
 import asyncio
 import logging
@@ -19,18 +19,18 @@ from services.gateway.dispatch.streams import ItemStream
 
 log = logging.getLogger(__name__)
 
-#: Tokens that one call may be expected to cost, and equal calls before it.
+#: Maximum expected cost of one call in tokens, and maximum number of equal calls before it.
 MAX_WORK_TOKENS, MAX_SALT = 10_000_000, 1_000_000
-#: Segments that are looked at; a run takes fewer.
+#: Maximum number of segments; a run accepts fewer.
 MAX_SEGMENTS = 4096
-#: Outputs, and choices, of one segment; characters of a pin.
+#: Maximum outputs and choices of one segment, and characters of a pin.
 MAX_OUTPUTS, MAX_CHOICES, MAX_PIN_CHARS = 4096, 4096, 256
 
 _encode = msgspec.json.Encoder(order="sorted").encode
 
 
 class SegmentRunner(Protocol):
-    """Part of ``services.gateway.request.request.ClientRequest`` that a request in a worker needs."""
+    """Interface of runs of apps, such as ``services.gateway.request.request.ClientRequest``."""
 
     @property
     def id(self) -> str: ...
@@ -45,7 +45,7 @@ class SegmentRunner(Protocol):
 
 
 class SegmentSubmissions:
-    """The graphs of request ``id`` of ``process``, and their outputs, as far as the worker asks for them."""
+    """Graphs of request ``id``, and their outputs that the worker reads."""
 
     def __init__(self, process: WorkerProcess, id: int, run: SegmentRunner, issued: frozenset[bytes]) -> None:
         self._process = process
@@ -59,21 +59,21 @@ class SegmentSubmissions:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def submit(self, message: protocol.Submit) -> None:
-        """Run a segment; the worker is told. Raises ``ProtocolError`` when it was there before."""
+        """Run a segment, and report it to the worker. Raises ``ProtocolError`` for a duplicate."""
         if message.step in self._steps or not 0 <= message.step < MAX_SEGMENTS:
             raise ProtocolError(f"segment {message.step} comes twice, or after {MAX_SEGMENTS} others")
         self._steps.add(message.step)
         self._start_task(self._run_segment(message))
 
     def place_media(self, message: protocol.PlaceMedia) -> None:
-        """Place a file; the worker is sent the literal. Raises ``ProtocolError`` when its number was there before."""
+        """Place a file, and send its literal to the worker. Raises ``ProtocolError`` for a duplicate number."""
         if message.number in self._placing:
             raise ProtocolError(f"file {message.number} comes twice")
         self._placing.add(message.number)
         self._start_task(self._place_file(message))
 
     def read_output(self, message: protocol.Read) -> None:
-        """Send the next items of an output. Raises ``ProtocolError`` when they are not the worker's to read."""
+        """Send the next items of an output. Raises ``ProtocolError`` if the worker may not read them."""
         output = self._outputs.get((message.step, message.node, message.output))
         if output is None or output.busy:
             raise ProtocolError(f"{message.output[:80]!r} of call {message.node} cannot be read now")
@@ -81,14 +81,14 @@ class SegmentSubmissions:
         self._start_task(self._send_items(message, output))
 
     def detach_output(self, place: tuple[int, int, str]) -> ItemStream:
-        """The output at ``place`` for another reader. Raises ``ProtocolError`` when the worker has read of it."""
+        """Return the output at ``place`` for another reader. Raises ``ProtocolError`` if the worker has read it."""
         output = self._outputs.pop(place, None)
         if output is None or output.begun or not isinstance(output.source, ItemStream):
             raise ProtocolError(f"the output {place} cannot be handed on")
         return output.source
 
     def close(self) -> None:
-        """Nothing is submitted or read any more."""
+        """Cancel all submissions and reads."""
         for task in self._tasks:
             task.cancel()
 
@@ -96,7 +96,7 @@ class SegmentSubmissions:
         try:
             check_segment(message.segment, self._issued)
             sources = await self._run.submit(message.segment, message.step)
-        except Exception as error:  # noqa: BLE001 - one request's boundary: whatever it is, the app gets it as data
+        except Exception as error:  # noqa: BLE001 - boundary of a request: the app gets every error as data
             self._process.send(protocol.SegmentRefused(self._id, message.step, self._typed_error(error).to_problem()))
             return
         for (node, output), source in sources.items():
@@ -118,7 +118,7 @@ class SegmentSubmissions:
         try:
             items = await output.next_items()
             output.busy = False
-            ended = not items or output.is_exhausted  # said with the last ones, not asked for once more
+            ended = not items or output.is_exhausted  # sent with the last items, which saves a request
             self._process.send(protocol.Items(*place, pack_items(items), ended))
         except Exception as error:  # noqa: BLE001 - as above
             self._process.send(protocol.Items(*place, (), True, self._typed_error(error).to_problem()))
@@ -140,7 +140,7 @@ class SegmentSubmissions:
 
 
 def handle_literals(value: Any) -> Iterator[bytes]:
-    """Every literal in ``value`` that holds a handle, in a form that can be compared."""
+    """Yield each literal with a handle in ``value``, encoded for comparison."""
     if isinstance(value, dict):
         if HANDLE in value:
             yield _encode(value)
@@ -152,10 +152,10 @@ def handle_literals(value: Any) -> Iterator[bytes]:
 
 
 def check_segment(segment: Segment, issued: Set[bytes]) -> None:
-    """Raise ``ProtocolError`` unless ``segment`` is one that record could have made in this request.
+    """Raise ``ProtocolError`` unless the SDK could have recorded ``segment`` in this request.
 
-    ``issued`` are its literals with handles, whole: a handle with another content hash beside it would put
-    one client's picture into a cache under the hash of another's.
+    ``issued`` are the complete literals with handles of the request. A handle with a wrong content hash would put one
+    client's image into a cache under the hash of another client's image.
     """
     count = len(segment.nodes)
     if not count or any(len(each) not in (0, count) for each in (segment.work, segment.pins)):
@@ -163,7 +163,7 @@ def check_segment(segment: Segment, issued: Set[bytes]) -> None:
     for node in segment.nodes:
         _check_node(node, issued)
     if not all(0 <= node < count for node, _ in segment.outputs) or len(segment.outputs) > MAX_OUTPUTS:
-        raise ProtocolError(f"a segment of {count} calls asks for {len(segment.outputs)} outputs of calls it has not")
+        raise ProtocolError(f"a segment of {count} calls requests {len(segment.outputs)} outputs of unknown calls")
     if (
         not _all_within(segment.work, MAX_WORK_TOKENS)
         or len(segment.choices) > MAX_CHOICES
@@ -178,7 +178,7 @@ def _check_node(node: GraphNode, issued: Set[bytes]) -> None:
     if not issued >= set(handle_literals(node.inputs)):
         raise ProtocolError(f"a call of {node.task} names media that this request was not given")
     if node.digest != call_digest(node.task, node.inputs) or not _all_within((node.salt,), MAX_SALT):
-        raise ProtocolError(f"a call of {node.task} is not what its digest says")
+        raise ProtocolError(f"a call of {node.task} does not match its digest")
 
 
 def _all_within(numbers: Iterable[int], most: int) -> bool:

@@ -1,4 +1,4 @@
-"""Finds workers that are frozen: they answer no ping, and compute nothing meanwhile."""
+"""Detects frozen workers: they do not answer pings, and use no processor time."""
 
 import asyncio
 import sys
@@ -6,14 +6,15 @@ import time
 from collections.abc import Callable
 from math import ceil
 
-#: Seconds of processor time that no frozen process takes.
+#: Seconds of processor time below which a process counts as frozen.
 _IDLE_CPU_SECONDS = 0.001
 
 
 class FreezeDetector:
-    """Asks process ``pid`` by ``ping``; ``record_pong`` is called with each answer.
+    """Checks process ``pid`` with ``ping``; ``record_pong`` is called for each answer.
 
-    A worker that computes in its event loop answers nothing either, and goes on: its requests end by their deadlines.
+    A worker that computes in its event loop does not answer either, but is not frozen: its requests end by their
+    deadlines.
     """
 
     def __init__(self, pid: int, ping: Callable[[], None]) -> None:
@@ -25,10 +26,10 @@ class FreezeDetector:
         self._answered = True
 
     async def wait_until_frozen(self, gone: asyncio.Event, ping_seconds: float, answer_within: float) -> bool:
-        """Ask every ``ping_seconds`` until the process is ``gone``; True as soon as it is frozen.
+        """Ping every ``ping_seconds`` until the process is ``gone``; return True as soon as it is frozen.
 
-        Frozen: for ``answer_within`` seconds it neither answered nor computed. Turns are counted, not seconds: a
-        gateway that was frozen itself must not take that for the worker's silence.
+        Frozen means that it neither answered nor computed for ``answer_within`` seconds. This counts pings, not
+        seconds: a gateway that was frozen itself must not attribute that to the worker.
         """
         most, missed, used = ceil(answer_within / ping_seconds), 0, 0.0
         while not await _wait_for_event(gone, ping_seconds):
@@ -44,7 +45,7 @@ class FreezeDetector:
 
 
 async def _wait_for_event(event: asyncio.Event, seconds: float) -> bool:
-    """Wait for ``event``; False when it does not happen within ``seconds``."""
+    """Wait for ``event``; return False after ``seconds``."""
     try:
         async with asyncio.timeout(seconds):
             await event.wait()
@@ -54,7 +55,7 @@ async def _wait_for_event(event: asyncio.Event, seconds: float) -> bool:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time of all threads of a process. Where the system does not tell, any process seems to compute."""
+    """Return the processor time of all threads of a process; without support, the current time."""
     if sys.platform != "linux":
         return time.monotonic()
     try:

@@ -1,9 +1,9 @@
-"""``POST /v1/apps/{name}/invoke`` as plain ASGI: JSON in, and out JSON or server-sent events.
+"""``POST /v1/apps/{name}/invoke`` as plain ASGI: JSON in, JSON or server-sent events out.
 
-Apps that take a ``ChatInput`` are sent chat requests as OpenAI has them, pictures and sounds included.
+Apps with a ``ChatInput`` get OpenAI chat requests, with images and audio.
 
-A stream's status is decided by its first part: an app that fails before answers with an error like any
-other. One that fails later ends its stream with an error frame in place of ``[DONE]``.
+The first part of a stream decides its status: if an app fails before it, the client gets a plain error response. If it
+fails later, the stream ends with an error frame instead of ``[DONE]``.
 """
 
 from starlette.types import Receive, Scope, Send
@@ -24,7 +24,7 @@ _DONE = b"data: [DONE]\n\n"
 
 
 def called_app(scope: Scope) -> str:
-    """The app that a request calls; empty when it is another request."""
+    """Return the app that a request invokes; empty for any other request."""
     path: str = scope["path"]
     if scope["method"] != "POST" or not path.startswith(_BEFORE) or not path.endswith(_AFTER):
         return ""
@@ -33,7 +33,7 @@ def called_app(scope: Scope) -> str:
 
 
 class InvokeRoute:
-    """Calls apps for clients."""
+    """Invokes apps for clients."""
 
     def __init__(self, settings: GatewaySettings, runs: RequestFactory, registry: Registry, chats: AppChats) -> None:
         self._settings = settings
@@ -42,16 +42,16 @@ class InvokeRoute:
         self._chats = chats
 
     async def __call__(self, name: str, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request to app ``name``. A client that leaves cancels what still runs."""
+        """Answer one request to app ``name``. When the client disconnects, its work is cancelled."""
         sending = ResponseWriter(send)
         async with RequestOutcome(sending) as outcome:
-            self._registry.worker(name)  # who calls nobody need not send anything
+            self._registry.worker(name)  # an unknown app is rejected before the body is read
             asked = await read_request(scope, receive, self._settings.max_body)
             refuse_price_options(asked.headers)
             check_values(asked.body)
             async with ConnectedClient(scope, receive):
                 await self._send_answer(name, asked, sending)
-        # An app that is gone by now may have been asked for by any name.
+        # An app that is now gone counts under the empty name: clients can send any name.
         GATEWAY.app_counter(name if self._registry.worker_view(name) is not None else "", outcome.code).inc()
 
     async def _send_answer(self, name: str, asked: PostRequest, sending: ResponseWriter) -> None:

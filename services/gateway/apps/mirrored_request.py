@@ -1,8 +1,8 @@
-"""A request that serves nobody: a recorded call given to another version of its app.
+"""Request without a client: sends a recorded call to another version of its app.
 
-Its graphs run as those of mirrored requests do (``services.gateway.replay.mirrored``): they are not recorded, not
-counted as load, not charged to a tenant, move to no other executor, and take nothing from what was computed of its
-media before. What the app places is kept nowhere.
+Its graphs run like those of mirrored requests (``services.gateway.replay.mirrored``). They are not recorded, counted as
+load or charged to a tenant. They do not move to another executor, and do not use cached results for their media. Media
+that the app places are not stored.
 """
 
 import asyncio
@@ -31,12 +31,12 @@ from services.gateway.request.validate import validate_segment
 from services.gateway.routing.assignment import Assignment
 from services.gateway.shadow.spare_room import Place, invocation_places
 
-#: Fields of a chat in which media, or a long text, are named by handle.
+#: Fields of a chat that may contain media, or a long text, as handles.
 _PLACED_FIELDS = ("media", "messages")
 
 
 class MirroredRequest:
-    """One run of ``recorded``. It is a ``services.gateway.apps.graph_submission.SegmentRunner``."""
+    """One run of ``recorded``, a ``services.gateway.apps.graph_submission.SegmentRunner``."""
 
     def __init__(self, runs: RequestFactory, recorded: RecordedCall) -> None:
         self._runs = runs
@@ -58,17 +58,19 @@ class MirroredRequest:
 
     @property
     def places(self) -> set[Place]:
-        """The models and options where it runs, so far."""
+        """Models and options where it has run so far."""
         return invocation_places(running.invocation for running in self.segments)
 
     @property
     def running_count(self) -> int:
-        """Its graphs that are in flight."""
+        """Number of its graphs in flight."""
         return sum(not running.over for running in self.segments)
 
     async def restore_body(self, media: MediaStore) -> tuple[bytes, frozenset[bytes]]:
-        """The recorded body with its media placed again, and their literals. Raises ``NotFound`` for what is not
-        kept."""
+        """Return the recorded body with its media placed again, and their literals.
+
+        Raises ``NotFound`` for media that are no longer stored.
+        """
         call = self._recorded.call
         body = call.body.encode() or await media.get(call.body_sha256)
         if not call.placed:
@@ -87,16 +89,16 @@ class MirroredRequest:
         found = await restore_input(self._runs.tensors, media, value, self._inputs_name, self.deadline, MAX_READERS)
         return {**found, "salt": self.id}
 
-    # What its worker asks for
+    # Requests of its worker
 
     async def place_input(self, data: bytes, about: tuple[str, str, str]) -> dict[str, Any]:
-        """Put a file of the app into the arena for this run alone."""
+        """Put a file of the app into the arena for this run."""
         return await place_input(
             self._runs.tensors, None, data, about, self._inputs_name, self.deadline, MAX_READERS, self.id
         )
 
     async def submit(self, segment: Segment, step: int) -> Mapping[tuple[int, str], ResultStream]:
-        """Run ``segment`` for comparison. Raises as ``ClientRequest.submit``, but waits for nothing."""
+        """Run ``segment`` for comparison. Raises as ``ClientRequest.submit``, but never waits."""
         validate_segment(segment, step)
         if self._over:
             raise request_over_error()
@@ -144,7 +146,7 @@ class MirroredRequest:
         return runs.dispatcher.submit(invocation, route.work, refuse_other_routes(route), mirrored=True)
 
     def _recorded_path(self, step: int, assignment: Assignment) -> str:
-        """The path that the recorded graph took, so that both compute the same; empty where it cannot be taken."""
+        """Return the path of the recorded graph, for equal results; empty if it is unavailable."""
         before = self._steps.get(step)
         taken = (before.model, before.type) if before is not None else None
         if before is None or len(assignment.parts) > 1 or taken != (assignment.model, assignment.kind):
@@ -159,12 +161,12 @@ class MirroredRequest:
         return f"{self.id}_in"
 
     def fail(self, error: OmnibusError) -> None:
-        """Whoever waits for a result of it gets ``error``."""
+        """Fail all results of it with ``error``."""
         for running in self.segments:
             running.fail(error)
 
     def end(self, status: str) -> None:
-        """The one end; nothing is recorded."""
+        """End the run once; nothing is recorded."""
         if self._over:
             return
         self._over = True
@@ -178,6 +180,6 @@ class MirroredRequest:
         self._runs.tensors.end_invocation(self._inputs_name)
 
     async def wait_settled(self) -> None:
-        """Wait until its stages have reported, or had time to."""
+        """Wait until its stages have reported, or for the time limit."""
         for settled in self._settled:
             await settled.wait()

@@ -1,4 +1,4 @@
-"""The routes of apps for the OpenAPI document, and a path with its own schemas for each registered app."""
+"""OpenAPI of the app routes, with a path for each registered app."""
 
 import re
 from collections.abc import Iterable
@@ -19,22 +19,22 @@ _SHAPES = (
     response_schemas.AppDeleted,
     response_schemas.TaskList,
 )
-#: Characters that a schema's name may have.
+#: Characters that the name of a schema cannot have.
 _INVALID_NAME_CHARS = re.compile(r"[^A-Za-z0-9._-]+")
-#: How deep a schema may be nested: it is a stranger's, and written for every reader of the document.
+#: Maximum depth of a schema: it comes from an app, and every client of the document gets it.
 _MAX_SCHEMA_DEPTH = 64
 
 _FAILURES = {
-    "400": "The request cannot be used.",
+    "400": "The request is invalid.",
     "401": "The token is missing or wrong.",
-    "403": "Switched off at this gateway; the message names the setting.",
-    "404": "There is no such app.",
-    "409": "The name or the model is taken, or somebody else changes the app.",
+    "403": "Disabled at this gateway; the message names the setting.",
+    "404": "Unknown app.",
+    "409": "The name or the model is in use, or another request changed the app first.",
     "504": "The app did not load, or its own unit tasks got no executors in time.",
 }
 _FAILURES_OF_A_CALL = {
-    "400": "The app refuses the request.",
-    "404": "There is no such app.",
+    "400": "The app rejects the request.",
+    "404": "Unknown app.",
     "429": "Overloaded: try again after Retry-After seconds.",
     "502": "The app or a stage failed on this request.",
     "503": "No worker or no live executor for a stage.",
@@ -43,7 +43,7 @@ _FAILURES_OF_A_CALL = {
 
 
 def add_app_routes(document: dict[str, Any], apps: Iterable[AppRecord]) -> dict[str, Any]:
-    """``document`` and the routes of apps, those that are registered now included. ``document`` stays as it is."""
+    """Copy ``document``, and add the routes of apps."""
     apps = list(apps)
     shown = (*_SHAPES, AppChatRequest) if any(app.chat for app in apps) else _SHAPES
     _, components = msgspec.json.schema_components(shown, ref_template=_REF)
@@ -71,11 +71,11 @@ def _control_paths() -> dict[str, Any]:
             "parameters": [name],
             "get": _operation("show_app", "One app.", _schema_ref("AppDetail")),
             "put": _operation(
-                "update_app", "Load an app anew, from a source or its own.", _schema_ref("AppDetail"), requestBody=body
+                "update_app", "Reload an app from its source or a new one.", _schema_ref("AppDetail"), requestBody=body
             ),
-            "delete": _operation("unregister_app", "End an app; its requests finish.", _schema_ref("AppDeleted")),
+            "delete": _operation("unregister_app", "Unregister an app; requests finish.", _schema_ref("AppDeleted")),
         },
-        TASKS: {"get": _operation("list_tasks", "Unit tasks: who uses and who runs them.", _schema_ref("TaskList"))},
+        TASKS: {"get": _operation("list_tasks", "Unit tasks, their apps and executors.", _schema_ref("TaskList"))},
     }
 
 
@@ -102,7 +102,7 @@ def _invoke_path(app: AppRecord, request: dict[str, Any], response: dict[str, An
             "tags": ["Apps"],
             "requestBody": {"required": True, **_json_content(request)},
             "responses": {
-                "200": {"description": f"What the app answers.{parts}", "content": {kind: {"schema": response}}},
+                "200": {"description": f"The response of the app.{parts}", "content": {kind: {"schema": response}}},
                 **_failure_responses(_FAILURES_OF_A_CALL),
             },
         }
@@ -124,7 +124,7 @@ def _schema_ref(name: str) -> dict[str, str]:
 
 
 def _move_definitions(schema: dict[str, Any], prefix: str, schemas: dict[str, Any]) -> dict[str, Any]:
-    """``schema`` as part of the document: its ``$defs`` move to ``schemas`` under names with ``prefix``."""
+    """Prepare ``schema`` for the document: move its ``$defs`` to ``schemas``, under names with ``prefix``."""
     definitions = schema.get("$defs")
     names = (
         {name: _INVALID_NAME_CHARS.sub("_", f"{prefix}.{name}") for name in definitions}
@@ -137,7 +137,7 @@ def _move_definitions(schema: dict[str, Any], prefix: str, schemas: dict[str, An
 
 
 def _rewrite_references(value: Any, names: dict[str, str], depth: int) -> Any:
-    """``value`` with references to what was moved. One that leads elsewhere is left out."""
+    """Rewrite references to the moved definitions, and drop all others."""
     if depth > _MAX_SCHEMA_DEPTH:
         return {}
     if isinstance(value, list):
@@ -154,5 +154,5 @@ def _rewrite_references(value: Any, names: dict[str, str], depth: int) -> Any:
 
 
 def _is_discriminator(value: Any) -> bool:
-    """Return whether it is a discriminator's table, whose references are plain strings. Readers do without."""
+    """Return True for the table of a discriminator: its references are plain strings, and optional."""
     return isinstance(value, dict) and value.keys() == {"mapping", "propertyName"}

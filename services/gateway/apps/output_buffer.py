@@ -1,5 +1,7 @@
-"""Outputs that pass between a call's worker and its client: those of nodes on their way to the worker, and
-those of the worker on their way to the client."""
+"""Outputs between a worker and its client, in both directions.
+
+The worker reads outputs of nodes, and the client reads outputs of the worker.
+"""
 
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
@@ -13,26 +15,26 @@ from omnibus.task import Source
 from omnibus.tensors.item import Item
 from services.gateway.dispatch.streams import ItemStream
 
-#: Bytes of arrays that one message brings to a worker; a larger array travels alone.
+#: Maximum bytes of arrays in one message to a worker; a larger array gets its own message.
 MAX_BATCH_BYTES = 16 << 20
 
 
 class WorkerOutputReader:
-    """An output of a node that the worker may read, or hand to the client as it is: one of the two."""
+    """Output of a node: the worker reads it, or passes it to the client unread."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self.begun = False  # the worker has read of it
+        self.begun = False  # the worker has begun to read it
         self.busy = False  # the worker waits for it
         self._rest: list[Item] = []
 
     @property
     def is_exhausted(self) -> bool:
-        """True if the worker has got all that there is, as far as is known."""
+        """True if the worker has certainly read everything."""
         return not self._rest and isinstance(self.source, ItemStream) and self.source.is_exhausted
 
     async def next_items(self) -> list[Item]:
-        """The next items that go into one message; none after the last. Raises what made the output fail."""
+        """Return the next items for one message; empty after the last. Raises the error of the output."""
         items, self._rest = self._rest or await self.source.next_items(), []
         nbytes = 0
         for index, item in enumerate(items):
@@ -61,7 +63,7 @@ _KINDS: dict[str, type[msgspec.Struct]] = {"text": _TextItem, "audio": _AudioIte
 
 
 class AppOutputStream(ItemStream):
-    """An output of a chat that the app makes itself. ``took`` is told how many bytes were read of it."""
+    """Output of a chat that the app makes itself. ``took`` is called with the bytes read."""
 
     def __init__(self, app: str, name: str, took: Callable[[int], None]) -> None:
         super().__init__()
@@ -71,7 +73,7 @@ class AppOutputStream(ItemStream):
         self._nbytes = 0
 
     def add_items(self, items: list[Item], nbytes: int) -> None:
-        """Items of one message. Those that no client could be sent make it fail."""
+        """Add the items of one message. Invalid items make the output fail."""
         self._nbytes += nbytes
         try:
             for item in items:
@@ -92,25 +94,28 @@ class AppOutputStream(ItemStream):
         try:
             msgspec.convert(item.data, _KINDS[self._name])
         except msgspec.ValidationError as error:
-            raise AppFailed(f"the app {self._app} gave {self._name} that cannot be sent: {error}") from error
+            raise AppFailed(f"the app {self._app} returned invalid {self._name}: {error}") from error
         sound = item.array is not None and item.array.ndim == 1 and item.array.dtype == np.float32
         if sound != (self._name == "audio") or (item.array is not None and not sound):
-            raise AppFailed(f"the app {self._app} gave {self._name} that cannot be sent: its array is none of its kind")
+            raise AppFailed(
+                f"the app {self._app} returned invalid {self._name}: "
+                "audio must have a float32 array [n], and text must have none"
+            )
 
 
 def output_names(body: bytes) -> list[str]:
-    """The outputs that a chat's answer names. Raises ``ProtocolError``."""
+    """Return the outputs that the answer of a chat names. Raises ``ProtocolError``."""
     try:
         found = msgspec.json.decode(body, type=list[str])
     except UNREADABLE as error:
         raise ProtocolError(f"a chat's answer names no outputs: {error}") from error
     if len(set(found)) != len(found) or not set(found) <= _KINDS.keys():
-        raise ProtocolError(f"a chat's answer has {', '.join(_KINDS)}, not {', '.join(found)[:80]!r}")
+        raise ProtocolError(f"a chat's answer must name {', '.join(_KINDS)}, not {', '.join(found)[:80]!r}")
     return found
 
 
 def check_json_line(body: bytes) -> bytes:
-    """``body`` if it is JSON on one line, as answers and parts are. Raises ``ProtocolError``."""
+    """Return ``body`` if it is JSON on one line. Raises ``ProtocolError``."""
     try:
         body.decode()
         msgspec.json.decode(body, type=msgspec.Raw)

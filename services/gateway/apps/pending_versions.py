@@ -1,9 +1,8 @@
-"""Versions of apps that are not current, but whose own unit tasks run: not yet, or not any more.
+"""Starting and draining versions of apps, whose own unit tasks run.
 
-They are records like the others, named ``<app>@<version>-<random>`` and without a route, so that the planner keeps
-their unit tasks: of a version that is about to be registered (``starting``), and of one whose last requests
-are finishing (``draining``). Each has its time, after which every gateway removes it: whoever put it there
-may be gone.
+Their records are named ``<app>@<version>-<random>`` and have no route, so that the planner runs their unit tasks. A
+record is ``starting`` before its version is registered, and ``draining`` while the last requests of its version finish.
+Each record expires, and then every gateway removes it, because the gateway that wrote it may be gone.
 """
 
 import asyncio
@@ -22,14 +21,14 @@ from omnibus.store import Store
 log = logging.getLogger(__name__)
 
 STARTING, DRAINING = "starting", "draining"
-#: Seconds that a record outlives its purpose.
+#: Seconds after which an expired record is removed.
 RECORD_GRACE_SECONDS = 5.0
-#: Seconds until the next attempt when the store was at fault.
+#: Seconds until the next attempt after an error of the store.
 RETRY_PAUSE_SECONDS = 1.0
 
 
 class PendingVersions:
-    """Puts such records into the store, and removes all whose time is over."""
+    """Writes such records to the store, and removes expired ones."""
 
     def __init__(self, settings: GatewaySettings, store: Store) -> None:
         self._settings = settings
@@ -38,21 +37,21 @@ class PendingVersions:
         self._sweeps: dict[str, asyncio.Task[None]] = {}
 
     async def put_record(self, record: AppRecord, state: str) -> AppRecord:
-        """Keep ``record`` aside, under a name that nobody else has."""
+        """Store ``record`` under a unique name."""
         name = f"{record.name}{VERSION_SEPARATOR}{record.version}-{secrets.token_hex(4)}"
         kept = msgspec.structs.replace(record, name=name, route="", model="", state=state, updated=time.time())
         await self._store.put_app(kept, 0)
         return kept
 
     async def drop_record(self, kept: AppRecord) -> None:
-        """Remove it before its time; without a store it is left to the sweep."""
+        """Remove a record before it expires; if the store fails, it expires later."""
         try:
             await self._store.drop_app(kept.name, kept.version)
         except OmnibusError as error:
             log.info("%s: %s", kept.name, error)
 
     def update_records(self, records: Mapping[str, AppRecord]) -> None:
-        """Take ``records`` as those that are aside now, and schedule the removal of each."""
+        """Replace the known records by ``records``, and schedule the removal of each."""
         for name, record in self.records.items():
             if records.get(name) != record:
                 self._sweeps.pop(name).cancel()

@@ -1,4 +1,4 @@
-"""Files that an app has itself, put into the arena for the calls of one request: see ``omnibus.task.Media``."""
+"""Files that an app puts into the arena for one request: see ``omnibus.task.Media``."""
 
 import asyncio
 from typing import Any, Protocol
@@ -9,18 +9,18 @@ from services.gateway.media.headers.sniff import sniff_content
 from services.gateway.media.inspect import DEFAULT_LIMITS, MediaInfo, accepted_text, inspect_media
 
 _MODALITIES = frozenset({"image", "video", "audio"})
-#: Bytes that are inspected in the event loop; more are hashed in a thread.
+#: Bytes up to which a file is inspected in the event loop; larger ones are hashed in a thread.
 _MAX_INLINE_BYTES = 1 << 20
 
 
 class FilePlacer(Protocol):
-    """Part of ``services.gateway.request.request.ClientRequest`` that places files."""
+    """Interface of a run, such as ``services.gateway.request.request.ClientRequest``, that places files."""
 
     async def place_input(self, data: bytes, about: tuple[str, str, str]) -> dict[str, Any]: ...
 
 
 class PlacedMedia:
-    """The files of one request of an app: as many and as large as those that a client may send."""
+    """Files of one request of an app; the limits of client requests apply."""
 
     def __init__(self, run: FilePlacer) -> None:
         self._run = run
@@ -28,9 +28,9 @@ class PlacedMedia:
         self._nbytes = 0
 
     async def place(self, message: protocol.PlaceMedia) -> dict[str, Any]:
-        """Put a file into the arena until the request ends; returns the literal that names it in calls.
+        """Put a file into the arena until the request ends; return its literal for calls.
 
-        Raises ``BadMedia``, ``TooLarge``, and what the arena raises.
+        Raises ``BadMedia``, ``TooLarge``, and the errors of the arena.
         """
         self._count_file(len(message.data))
         modality = message.modality or sniff_content(message.data).partition("/")[0]
@@ -46,7 +46,8 @@ class PlacedMedia:
         limits = DEFAULT_LIMITS
         if self._count > limits.items or self._nbytes > limits.request_bytes:
             raise TooLarge(
-                f"an app may place {limits.items} files with {limits.request_bytes} bytes in one request", param="media"
+                f"an app may place at most {limits.items} files and {limits.request_bytes} bytes in one request",
+                param="media",
             )
 
 

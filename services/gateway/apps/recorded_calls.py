@@ -1,4 +1,4 @@
-"""The last recorded calls of an app, with what its graphs gave."""
+"""The last recorded calls of an app, with their graphs."""
 
 from typing import NamedTuple
 
@@ -9,20 +9,20 @@ from omnibus.recording import records
 from omnibus.recording.records import AppCall, EndRecord, Record, RecordedAnswer
 from services.gateway.shadow.spare_room import Place, invocation_places
 
-#: Records that are read at once, and in all.
+#: Records per read, and the maximum in total.
 READ_BATCH_COUNT, MAX_READ_RECORDS = 256, 20_000
 _CALL_KEY = b'"call":'
 
 
 class RecordedSegment(NamedTuple):
-    """One graph of a call: ``step`` is its number, ``record`` what was sent and how it ended."""
+    """One graph of a call: ``step`` is its number, ``record`` its invocation and its end."""
 
     step: int
     record: Record
 
 
 class RecordedCall(NamedTuple):
-    """A call that was answered, and its graphs, the first one first."""
+    """Answered call, and its graphs in order."""
 
     call: AppCall
     answer: RecordedAnswer
@@ -34,18 +34,18 @@ class RecordedCall(NamedTuple):
 
     @property
     def seconds_allowed(self) -> float:
-        """Seconds that the recorded call had until its deadline."""
+        """Seconds from the start of the recorded call to its deadline."""
         first = self.segments[0].record.invocation
         return max(1.0, first.deadline - first.created)
 
     @property
     def places(self) -> set[Place]:
-        """The models and options that ran it."""
+        """Models and options that ran it."""
         return invocation_places(segment.record.invocation for segment in self.segments)
 
 
 async def find_calls(bus: Bus, app: str, count: int) -> list[RecordedCall]:
-    """The last ``count`` calls of ``app`` that were answered, the newest first, as far as they are recorded."""
+    """Return the last ``count`` answered calls of ``app`` on record, newest first."""
     found: list[RecordedCall] = []
     below = read = 0
     while read < MAX_READ_RECORDS:
@@ -64,7 +64,7 @@ async def find_calls(bus: Bus, app: str, count: int) -> list[RecordedCall]:
 
 
 def _decode_call(body: bytes, app: str) -> EndRecord | None:
-    """The end of a call of ``app``; None for any other record."""
+    """Decode the end of a call of ``app``; None for any other record."""
     if _CALL_KEY not in body:
         return None
     try:
@@ -75,7 +75,7 @@ def _decode_call(body: bytes, app: str) -> EndRecord | None:
 
 
 async def _read_call(bus: Bus, ended: EndRecord) -> RecordedCall | None:
-    """The whole call; None when the record of one of its graphs is gone."""
+    """Read all records of a call; None if one of them is gone."""
     if not isinstance(ended.call, AppCall):
         return None
     try:

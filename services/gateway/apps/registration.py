@@ -1,7 +1,7 @@
-"""Registering, updating and unregistering apps, at any gateway; the others follow by the store.
+"""Registration, update and removal of apps at any gateway; the others follow through the store.
 
-The worker of a new version is started first: it says what the app is. When that is accepted, its own unit
-tasks have executors, and the record is in the store, the app is registered; until then nothing has changed.
+The worker of a new version starts first and describes the app. The app is registered when the description is accepted,
+its own unit tasks have executors, and its record is in the store. Until then, nothing has changed.
 """
 
 import asyncio
@@ -40,16 +40,16 @@ from services.gateway.routing.router import Router
 
 log = logging.getLogger(__name__)
 
-#: Seconds until this gateway must have seen what it wrote.
+#: Seconds within which this gateway must read its own write.
 SYNC_TIMEOUT_SECONDS = 10.0
-#: Bytes that a record may have.
+#: Maximum bytes of a record.
 MAX_RECORD_BYTES = 256 << 10
-#: Seconds between two looks at whether executors have come.
+#: Seconds between two checks for executors.
 POLL_SECONDS = 0.05
 
 
 class AppControl:
-    """Operations of the control routes. Nothing here is locked: the store decides which of two changes was first."""
+    """Operations of the control routes. There are no locks: the store orders concurrent changes."""
 
     def __init__(
         self, settings: GatewaySettings, store: Store, registry: Registry, router: Router, canary: AppCanary
@@ -61,34 +61,34 @@ class AppControl:
         self._router = router
         self._aside = PendingVersions(settings, store)
 
-    # Looking
+    # Reads
 
     def list_apps(self) -> tuple[AppView, ...]:
-        """All apps in brief. Raises ``StageUnavailable`` before they were read."""
+        """List all apps. Raises ``StageUnavailable`` before the store was read."""
         self.registry.check_read()
         return tuple(self._app_view(record) for _, record in sorted(self.registry.records.items()))
 
     def describe_app(self, name: str) -> AppDetail:
-        """All about one app. Raises ``NotFound``."""
+        """Return the details of an app. Raises ``NotFound``."""
         record = self.registry.records.get(name)
         if record is None:
             self.registry.check_read()
             there = ", ".join(sorted(self.registry.records)) or "none"
-            raise NotFound(f"there is no app {name[:80]!r}; there is {there}", param="name")
+            raise NotFound(f"unknown app {name[:80]!r} (registered apps: {there})", param="name")
         return self._app_detail(record)
 
     def list_tasks(self) -> tuple[TaskView, ...]:
-        """Every unit task of the plan and the apps."""
+        """List the unit tasks of the plan and the apps."""
         return task_bindings.list_task_views(self._router, self.registry.all_records)
 
-    # Changing
+    # Changes
 
     async def register(self, body: bytes) -> tuple[AppDetail, bool]:
-        """Register the app that ``body`` names; returns it and whether it is new.
+        """Register the app in ``body``; returns it and True if it is new.
 
-        The same source with the same description is registered already. With a canary what is loaded is a new version
-        of the app of its name, and takes over if it finds no difference. Raises ``Rejected`` for one that cannot be
-        served, ``Conflict`` for one that would disturb others, and ``DeadlineExceeded``.
+        An app with the same source and description is already registered. With a canary, the loaded app is a new
+        version of the app of that name, and takes over if the canary finds no difference. Raises ``Rejected`` for an
+        app that cannot be served, ``Conflict`` for one that would affect others, and ``DeadlineExceeded``.
         """
         asked = source_policy.parse_request(body)
         given, canary = source_policy.parse_source(asked, self._settings), asked.canary
@@ -102,32 +102,32 @@ class AppControl:
             if known is None:
                 try:
                     await self._publish_record(record, None, apps, worker)
-                except AppConflict:  # another gateway was faster, perhaps with the same
+                except AppConflict:  # another gateway was faster, perhaps with the same app
                     known = (await self._store.apps()).get(record.name)
                     if known is None:
                         raise
             if known is None:
                 return self._app_detail(record), True
-            if canary is not None:  # the code of the same source may be another one
+            if canary is not None:  # the same source may have other code
                 proof = await self._publish_record(record, known, apps, worker, canary)
                 return self._app_detail(record, proof), False
         if not _is_same_app(record, known):
             raise Conflict(
-                f"the app {known.name!r} is registered at version {known.version} and is another one: "
-                f"update it with PUT /v1/apps/{known.name}, or give yours another name",
+                f"another app {known.name!r} is registered at version {known.version}: "
+                f"update it with PUT /v1/apps/{known.name}, or choose another name for yours",
                 param="name",
             )
         return self._app_detail(known), False
 
     async def update(self, name: str, body: bytes) -> AppDetail:
-        """Serve app ``name`` from the source in ``body``, or load its own anew. The old version serves meanwhile."""
+        """Reload app ``name``, from the source in ``body`` if given. The old version serves in the meantime."""
         asked = source_policy.parse_request(body)
         given, canary = source_policy.parse_source(asked, self._settings), asked.canary
         apps = await self._store.apps()
         known = apps.get(name)
         if known is None:
             how = "register it with POST /v1/apps, or `omnibus app register`"
-            raise NotFound(f"there is no app {name[:80]!r}: {how}", param="name")
+            raise NotFound(f"unknown app {name[:80]!r}: {how}", param="name")
         if given is None:
             source_policy.check_allowed(known.source, self._settings)
             text = await self._store.source(known.source.sha256) if known.source.sha256 else ""
@@ -135,15 +135,18 @@ class AppControl:
         async with self._load_worker(given.source, given.text) as worker:
             called = worker.description.name
             if called != name:
-                raise BadRequest(f"this is the app {called[:80]!r}, not {name!r}: register it beside", param="name")
+                raise BadRequest(
+                    f"the source has the app {called[:80]!r}, not {name!r}: register it with POST /v1/apps",
+                    param="name",
+                )
             record = _next_record(worker.description, await self._store_source(given), known)
             proof = await self._publish_record(record, known, apps, worker, canary)
         return self._app_detail(record, proof)
 
     async def unregister(self, name: str) -> AppDeleted:
-        """End app ``name``: requests in flight finish, new ones find nothing. Raises ``NotFound``."""
+        """Remove app ``name``: requests in flight finish, new ones are rejected. Raises ``NotFound``."""
         if base_app_name(name) != name:
-            raise NotFound(f"there is no app {name[:80]!r}", param="name")
+            raise NotFound(f"unknown app {name[:80]!r}", param="name")
         known = (await self._store.apps()).get(name)
         if known is not None and task_bindings.own_tasks(known):
             await self._aside.put_record(known, DRAINING)
@@ -153,10 +156,10 @@ class AppControl:
 
     @asynccontextmanager
     async def _load_worker(self, source: AppSource, text: str) -> AsyncIterator[WorkerSupervisor]:
-        """A worker of ``source``; unless the registry has taken it, it stops when the block ends."""
+        """Start a worker of ``source``; stop it after the block unless the registry has it."""
         try:
             worker = await self.registry.load_worker(source, text)
-        except AppFailed as error:  # its code ended the process: nobody's fault but its own
+        except AppFailed as error:  # its code ended the process
             raise BadRequest(f"the app cannot be loaded: {error.message}") from error
         try:
             yield worker
@@ -165,7 +168,7 @@ class AppControl:
                 await worker.stop()
 
     async def _store_source(self, given: source_policy.SubmittedSource) -> AppSource:
-        """The source as the record names it: an uploaded text is in the store from now on."""
+        """Return the source for the record; store the text of an upload."""
         if given.source.kind != UPLOAD:
             return given.source
         return msgspec.structs.replace(given.source, sha256=await self._store.put_source(given.text))
@@ -178,7 +181,7 @@ class AppControl:
         worker: WorkerSupervisor,
         canary: AppCanaryRequest | None = None,
     ) -> AppCanaryView | None:
-        """Make ``record`` the current one of its app, once its ``canary`` found no difference; returns that one."""
+        """Make ``record`` the current version of its app, after its canary; returns the canary's result."""
         if record.model in self._router.loaded_adapters:
             raise Conflict(f"{record.model!r} is an adapter: give the app's model another name", param="model")
         task_bindings.check_app(record, self._router.plan, apps)
@@ -187,7 +190,7 @@ class AppControl:
         kept = await self._aside.put_record(record, STARTING) if new else None
         try:
             if kept is not None:
-                task_bindings.check_app(record, self._router.plan, await self._store.apps())  # others may do the same
+                task_bindings.check_app(record, self._router.plan, await self._store.apps())  # for concurrent changes
                 await self._until_bound(record)
             proof = (
                 await self._prove(record.name, canary, worker) if before is not None and canary is not None else None
@@ -209,12 +212,12 @@ class AppControl:
     async def _prove(self, name: str, canary: AppCanaryRequest, worker: WorkerSupervisor) -> AppCanaryView:
         try:
             _, serving = self.registry.worker(name)
-        except OmnibusError:  # broken here: its recorded answers are all that there is
+        except OmnibusError:  # broken here: there are only its recorded answers
             return await self._canary.prove(name, canary, worker, None)
         return await self._canary.prove(name, canary, worker, serving)
 
     async def _until_bound(self, record: AppRecord) -> None:
-        """Wait until every own unit task of ``record`` has an executor. Raises ``DeadlineExceeded``."""
+        """Wait for an executor of each own unit task of ``record``. Raises ``DeadlineExceeded``."""
         try:
             async with asyncio.timeout(self._settings.app_ready):
                 while task_bindings.missing_executor_reason(record, self._router):  # noqa: ASYNC110 plan and members change on their own
@@ -225,7 +228,7 @@ class AppControl:
                 f"the app {record.name!r} is not registered: after {self._settings.app_ready:g} s {why}"
             ) from None
 
-    # Telling
+    # Views
 
     def _app_view(self, record: AppRecord) -> AppView:
         return AppView(
@@ -263,7 +266,7 @@ class AppControl:
 
 
 def _next_record(description: Description, source: AppSource, known: AppRecord | None) -> AppRecord:
-    """The next version of an app, exactly as it is read from the store."""
+    """Build the next record of an app, as read from the store."""
     now = time.time()
     made = AppRecord(
         name=description.name,
@@ -283,13 +286,14 @@ def _next_record(description: Description, source: AppSource, known: AppRecord |
     body = records.encode_app_record(made)
     if len(body) > MAX_RECORD_BYTES:
         raise TooLarge(
-            f"what the app says of itself takes {len(body)} bytes, {MAX_RECORD_BYTES} are allowed: simplify its types"
+            f"the description of the app has {len(body)} bytes, at most {MAX_RECORD_BYTES} are allowed: simplify its "
+            "types"
         )
     return records.decode_app_record(body)
 
 
 def _is_same_app(record: AppRecord, known: AppRecord) -> bool:
-    """Return whether a new registration says what is registered already."""
+    """Return True if the app is already registered in this form."""
     when = {"version": known.version, "created": known.created, "updated": known.updated}
     return msgspec.structs.replace(record, **when) == known
 

@@ -1,4 +1,4 @@
-"""Bodies of requests and responses of the app routes, as they are written and documented."""
+"""Request and response bodies of the app routes."""
 
 from typing import Annotated, Any
 
@@ -6,14 +6,14 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from omnibus.canary.gate import GateRules
 
-#: Calls that are given to a new version at most.
+#: Maximum number of calls for a canary.
 MAX_CALLS = 1000
-#: The schema of a chat request, as one app's own is shown.
+#: Schema of a chat request, in place of an app's own.
 CHAT_REQUEST = {"$ref": "/openapi.json#/components/schemas/AppChatRequest"}
 
 
 class WorkerProblem(Struct, frozen=True):
-    """Reason why a version does not serve at this gateway."""
+    """Reason why a version is not served at this gateway."""
 
     version: int
     code: str
@@ -21,9 +21,11 @@ class WorkerProblem(Struct, frozen=True):
 
 
 class WorkerView(Struct, frozen=True, omit_defaults=True):
-    """The worker of an app at the gateway that answers. ``state`` is ``ready``, ``cold`` (the next call
-    starts its process), ``starting``, ``restarting`` or ``broken``; ``version`` is the one that serves, null while none
-    does."""
+    """Worker of an app at the gateway that answers.
+
+    ``state`` is ``ready``, ``cold`` (the next call starts its process), ``starting``, ``restarting`` or ``broken``.
+    ``version`` is the version that it serves, null if there is none.
+    """
 
     state: str
     version: int | None
@@ -31,7 +33,7 @@ class WorkerView(Struct, frozen=True, omit_defaults=True):
 
 
 class TaskOfApp(Struct, frozen=True):
-    """A unit task of an app; ``own`` ones bring their engine."""
+    """Unit task of an app; an ``own`` task has its own engine."""
 
     name: str
     kind: str
@@ -50,8 +52,10 @@ class SourceView(Struct, frozen=True, omit_defaults=True):
 
 
 class AppCanaryRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """Trial of a new version: on the ``last`` recorded calls, within so many seconds. ``tolerance`` and ``score``
-    are those of ``omnibus.canary.gate.GateRules``."""
+    """Canary of a new version: compares the ``last`` recorded calls, at most for ``within`` seconds.
+
+    ``tolerance`` and ``score`` are those of ``omnibus.canary.gate.GateRules``.
+    """
 
     last: Annotated[int, Meta(ge=1, le=MAX_CALLS)]
     tolerance: Annotated[float, Meta(ge=0)] = GateRules().tolerance
@@ -60,8 +64,10 @@ class AppCanaryRequest(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ComparedCall(Struct, frozen=True, omit_defaults=True):
-    """One recorded call, and how the new version did: ``same``, ``differed``, ``failed``, or ``skipped`` where nothing
-    can be said. ``stage`` is the component whose output differed first."""
+    """Recorded call and its ``outcome``: ``same``, ``differed``, ``failed``, or ``skipped`` without a comparison.
+
+    ``stage`` is the first component whose output differed.
+    """
 
     id: str
     outcome: str
@@ -70,14 +76,14 @@ class ComparedCall(Struct, frozen=True, omit_defaults=True):
 
 
 class AppCanaryView(Struct, frozen=True):
-    """Result of a canary that let the new version take over."""
+    """Result of a canary that passed."""
 
     compared: int
     calls: tuple[ComparedCall, ...]
 
 
 class AppView(Struct, frozen=True, kw_only=True):
-    """A registered app. ``route`` is ``chat`` for one that answers chat completions as ``model``."""
+    """Registered app. ``route`` is ``chat`` if it answers chat completions as ``model``."""
 
     object: str = "app"
     name: str
@@ -91,8 +97,11 @@ class AppView(Struct, frozen=True, kw_only=True):
 
 
 class AppDetail(Struct, frozen=True, kw_only=True):
-    """All about a registered app. ``request`` and ``response`` are JSON schemas, empty when untyped. ``chat``: it takes
-    chat requests. ``canary``: what was compared before this version took over."""
+    """Details of a registered app.
+
+    ``request`` and ``response`` are JSON schemas, empty without types. ``chat`` is true if it accepts chat requests.
+    ``canary`` is the comparison before this version took over.
+    """
 
     object: str = "app"
     name: str
@@ -114,7 +123,7 @@ class AppDetail(Struct, frozen=True, kw_only=True):
 
 
 class AppDeleted(Struct, frozen=True, kw_only=True):
-    """``version`` is null for an app that another build had registered."""
+    """Removed app. ``version`` is null if another build had registered it."""
 
     object: str = "app.deleted"
     name: str
@@ -123,7 +132,7 @@ class AppDeleted(Struct, frozen=True, kw_only=True):
 
 
 class ExecutorView(Struct, frozen=True):
-    """``state`` is ``ok``, ``stuck``, ``silent`` or ``draining``."""
+    """Executor of a unit task. ``state`` is ``ok``, ``stuck``, ``silent`` or ``draining``."""
 
     id: str
     model: str
@@ -132,7 +141,7 @@ class ExecutorView(Struct, frozen=True):
 
 
 class TaskView(Struct, frozen=True):
-    """A unit task of the plan or of an app. ``models`` run it, ``users`` are apps, and ``chat`` for plain models."""
+    """Unit task of the plan or of an app: ``models`` run it, ``users`` are apps, or ``chat``."""
 
     name: str
     kind: str
@@ -155,7 +164,10 @@ class TaskList(Struct, frozen=True, kw_only=True):
 
 
 class AppSourceRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """An installed module; a module in a directory below the gateway's apps; or a text and its name."""
+    """Source of an app: an installed module, a module in a directory, or an upload.
+
+    A ``directory`` is below the apps' directory of the gateway. An upload is a text and its ``name``.
+    """
 
     module: str | None = None
     directory: str | None = None
@@ -164,8 +176,11 @@ class AppSourceRequest(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AppRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """``source`` may be left out of an update: the app's own is loaded again. With ``canary`` a new version takes over
-    only if it answers the last recorded calls as before."""
+    """Registration or update of an app.
+
+    An update without ``source`` reloads the app's own. With ``canary``, a new version takes over only if it answers
+    the last recorded calls as before.
+    """
 
     source: AppSourceRequest | None = None
     canary: AppCanaryRequest | None = None

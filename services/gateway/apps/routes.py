@@ -1,4 +1,4 @@
-"""The HTTP routes of apps, but for ``invoke``: what a client may ask, and who may change what."""
+"""HTTP routes of apps except ``invoke``, and authorization of their changes."""
 
 from fastapi import FastAPI
 from starlette.requests import Request

@@ -1,4 +1,4 @@
-"""One app at this gateway: what the store says of it, and the worker that serves it."""
+"""One app at this gateway: its record in the store, and the worker that serves it."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from services.gateway.apps.worker_supervisor import WorkerSupervisor
 
 
 class ServedApp:
-    """One app here. ``record`` is what the store says; ``worker`` may still be that of an older ``version``."""
+    """App with its latest ``record`` in the store; ``worker`` may still serve the older ``serving`` record."""
 
     __slots__ = ("problem", "record", "serving", "starting", "worker")
 
@@ -32,11 +32,11 @@ class ServedApp:
 
     @property
     def is_settled(self) -> bool:
-        """True if the first attempt to start it is over."""
+        """True after the first attempt to start it."""
         return self.worker is not None or self.problem is not None
 
     def worker_view(self) -> WorkerView:
-        """This gateway's worker, for people."""
+        """Describe this gateway's worker for clients."""
         problem = None
         if self.problem is not None:
             problem = WorkerProblem(self.record.version, self.problem.code, self.problem.message)
@@ -44,7 +44,7 @@ class ServedApp:
 
 
 def describe_record(record: AppRecord) -> Description:
-    """Description of an app as it was when it was registered."""
+    """Return the description of an app at its registration."""
     return Description(
         name=record.name,
         doc=record.doc,

@@ -1,11 +1,10 @@
-"""The apps that this gateway serves: it follows the store and has a worker for each.
+"""Apps that this gateway serves: it follows the store and has a worker for each.
 
-As many workers as ``OMNIBUS_GATEWAY_APP_WORKERS`` says have a process; those of apps that were called least recently,
-or not yet, get one when they are called.
+At most ``OMNIBUS_GATEWAY_APP_WORKERS`` workers have a process. The other workers, the least recently called ones and
+new ones, start a process when they are called.
 
-A new version starts beside the old one and takes its place when it is ready; the old one finishes its
-requests and stops. Apps start, drain and stop side by side: none waits for another. Without a store the
-gateway keeps what it has.
+A new version starts while the old one serves, and replaces it when it is ready; the old one finishes its requests and
+stops. Apps start, drain and stop concurrently. If the store is unavailable, the gateway keeps its apps.
 """
 
 import asyncio
@@ -30,14 +29,14 @@ from services.gateway.request.ends import app_deadline_error
 
 log = logging.getLogger(__name__)
 
-#: Seconds until the next attempt when the store or the machine was at fault.
+#: Seconds until the next attempt after an error of the store or the machine.
 RETRY_PAUSE_SECONDS = 1.0
-#: Attempts to load an app that was found broken.
+#: Attempts to load a broken app.
 BROKEN_APP_RETRIES = RestartPolicy(first=30.0, longest=600.0)
 
 
 class Hire(Protocol):
-    """Makes the worker of a source; the text is that of an uploaded one. With a description it begins cold."""
+    """Creates the worker of a source; ``text`` is that of an upload. With a description, it begins cold."""
 
     def __call__(
         self, source: AppSource, text: str, *, pool: WarmWorkers, description: Description | None = None
@@ -45,13 +44,13 @@ class Hire(Protocol):
 
 
 class AppsNotRead(StageUnavailable):
-    """A resource that may be there later. ``retry_after`` is in seconds."""
+    """Apps that this gateway has not read yet. ``retry_after`` is in seconds."""
 
     retry_after = 1.0
 
 
 class Registry:
-    """Follows the store. ``hire`` makes a worker that is not started yet."""
+    """Registry of apps that follows the store. ``hire`` creates workers that are not started yet."""
 
     def __init__(self, settings: GatewaySettings, store: Store, hire: Hire) -> None:
         self._settings = settings
@@ -61,29 +60,29 @@ class Registry:
         self._apps: dict[str, ServedApp] = {}
         self._routes: dict[tuple[str, str], str] = {}
         self._aside = PendingVersions(settings, store)
-        #: Workers that were started to see what an app is, before its record was written.
+        #: Workers that were started to describe an app before its record was written.
         self._expected: list[tuple[AppRecord, WorkerSupervisor]] = []
-        #: Those that serve, and those that finish their last requests.
+        #: Workers that serve, or finish their last requests.
         self._workers: set[WorkerSupervisor] = set()
         self._turn = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._read = False
 
-    # What there is
+    # Reads
 
     @property
     def records(self) -> dict[str, AppRecord]:
-        """All registered apps, as this gateway last read them."""
+        """All registered apps, as of the last read of the store."""
         return {name: served.record for name, served in self._apps.items()}
 
     @property
     def all_records(self) -> dict[str, AppRecord]:
-        """Registered apps, and versions whose own unit tasks still or already run."""
+        """Registered apps, and pending versions with unit tasks."""
         return {**self.records, **self._aside.records}
 
     @property
     def starting_apps(self) -> list[str]:
-        """Apps whose first start here is under way; ``?`` before the store was read."""
+        """Apps that are starting here for the first time; ``?`` before the store was read."""
         return ["?"] if not self._read else [name for name, served in self._apps.items() if not served.is_settled]
 
     def worker_view(self, name: str) -> WorkerView | None:
@@ -91,25 +90,25 @@ class Registry:
         return served.worker_view() if served is not None else None
 
     def worker(self, name: str) -> tuple[AppRecord, WorkerSupervisor]:
-        """Return the record of app ``name``, and the worker that serves it.
+        """Return the record and the worker that serve app ``name``.
 
-        Raises ``NotFound`` naming what there is, and ``StageUnavailable`` that says why it cannot serve now.
+        Raises ``NotFound`` with the known names, and ``StageUnavailable`` with the reason why it cannot serve now.
         """
         served = self._apps.get(name)
         if served is None:
             self.check_read()
             there = ", ".join(sorted(self._apps)) or "none"
-            raise NotFound(f"there is no app {name[:80]!r}; there is {there}", param="name")
+            raise NotFound(f"unknown app {name[:80]!r} (registered apps: {there})", param="name")
         if served.worker is None or not served.worker.is_ready:
             why = f": {served.problem.message}" if served.problem is not None else ", try again in a moment"
             raise StageUnavailable(f"the app {name} is {served.state} at this gateway{why}", stage=name)
         return served.serving, served.worker
 
     async def warm_worker(self, name: str, deadline: float) -> tuple[AppRecord, WorkerSupervisor]:
-        """Return what ``worker`` does once that worker has a process, so that it may be called before anything else is
-        awaited; ``deadline`` is in Unix seconds.
+        """Return the result of ``worker`` once that worker has a process.
 
-        Raises as ``worker`` does, ``StageUnavailable`` for an app that does not start, and ``DeadlineExceeded``.
+        Call the worker before you await anything else. ``deadline`` is in Unix seconds. Raises as ``worker``,
+        ``StageUnavailable`` for an app that does not start, and ``DeadlineExceeded``.
         """
         record, worker = self.worker(name)
         if not worker.is_cold:
@@ -122,7 +121,7 @@ class Registry:
 
     async def _warm_up(self, name: str) -> tuple[AppRecord, WorkerSupervisor]:
         while True:
-            record, worker = self.worker(name)  # it may have been replaced while it started
+            record, worker = self.worker(name)  # looked up again: it may have been replaced
             if not worker.is_cold:
                 return record, worker
             try:
@@ -132,46 +131,46 @@ class Registry:
 
     @property
     def warm_count(self) -> int:
-        """Workers that have a process."""
+        """Number of workers that have a process."""
         return len(self._warm)
 
     def check_read(self) -> None:
-        """Raise ``StageUnavailable`` before the store was read for the first time: nobody knows yet what is missing."""
+        """Raise ``StageUnavailable`` before the first read of the store."""
         if not self._read:
             raise AppsNotRead("this gateway has not read the registered apps yet: try again in a moment")
 
     def serving_app(self, route: str, model: str) -> str:
-        """The app that serves ``model`` on ``route``; empty when none does."""
+        """Return the app that serves ``model`` on ``route``; empty if none does."""
         return self._routes.get((route, model), "")
 
     def model_records(self) -> list[AppRecord]:
-        """Apps that clients know as a model."""
+        """Return the records of apps that serve a model."""
         return [self._apps[name].serving for name in self._routes.values()]
 
-    # What happens
+    # Changes
 
     async def follow_store(self) -> None:
-        """Do what the store says, until cancelled."""
+        """Apply the changes of the store until cancelled."""
         async for apps in self._store.app_changes():
             try:
                 self._apply_records(apps)
-            except Exception:  # one app must not end what all others follow
+            except Exception:  # an error of one app must not affect the others
                 log.exception("the apps cannot be followed")
 
     def expect_record(self, record: AppRecord, worker: WorkerSupervisor) -> None:
-        """Register ``worker`` as the one that serves ``record``, once that appears in the store."""
+        """Use ``worker`` for ``record`` when it appears in the store."""
         self._expected.append((record, worker))
 
     def withdraw_record(self, record: AppRecord) -> None:
-        """Expect it no longer."""
+        """Stop expecting ``record``."""
         self._expected = [expected for expected in self._expected if expected[0] is not record]
 
     def has_worker(self, worker: WorkerSupervisor) -> bool:
-        """Return whether ``worker`` serves an app here, or is ending because another one does by now."""
+        """Return True if ``worker`` serves an app here, or is draining."""
         return worker in self._workers
 
     async def wait_until(self, there: Callable[[dict[str, AppRecord]], bool], seconds: float) -> bool:
-        """Wait until what was read is as wanted; False when it is not within ``seconds``."""
+        """Wait until ``there`` is true of the records; return False after ``seconds``."""
         try:
             async with asyncio.timeout(seconds):
                 while not there(self.records):
@@ -181,11 +180,11 @@ class Registry:
         return True
 
     async def drain(self, seconds: float) -> None:
-        """Let all requests finish."""
+        """Wait until all requests have finished."""
         await asyncio.gather(*(worker.drain(seconds) for worker in self._workers), return_exceptions=True)
 
     async def shutdown(self) -> None:
-        """Stop every worker."""
+        """Stop all workers."""
         self._aside.close()
         for task in self._tasks:
             task.cancel()
@@ -235,14 +234,14 @@ class Registry:
         self._update_routes()
 
     def _update_routes(self) -> None:
-        """Routes follow what serves; an app that never came up has those of its record."""
+        """Rebuild the routes from the serving records; an app that never started has those of its latest record."""
         found = [served.serving if served.worker is not None else served.record for served in self._apps.values()]
         self._routes = {(record.route, record.model): record.name for record in found if record.route}
         self._turn.set()
         self._turn = asyncio.Event()
 
     def _mark_broken(self, served: ServedApp | None, worker: WorkerSupervisor, error: OmnibusError) -> None:
-        """``worker`` was called and does not start: the app is broken until it does."""
+        """Mark the app as broken: ``worker`` did not start for a call. Retries the start."""
         if served is None or served.worker is not worker:
             return
         served.worker = None
@@ -253,8 +252,7 @@ class Registry:
     async def _start_with_retries(
         self, served: ServedApp, record: AppRecord, failure: OmnibusError | None = None
     ) -> None:
-        """Start the worker of ``record``, which failed before with ``failure`` if there is one; whatever is wrong with
-        it is tried again later."""
+        """Start the worker of ``record``, and retry after errors. ``failure`` is an error of a previous start."""
         backoff = Backoff(BROKEN_APP_RETRIES)
         while True:
             if failure is not None:
@@ -262,7 +260,7 @@ class Registry:
             try:
                 worker = await self._start_worker(served, record)
                 break
-            except Exception as error:  # a stranger's code: nothing it does may end this
+            except Exception as error:  # code of an app may raise anything
                 if not isinstance(error, OmnibusError):
                     log.exception("app %s version %d", record.name, record.version)
                 failure = (
@@ -277,7 +275,7 @@ class Registry:
         self._update_routes()
 
     async def _start_worker(self, served: ServedApp, record: AppRecord) -> WorkerSupervisor:
-        """A worker of ``record``: cold where all places are taken, unless it takes the place of a warm one."""
+        """Create a worker of ``record``: cold if the pool is full, unless it replaces a warm one."""
         source_policy.check_allowed(record.source, self._settings)
         text = await self._store.source(record.source.sha256) if record.source.sha256 else ""
         was_warm = served.worker is not None and not served.worker.is_cold
@@ -289,13 +287,13 @@ class Registry:
         return worker
 
     async def load_worker(self, source: AppSource, text: str) -> WorkerSupervisor:
-        """A started worker. Raises what is wrong with the app, and ``DeadlineExceeded``."""
+        """Start a worker. Raises the error of the app, and ``DeadlineExceeded``."""
         worker = self._hire(source, text, pool=self._warm)
         await worker.start()
         return worker
 
     async def _retire_worker(self, worker: WorkerSupervisor) -> None:
-        """Let a worker that gets no new requests finish."""
+        """Stop a replaced worker after its last requests."""
         try:
             await worker.drain(self._settings.app_drain)
         finally:
@@ -311,4 +309,4 @@ class Registry:
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            log.error("a worker did not stop well: %s", task.exception())
+            log.error("a worker failed to stop: %s", task.exception())

@@ -1,4 +1,4 @@
-"""Everything about apps at one gateway, wired together."""
+"""All components of apps at one gateway, connected."""
 
 import asyncio
 from functools import partial
@@ -21,9 +21,9 @@ from services.gateway.tasks.chat import Chat
 
 
 class AppService:
-    """The registered apps: ``registry`` follows the store, the others are what clients reach of it.
+    """Registered apps: ``registry`` follows the store, and the other attributes serve clients.
 
-    ``adapters`` are what is registered beside them in the same way.
+    ``adapters`` are registered in the same way.
     """
 
     def __init__(
@@ -43,16 +43,16 @@ class AppService:
         return [app.model for app in self.registry.model_records()]
 
     def startup(self) -> None:
-        """Start all registered apps, and follow what changes."""
+        """Start all registered apps, and follow changes of the store."""
         loop, follows = asyncio.get_running_loop(), (self.registry.follow_store(), self.adapters.follow_store())
         self._following = [loop.create_task(follow) for follow in follows]
 
     async def drain(self, seconds: float) -> None:
-        """Let all requests finish."""
+        """Wait until all requests have finished."""
         await self.registry.drain(seconds)
 
     async def shutdown(self) -> None:
-        """Stop every worker."""
+        """Stop all workers."""
         for following in self._following:
             await until_cancelled(following)
         await self.registry.shutdown()

@@ -1,4 +1,4 @@
-"""An app's unit tasks against the plan: what runs them, who else uses them, and what stands in the way."""
+"""Unit tasks of apps and the plan: executors, users, and conflicts."""
 
 import re
 import time
@@ -12,29 +12,29 @@ from omnibus.plan import ModelPlan, Plan
 from services.gateway.apps.response_schemas import ExecutorView, TaskView
 from services.gateway.routing.router import Router
 
-#: Who uses the tasks of a plan's models besides the apps.
+#: User of the tasks of a plan's models, in addition to apps.
 CHAT = "chat"
 
-# The worker says the same to developers; here it holds for what a stranger's worker may say.
+# The SDK checks the same for developers; this check holds for untrusted workers.
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
 
 
 def own_tasks(record: AppRecord) -> dict[str, TaskRecord]:
-    """The unit tasks that the app brings an engine for, by name."""
+    """Return the unit tasks with an engine of the app, by name."""
     return {task.name: task for task in record.tasks if task.own}
 
 
 def check_app(record: AppRecord, plan: Plan | None, apps: Mapping[str, AppRecord]) -> None:
-    """Raise ``BadRequest`` or ``Conflict`` for an app that cannot be served, or would disturb another one."""
+    """Check that an app can run, and does not affect others. Raises ``BadRequest`` and ``Conflict``."""
     _check_names(record)
     if own_tasks(record) and record.source.kind == UPLOAD:
         names = ", ".join(own_tasks(record))
         raise BadRequest(
-            f"an uploaded app may not bring its own unit tasks ({names}): install it, or register it from a directory"
+            f"an uploaded app cannot bring its own unit tasks ({names}): install it, or register it from a directory"
         )
     if (record.tasks or record.model) and plan is None:
-        raise StageUnavailable("the planner has written no plan yet: try again in a moment", stage="planner")
+        raise StageUnavailable("there is no plan yet: try again in a moment", stage="planner")
     if plan is not None:
         _check_model(record, plan)
         _check_bound(record, plan)
@@ -47,7 +47,7 @@ def _check_names(record: AppRecord) -> None:
             f"{record.name[:80]!r} cannot name an app: use lower-case letters, digits, '-' and '_'", param="name"
         )
     if record.name == CHAT:
-        raise Conflict(f"{CHAT!r} is what answers for the plan's models: give the app another name", param="name")
+        raise Conflict(f"{CHAT!r} is reserved for the plan's models: give the app another name", param="name")
     if bool(record.model) != bool(record.route) or (record.model and not _MODEL.fullmatch(record.model)):
         raise BadRequest(f"{record.model[:80]!r} cannot name a model: use letters, digits and '._:/-'", param="model")
 
@@ -64,8 +64,8 @@ def _check_bound(record: AppRecord, plan: Plan) -> None:
     if missing:
         models = ", ".join(sorted(name for name, model in plan.models.items() if not model.apps)) or "none"
         raise BadRequest(
-            f"nothing runs the unit tasks {', '.join(missing)} that the app needs. Models here: {models}; "
-            "`GET /v1/tasks` lists what they run"
+            f"the app needs the unit tasks {', '.join(missing)}, which no model here runs (models: {models}). "
+            "See `GET /v1/tasks` for the available tasks"
         )
 
 
@@ -88,18 +88,21 @@ def _check_own(record: AppRecord, plan: Plan, apps: Mapping[str, AppRecord]) -> 
 
 
 def missing_executor_reason(record: AppRecord, router: Router) -> str:
-    """Return the reason why one of the app's own unit tasks cannot run; empty when all can."""
+    """Return why an own unit task of the app cannot run; empty if all can."""
     owners = router.plan.task_owners() if router.plan is not None else {}
     for name, task in own_tasks(record).items():
         if name not in owners:
             return f"no plan has the unit task {name}: is a planner running?"
         if not any(_has_ready_executor(task, model, component, router) for model, component in owners[name]):
-            return f"the unit task {name} has no executor: see the planner's and the executors' log"
+            faults = (router.members.start_fault(model) for model, _ in owners[name])
+            fault = next(filter(None, faults), "")
+            ended = f"its executor ended with {fault}" if fault else "see the planner's and the executors' log"
+            return f"the unit task {name} has no executor: {ended}"
     return ""
 
 
 def _has_ready_executor(task: TaskRecord, model: str, component: str, router: Router) -> bool:
-    """Return whether an executor of this very code of ``task`` is up."""
+    """Return True if an executor with this code of ``task`` is ready."""
     planned = router.get_model(model)
     if task.code not in planned.checkpoint or router.stage_states(model).get(component) != "ok":
         return False
@@ -114,7 +117,7 @@ def _has_ready_executor(task: TaskRecord, model: str, component: str, router: Ro
 
 
 def list_task_views(router: Router, apps: Mapping[str, AppRecord]) -> tuple[TaskView, ...]:
-    """Every unit task of the plan and the apps: who uses it, and the executors that run it."""
+    """List all unit tasks of plan and apps, with users and executors."""
     plan = router.plan
     owners = plan.task_owners() if plan is not None else {}
     users: dict[str, set[str]] = {}
@@ -163,7 +166,7 @@ def _executor_views(router: Router, plan: Plan | None, bound: tuple[tuple[str, s
 
 
 def _executor_options(name: str, model: ModelPlan, component: str) -> Iterator[tuple[str, str]]:
-    """Yield model and option of the executors that run ``component``."""
+    """Yield the model and option of each executor that runs ``component``."""
     for option, deployed in model.options.items():
         if component in deployed.components:
             lender, _, lent = deployed.of.rpartition("/")

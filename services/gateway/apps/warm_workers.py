@@ -1,30 +1,30 @@
-"""The workers of this gateway's apps that have a process: a bound for them, as few apps are called at the same time."""
+"""Limit on the number of app workers that have a process."""
 
 import asyncio
 from typing import Protocol
 
 
 class PooledWorker(Protocol):
-    """Worker of one app as the pool sees it."""
+    """Worker of one app, as the pool needs it."""
 
     @property
     def is_idle(self) -> bool:
-        """True if nobody needs its process now."""
+        """True if it has no requests."""
 
     def cool(self) -> None:
-        """Give up its process; the next call starts another one."""
+        """Stop its process; the next call starts a new one."""
 
 
 class WarmWorkers:
-    """Workers with a process, ``limit`` at most; whoever was called least recently gives up its place.
+    """Workers with a process, at most ``limit``: the least recently called one gives up its place.
 
-    A worker with requests keeps its process. One that is registered or restarted is there at once, over the limit if it
-    must; one that is called waits for a place.
+    A worker with requests keeps its process. A registered or restarted worker starts at once, over the limit if
+    necessary; a called worker waits for a place.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = max(1, limit)
-        self._workers: dict[PooledWorker, None] = {}  # the least recently called first
+        self._workers: dict[PooledWorker, None] = {}  # least recently called first
         self._waiting: list[asyncio.Future[None]] = []
 
     def __len__(self) -> int:
@@ -32,28 +32,28 @@ class WarmWorkers:
 
     @property
     def has_room(self) -> bool:
-        """True if one more worker may start without another one's place."""
+        """True if another worker may start without a replacement."""
         return len(self._workers) < self._limit
 
     def add(self, worker: PooledWorker) -> None:
-        """``worker`` has a process, or is about to start one."""
+        """Add ``worker``, which has a process or is about to start one."""
         self.touch(worker)
         while len(self._workers) > self._limit and self._cool_one(worker):
             pass
 
     def touch(self, worker: PooledWorker) -> None:
-        """``worker`` is called: it is the last one to give up its place."""
+        """Mark ``worker`` as the most recently called."""
         self._workers.pop(worker, None)
         self._workers[worker] = None
 
     def discard(self, worker: PooledWorker) -> None:
-        """``worker`` has no process any more, and starts none."""
+        """Remove ``worker``, which has no process any longer."""
         if worker in self._workers:
             del self._workers[worker]
             self.note_idle()
 
     def note_idle(self) -> None:
-        """A worker may give up its place from now on: the first that waits for one looks again."""
+        """Offer the place of an idle worker to the first waiter."""
         if self._waiting:
             for waiter in self._waiting:
                 if not waiter.done():
@@ -63,7 +63,7 @@ class WarmWorkers:
             self._cool_one(None)
 
     async def take_place(self, worker: PooledWorker) -> None:
-        """Wait until ``worker`` may start a process, and count it as one that does."""
+        """Wait until ``worker`` may start a process, and reserve its place."""
         while not self.has_room and not self._cool_one(worker):
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(waiter)
@@ -71,14 +71,14 @@ class WarmWorkers:
                 await waiter
             except asyncio.CancelledError:
                 if waiter.done() and not waiter.cancelled():
-                    self.note_idle()  # its place is another's
+                    self.note_idle()  # another worker may take the place
                 raise
             finally:
                 self._waiting.remove(waiter)
         self.touch(worker)
 
     def _cool_one(self, but: PooledWorker | None) -> bool:
-        """Have the idle worker that was called least recently give up its process; False when there is none."""
+        """Stop the process of the least recently called idle worker; False if there is none."""
         for worker in self._workers:
             if worker is not but and worker.is_idle:
                 del self._workers[worker]

@@ -1,4 +1,4 @@
-"""One worker process: started, spoken with, ended with all that it started."""
+"""One worker process with all of its child processes: start, messages, and end."""
 
 import asyncio
 import logging
@@ -22,26 +22,26 @@ from services.gateway.apps.heartbeat import FreezeDetector
 
 log = logging.getLogger(__name__)
 
-#: Characters of a line of its output that are logged.
+#: Characters of an output line that are logged.
 _MAX_LOGGED_CHARS = 2000
-#: Seconds within which a worker that has closed its link ends by itself.
+#: Seconds until a worker that has closed its link must exit.
 _LINK_CLOSE_SECONDS = 1.0
-#: Libraries of numbers start threads when they are loaded; a worker needs none, and uploads may have none.
+#: Numeric libraries start threads when they are loaded; a worker needs none, and uploads cannot have any.
 _SINGLE_THREAD_ENV = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 class WorkerRequest(Protocol):
-    """One request, as the process that serves it sees it."""
+    """Request, as the process that serves it needs it."""
 
     def handle_message(self, message: protocol.WorkerMessage, nbytes: int) -> None:
-        """A message about it. Raises ``ProtocolError`` for one that no honest worker sends."""
+        """Handle a message of the request. Raises ``ProtocolError`` for an invalid one."""
 
     def on_worker_lost(self, error: OmnibusError) -> None:
-        """The process is gone."""
+        """Fail: the process has ended."""
 
 
 class WorkerProcess:
-    """A running worker. ``requests`` are those that have not ended in it."""
+    """Running worker. ``requests`` are those in progress."""
 
     def __init__(self, source: AppSource, link: int) -> None:
         loop = asyncio.get_running_loop()
@@ -59,7 +59,7 @@ class WorkerProcess:
 
     @classmethod
     async def spawn(cls, source: AppSource, text: str, memory: int, show_errors: bool = False) -> "WorkerProcess":
-        """Start a worker and tell it what to load. Raises ``Fatal`` when no process can be started."""
+        """Start a worker that loads ``source``. Raises ``Fatal`` if no process can be started."""
         mine, theirs = socket.socketpair()
         try:
             made = cls(source, theirs.fileno())
@@ -79,7 +79,7 @@ class WorkerProcess:
         return self._process.pid
 
     def begin_watch(self, ping_seconds: float, answer_within: float) -> None:
-        """From now on kill it as soon as it is frozen: see ``FreezeDetector``."""
+        """Kill the process as soon as it is frozen: see ``FreezeDetector``."""
         watch = self._kill_frozen(ping_seconds, answer_within)
         self._tasks.append(asyncio.get_running_loop().create_task(watch, name=f"pulse of app {self.name}"))
 
@@ -88,42 +88,42 @@ class WorkerProcess:
             self.kill(f"it was frozen: no answer within {answer_within:g} s")
 
     async def wait_ready(self) -> Description:
-        """Wait until the app is loaded. Raises what is wrong with it, and ``AppFailed`` when the process ends."""
+        """Wait until the app is loaded. Raises its error, and ``AppFailed`` if the process ends."""
         return await asyncio.shield(self._ready)
 
     # Requests
 
     def add_request(self, request: WorkerRequest) -> int:
-        """A number for ``request``, whose messages it gets from now on."""
+        """Return a number for ``request``, which then gets its messages."""
         self._last += 1
         self.requests[self._last] = request
         return self._last
 
     def remove_request(self, id: int) -> None:
-        """Request ``id`` has ended in the worker."""
+        """Remove request ``id``, which the worker has ended."""
         self.requests.pop(id, None)
         if not self.requests and self.on_idle is not None:
             self.on_idle()
 
     def send(self, message: protocol.WorkerMessage) -> None:
-        """Raises ``TooLarge``; a message to a process that is gone is dropped."""
+        """Send a message, or drop it if the process is gone. Raises ``TooLarge``."""
         if self._link is not None:
             self._link.send(framing.encode_message(message))
 
     async def drain(self) -> None:
-        """Wait until the worker has taken most of what was sent."""
+        """Wait until the worker has read most of the messages."""
         if self._link is not None:
             await self._link.drain()
 
     # The end
 
     def kill(self, why: str) -> None:
-        """End it at once, with everything that it started. ``why`` is told to whoever waits for it."""
+        """Kill the process and its children. ``why`` is in the error of its requests."""
         self._why = self._why or why
         self._process.kill()
 
     async def stop(self, within: float) -> None:
-        """Let it cancel what it does, for ``within`` seconds; then nothing of it is left."""
+        """Stop the process: it may cancel its work for ``within`` seconds, then it is killed."""
         if not self.gone.is_set():
             self._why = self._why or "it was stopped"
             self.send(protocol.StopWorker())
@@ -145,7 +145,7 @@ class WorkerProcess:
         await self._process.drain_output()
 
     def _log_line(self, line: str) -> None:
-        """Log a line of its output under the app's name, without what would steer a terminal or begin a line."""
+        """Log an output line. Control characters are replaced: they could affect a terminal or forge a line."""
         if text := line[:_MAX_LOGGED_CHARS].rstrip():
             log.info("app %s: %s", self.name, "".join(each if each.isprintable() else "\ufffd" for each in text))
 
@@ -155,21 +155,21 @@ class WorkerProcess:
     def _fail_requests(self, error: OmnibusError) -> None:
         if not self._ready.done():
             self._ready.set_exception(error)
-            self._ready.exception()  # known also to nobody who waits
+            self._ready.exception()  # marked as retrieved, even if no task waits
         requests, self.requests = self.requests, {}
         for request in requests.values():
             request.on_worker_lost(error)
         if self.on_idle is not None:
             self.on_idle()
 
-    # Its messages
+    # Messages of the worker
 
     def _handle_message(self, body: bytes) -> None:
         message = framing.from_worker(body)
         match message:
             case protocol.AppReady(description):
                 if self._ready.done():
-                    raise ProtocolError("it says twice that it is ready")
+                    raise ProtocolError("the worker reports twice that it is ready")
                 self.name = description.name
                 self._ready.set_result(description)
             case protocol.Pong():
@@ -180,15 +180,15 @@ class WorkerProcess:
                     self._ready.exception()
             case _:
                 request = self.requests.get(message.id)
-                if request is not None:  # else it crossed the end of its request
+                if request is not None:  # otherwise the request has just ended
                     request.handle_message(message, len(body))
 
     def _on_link_lost(self, error: OmnibusError | None) -> None:
         if error is not None:
             log.error("killing the worker of app %s after a protocol violation: %s", self.name, error)
-            self.kill(f"it sent what no app sends ({error})"[:300])
+            self.kill(f"it sent an invalid message ({error})"[:300])
         elif not self.gone.is_set():
-            # Nothing can be said to it any more; it is on its way out, and must not stay there.
+            # Messages cannot reach it any longer, so it must exit soon.
             asyncio.get_running_loop().call_later(_LINK_CLOSE_SECONDS, self._kill_if_running)
 
     def _kill_if_running(self) -> None:
@@ -211,8 +211,10 @@ def _execute_worker(source: AppSource, link: int, log_line: Callable[[str], None
 
 
 def worker_environment(kind: str, mine: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a worker: none of the gateway's own variables, which hold its passwords; for an
-    upload only the path where Python finds this SDK, and the thread limits that every worker gets."""
+    """Return the environment of a worker: variables of the gateway contain passwords.
+
+    An upload gets only the path where Python finds this SDK, and the thread limits of every worker.
+    """
     path = str(Path(omnibus.__file__).resolve().parents[1])
     if kind == UPLOAD:
         return {**_SINGLE_THREAD_ENV, "PYTHONPATH": path}

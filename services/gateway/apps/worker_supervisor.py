@@ -1,6 +1,6 @@
-"""The worker of one app version at this gateway: started, started again after a crash, drained, stopped.
+"""Worker of one app version at this gateway: starts, restarts after a crash, drains and stops it.
 
-It is cold while nobody has called it for long: then it has no process, and the next call starts one.
+An idle worker can become cold: it has no process, and the next call starts one.
 """
 
 import asyncio
@@ -38,19 +38,22 @@ class WorkerLimits:
     """Limits of a worker. Times are in seconds, memory is in bytes of address space of an uploaded app."""
 
     ready_within: float = 30.0
-    cancel_within: float = 5.0  # a worker that does not end a cancelled request by then is killed
+    cancel_within: float = 5.0  # then a worker that has not ended a cancelled request is killed
     stop_within: float = 3.0
-    #: A worker is asked this often, and killed when it neither answers nor computes for ``answer_within``.
+    #: Seconds between pings. A worker that neither answers nor computes for ``answer_within`` is killed.
     ping: float = 1.0
     answer_within: float = 5.0
-    memory: int = 2 << 30  # less than a gateway itself has in a container
+    memory: int = 2 << 30  # less than the memory of a gateway's container
     restart: RestartPolicy = RESTART_POLICY
-    show_errors: bool = False  # what the app raised, to clients
+    show_errors: bool = False  # exceptions of the app, to clients
 
 
 class WorkerSupervisor:
-    """Serves one version of an app. ``text`` is its code when it was uploaded, ``pool`` where it has its place while it
-    has a process. With a ``description``, which says what the app is, it begins cold."""
+    """Serves one version of an app.
+
+    ``text`` is its code if it was uploaded, ``pool`` limits the workers with a process. With a ``description`` of the
+    app, it begins cold.
+    """
 
     def __init__(
         self,
@@ -70,43 +73,43 @@ class WorkerSupervisor:
         self._draining = False
         self._keeper: asyncio.Task[None] | None = None
         self._warming: asyncio.Task[None] | None = None
-        self._callers = 0  # that wait for its process
-        self._ending: set[asyncio.Task[None]] = set()  # processes that were given up
+        self._callers = 0  # waiting for its process
+        self._ending: set[asyncio.Task[None]] = set()  # stops of abandoned processes
         self._idle = asyncio.Event()
 
     @property
     def is_ready(self) -> bool:
-        """True if ``invoke`` and ``invoke_chat`` may be called, after ``warm_up``."""
+        """True if ``invoke`` and ``invoke_chat`` can be called, after ``warm_up``."""
         return (self._process is not None or self.is_cold) and not self._draining
 
     @property
     def is_cold(self) -> bool:
-        """True if it has no process until it is called."""
+        """True if it has no process until the next call."""
         return self._keeper is None and self._description is not None
 
     @property
     def is_idle(self) -> bool:
-        """True if nobody needs its process now."""
+        """True if its process has no requests and no waiting callers."""
         busy = self._process is not None and self._process.requests
         return self._keeper is not None and not busy and not self._callers
 
     @property
     def description(self) -> Description:
-        """Description of the app. Raises ``StageUnavailable`` before the app was started."""
+        """Description of the app. Raises ``StageUnavailable`` before the first start."""
         if self._description is None:
             raise StageUnavailable(f"the app {self._source.module} has not been started", stage=self._source.module)
         return self._description
 
     @property
     def pid(self) -> int:
-        """Process id of the worker; 0 while there is none."""
+        """Process id of the worker; 0 without a process."""
         return self._process.pid if self._process is not None else 0
 
     async def start(self) -> None:
-        """Start the worker and wait until it serves.
+        """Start the worker, and wait until it is ready.
 
-        Raises what is wrong with the app (``BadRequest``, ``NoSandbox``), ``AppFailed`` when its process ends,
-        and ``DeadlineExceeded``.
+        Raises the error of the app (``BadRequest``, ``NoSandbox``), ``AppFailed`` if its process ends, and
+        ``DeadlineExceeded``.
         """
         self._pool.add(self)
         try:
@@ -120,10 +123,10 @@ class WorkerSupervisor:
         self._keeper = asyncio.get_running_loop().create_task(restarts)
 
     async def warm_up(self) -> None:
-        """Have a process, so that it may be called next, before anything else is awaited.
+        """Start its process: call the worker before you await anything else.
 
-        Waits for a place where all warm workers have requests. Raises as ``start`` does; a worker that is stopped
-        meanwhile raises when it is called.
+        Waits for a place if all warm workers have requests. Raises as ``start``. If the worker is stopped in the
+        meantime, the call raises.
         """
         if not self.is_cold or self._draining:
             return
@@ -133,7 +136,7 @@ class WorkerSupervisor:
         warming = self._warming
         self._callers += 1
         try:
-            await asyncio.wait({warming})  # for all callers: it goes on when one of them leaves
+            await asyncio.wait({warming})  # shared by all callers: it continues if one is cancelled
             if not warming.cancelled():
                 warming.result()
         finally:
@@ -148,11 +151,11 @@ class WorkerSupervisor:
             self._warming = None
 
     def cool(self) -> None:
-        """Give up its process: the next call starts another one. Only for one that ``is_idle``."""
+        """Stop its process; the next call starts a new one. Only if ``is_idle``."""
         keeper, self._keeper = self._keeper, None
         process, self._process = self._process, None
         if keeper is not None:
-            keeper.cancel()  # at once: it may be about to start another process
+            keeper.cancel()  # at once: it could start another process
         log.info("app %s: its worker is stopped until it is called again", self._app_name)
         ending = asyncio.get_running_loop().create_task(self._end_process(keeper, process))
         self._ending.add(ending)
@@ -167,11 +170,11 @@ class WorkerSupervisor:
     # Requests
 
     def invoke(self, run: SegmentRunner, body: bytes) -> Call:
-        """Serve ``body``, JSON that a client sent. Raises ``StageUnavailable`` and ``TooLarge``."""
+        """Serve ``body``, the JSON of a client. Raises ``StageUnavailable`` and ``TooLarge``."""
         return self._start_call(run, body, protocol.JSON, frozenset())
 
     def invoke_chat(self, run: SegmentRunner, request: ChatInput, kind: str = protocol.CHAT) -> Call:
-        """Serve a chat whose media are placed; of kind ``JSON`` its answer is any JSON.
+        """Serve a chat whose media are placed; with kind ``JSON``, the app returns any JSON.
 
         Raises ``StageUnavailable`` and ``TooLarge``.
         """
@@ -180,7 +183,7 @@ class WorkerSupervisor:
         return self._start_call(run, _encode(request.__dict__), kind, frozenset(issued))
 
     def serve_again(self, run: SegmentRunner, body: bytes, recorded: AppCall, issued: frozenset[bytes]) -> Call:
-        """Serve ``body``, the one of a ``recorded`` call, whose media were placed again as ``issued`` says.
+        """Serve ``body`` of a ``recorded`` call; ``issued`` are the literals of its media.
 
         Raises ``StageUnavailable`` and ``TooLarge``.
         """
@@ -189,9 +192,9 @@ class WorkerSupervisor:
     def _start_call(
         self, run: SegmentRunner, body: bytes, kind: str, issued: frozenset[bytes], number: int = -1
     ) -> Call:
-        """``number`` is that of a call that was recorded; else the next one."""
+        """Start a call; ``number`` is that of a recorded call, otherwise the next one."""
         process = self._process
-        # A worker that is gone has failed its requests already, and would never fail one more.
+        # A process that is gone has already failed its requests, and would never fail a new one.
         if process is None or process.gone.is_set() or self._draining:
             state = "is being replaced" if self._draining else "starts again after a crash"
             raise StageUnavailable(f"the app {self._app_name} {state}: try again in a moment", stage=self._app_name)
@@ -207,7 +210,7 @@ class WorkerSupervisor:
     # The end
 
     async def drain(self, seconds: float) -> None:
-        """Take no new requests and wait until those in flight have ended, ``seconds`` at most."""
+        """Reject new requests, and wait up to ``seconds`` for those in flight."""
         self._draining = True
         process = self._process
         if process is None or not process.requests:
@@ -258,7 +261,7 @@ class WorkerSupervisor:
         self._pool.note_idle()
 
     async def _wait_for_end(self, process: WorkerProcess) -> bool:
-        """Wait for the end of ``process``; True when another one is to follow."""
+        """Wait until ``process`` has ended; return True to start another one."""
         await process.gone.wait()
         self._process = None
         await process.stop(0)
@@ -271,12 +274,12 @@ class WorkerSupervisor:
         try:
             self._process = await self._spawn_process()
         except OmnibusError as error:
-            log.error("app %s does not start again: %s", self._app_name, error)
+            log.error("app %s does not restart: %s", self._app_name, error)
             return None
         return self._process
 
 
 def _retrieve_error(task: asyncio.Task[None]) -> None:
-    """Nobody need hear of it: all callers may have left."""
+    """Mark the exception as retrieved: all callers may have disconnected."""
     if not task.cancelled():
         task.exception()

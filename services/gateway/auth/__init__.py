@@ -1,1 +1,1 @@
-"""API keys, the admin token and origins of web pages: access to a gateway."""
+"""Access to a gateway: API keys, the admin token and origins of web pages."""

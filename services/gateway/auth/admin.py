@@ -1,4 +1,4 @@
-"""Access rule of control routes: one rule for all of them, by the admin token.
+"""Access rule of all control routes, by the admin token.
 
 | token set | gateway bound to | control routes that look or steer | those that bring code (apps) |
 |-----------|------------------|-----------------------------------|------------------------------|
@@ -6,7 +6,7 @@
 | no        | loopback         | open to clients of this machine   | closed                       |
 | no        | another address  | closed                            | closed                       |
 
-Where they are open, a request that a browser was made to send by a page of somewhere else is refused all the same.
+Where routes are open, the gateway still rejects requests that a page of another origin made a browser send.
 """
 
 import hmac
@@ -17,41 +17,44 @@ from urllib.parse import urlsplit
 from omnibus.errors import BadRequest, Forbidden, Unauthorized
 from omnibus.settings import GatewaySettings
 
-#: Characters of an admin token at least.
+#: Shortest admin token, in characters.
 MIN_TOKEN_CHARS = 16
 _SETUP_HINT = "set OMNIBUS_GATEWAY_ADMIN_TOKEN at the gateway"
 
 
 class AdminAuth:
-    """The one dependency of control routes. Header names are in lower case."""
+    """The only dependency of control routes. Header names are in lower case."""
 
     def __init__(self, settings: GatewaySettings) -> None:
         self._token = settings.admin_token
         self._host = settings.host
 
     def is_operator(self, authorization: str) -> bool:
-        """Return whether the header is the operator's."""
+        """Return whether the header has the admin token."""
         return bool(self._token) and hmac.compare_digest(bearer_token(authorization).encode(), self._token.encode())
 
     def require_token(self, headers: Mapping[str, str]) -> None:
-        """For what brings code. Raises ``Forbidden`` while there is no token, and ``Unauthorized`` without it."""
+        """Check access to routes that bring code. Raises ``Forbidden`` if no token is set, else ``Unauthorized``."""
         if not self._token:
-            raise Forbidden(f"apps and adapters cannot be changed here: {_SETUP_HINT}")
+            raise Forbidden(f"apps and adapters cannot be changed without an admin token: {_SETUP_HINT}")
         if not self.is_operator(headers.get("authorization", "")):
             raise Unauthorized("send the gateway's OMNIBUS_GATEWAY_ADMIN_TOKEN as `Authorization: Bearer <token>`")
 
     def check_control_access(self, headers: Mapping[str, str]) -> None:
-        """For all other control routes. Raises as ``require_token``, but not at a machine's own gateway without one."""
+        """Check access to all other control routes.
+
+        Raises like ``require_token``, but lets local clients in if no token is set and the gateway is on loopback.
+        """
         if self._token:
             self.require_token(headers)
         elif not is_loopback(self._host):
             raise Forbidden(f"this gateway listens on {self._host}, so control routes are closed: {_SETUP_HINT}")
         elif not _is_local_client(headers):
-            raise Forbidden(f"control routes are for clients of this machine: {_SETUP_HINT} to use them from elsewhere")
+            raise Forbidden(f"control routes are only for clients of this machine: {_SETUP_HINT} to open them")
 
 
 def check_token(settings: GatewaySettings) -> None:
-    """Refuse to start with a token that can be guessed. Raises ``BadRequest``."""
+    """Reject a token that can be guessed. Raises ``BadRequest``."""
     if 0 < len(settings.admin_token) < MIN_TOKEN_CHARS:
         raise BadRequest(
             f"OMNIBUS_GATEWAY_ADMIN_TOKEN has {len(settings.admin_token)} characters: set at least {MIN_TOKEN_CHARS}, "
@@ -60,13 +63,13 @@ def check_token(settings: GatewaySettings) -> None:
 
 
 def bearer_token(authorization: str) -> str:
-    """The token of an ``Authorization`` header; empty when it has none."""
+    """Return the token of an ``Authorization`` header; "" if it has none."""
     scheme, _, given = authorization.partition(" ")
     return given.strip() if scheme.lower() == "bearer" else ""
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether nobody but this machine reaches ``host``."""
+    """Return whether only this machine can reach ``host``."""
     if host == "localhost":
         return True
     try:
@@ -76,7 +79,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _is_local_client(headers: Mapping[str, str]) -> bool:
-    """Not by a name that was made to mean this machine, and not by a page of another origin."""
+    """Return whether the host is loopback, and the same as the origin's."""
     called = headers.get("host", "")
     if not is_loopback(urlsplit(f"//{called}").hostname or ""):
         return False

@@ -1,4 +1,4 @@
-"""Web pages of other origins that may use this gateway, as a setting names them."""
+"""Web pages of other origins that a setting admits to this gateway."""
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
@@ -18,23 +18,23 @@ _EXPOSED_HEADERS = (
     "x-ratelimit-remaining-requests",
     "x-ratelimit-reset-requests",
 )
-#: Seconds for which a browser remembers what pages of an origin may send.
+#: Seconds for which a browser caches a preflight response.
 _PREFLIGHT_SECONDS = 600
 
 
 def cors_origins(settings: GatewaySettings) -> tuple[str, ...]:
-    """The origins in ``settings``, ``*`` for all. Raises ``BadRequest`` for all where no API keys are asked for."""
+    """Return the origins in ``settings``, ``*`` for all. Raises ``BadRequest`` for ``*`` without API keys."""
     origins = tuple(each.strip().rstrip("/").lower() for each in settings.cors_origins.split(",") if each.strip())
     if "*" in origins and not (settings.keys or settings.keys_file):
         raise BadRequest(
-            "OMNIBUS_GATEWAY_CORS_ORIGINS=* would let every web page use this gateway: name origins, or ask for API "
+            "OMNIBUS_GATEWAY_CORS_ORIGINS=* would let every web page use this gateway: list origins, or require API "
             "keys with OMNIBUS_GATEWAY_KEYS=true"
         )
     return origins
 
 
 def allow_origins(application: ASGIApp, settings: GatewaySettings) -> ASGIApp:
-    """``application``, open to pages of the origins in ``settings``; as it is where there are none."""
+    """Open ``application`` to pages of the origins in ``settings``, if any."""
     origins = cors_origins(settings)
     if not origins:
         return application

@@ -1,4 +1,4 @@
-"""In front of everything: who asks is known by the API key, and what a key may not is refused before it is read."""
+"""Authentication of all requests by API key, before reading their bodies."""
 
 import asyncio
 from typing import Any
@@ -17,23 +17,23 @@ from services.gateway.tenancy.key_store import KeyStore
 from services.gateway.tenancy.rate_limits import KEY_LIMITS, RateLimits
 from services.gateway.tenancy.tenant import NOBODY, Tenant, acting_as
 
-#: What is behind the gate, besides everything below ``/v1/``.
+#: Paths that require a key, in addition to those below ``/v1/``.
 _KEY_PROTECTED_PREFIXES = ("/openapi.json", "/metrics")
-#: What no key opens, only the admin token.
+#: Path that only the admin token opens.
 _OPERATORS = "/metrics"
-#: What only keeps something for later requests.
+#: Paths that only store something for later requests.
 _KEEPING_PREFIXES = ("/v1/files", "/v1/uploads", "/v1/conversations")
-#: What has a guard of its own: files by ids that nobody can guess, and the console by the admin token.
+#: Paths with their own access rule: files have secret ids, and the console requires the admin token.
 _FILES_PREFIX = "/v1/files/"
 _SELF_GUARDED_PREFIXES = (_FILES_PREFIX, "/v1/console/")
 
 
-#: Who sends no key: no tenant can be called that, so nothing is theirs.
+#: Sender without a key. No tenant can have this name, so it owns nothing.
 _STRANGER = Tenant("\n")
 
 
 class ApiKeyMiddleware:
-    """Asks for keys in front of ``application``."""
+    """Requires keys for ``application``."""
 
     def __init__(
         self, application: ASGIApp, admin: AdminAuth, book: KeyStore, limits: RateLimits, store: Store
@@ -64,11 +64,11 @@ class ApiKeyMiddleware:
                     await self._application(scope, receive, send)
                 return
             await self._answer_key(tenant, tenant.key, scope, receive, send)
-        except OmnibusError as error:  # the application answers its own: these are the gate's
+        except OmnibusError as error:  # errors of this middleware: the application handles its own
             await refuse_request(send, error)
 
     async def _answer_handshake(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a client in that opens a WebSocket. What it does there counts against its key's limits by itself."""
+        """Authenticate a client that opens a WebSocket. Its work counts separately against its key's limits."""
         try:
             tenant = await self._authenticate_socket(sent_authorization(scope))
             if tenant.key is not None:
@@ -81,7 +81,7 @@ class ApiKeyMiddleware:
             await self._application(scope, receive, send)
 
     async def _authenticate_socket(self, authorization: str) -> Tenant:
-        """Raises ``Unauthorized``, and ``StoreUnavailable`` where nobody can know whether a client secret is good."""
+        """Raises ``Unauthorized``, and ``StoreUnavailable`` if the store cannot verify a client secret."""
         token = bearer_token(authorization)
         if not token.startswith(SECRET_PREFIX):
             return self._authenticate_tenant(authorization)
@@ -92,7 +92,7 @@ class ApiKeyMiddleware:
         return Tenant(record.tenant, record.weight, record) if record is not None else NOBODY
 
     async def _answer_key(self, tenant: Tenant, key: KeyRecord, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request of ``key`` within its limits, which are told in headers, until the key is revoked."""
+        """Run a request of ``key`` within its limits, until it is revoked. Headers report the limits."""
         response = TrackedResponse(self._with_limits(key, send), revoked_error)
         try:
             with (
@@ -109,7 +109,7 @@ class ApiKeyMiddleware:
             await response.end_with_error()
 
     def _with_limits(self, key: KeyRecord, send: Send) -> Send:
-        """``send`` that adds headers about the limits of ``key``."""
+        """Wrap ``send`` to add headers about the limits of ``key``."""
         if not key.rate:
             return send
 
@@ -121,7 +121,7 @@ class ApiKeyMiddleware:
         return send_with_limits
 
     def _sender_of_file_request(self, scope: Scope) -> Tenant:
-        """The tenant whose own files a request may see besides those that it knows the URL of."""
+        """Return the tenant that may see its files without knowing their URLs."""
         if scope["type"] != "http" or not scope["path"].startswith(_FILES_PREFIX):
             return NOBODY
         authorization = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
@@ -131,10 +131,10 @@ class ApiKeyMiddleware:
         return Tenant(record.tenant, record.weight, record)
 
     def _require_operator(self, authorization: str) -> Tenant:
-        """Raises ``Unauthorized``: metrics name all tenants."""
+        """Raises ``Unauthorized``, because metrics contain the names of all tenants."""
         if not self._admin.is_operator(authorization):
             raise Unauthorized(
-                "metrics are the operator's: send the gateway's OMNIBUS_GATEWAY_ADMIN_TOKEN as "
+                "metrics are only for the operator: send the gateway's OMNIBUS_GATEWAY_ADMIN_TOKEN as "
                 "`Authorization: Bearer <token>`, or read them at OMNIBUS_SERVICE_METRICS_PORT"
             )
         return NOBODY
@@ -150,13 +150,13 @@ class ApiKeyMiddleware:
 
 
 def _starts_work(scope: Scope) -> bool:
-    """Return whether a request may have something made: others look at it, stop it, or keep what is to be used."""
+    """Return whether a request starts work. Others read, cancel, or store something for later."""
     path = scope["path"]
     return scope["method"] == "POST" and not path.endswith("/cancel") and not path.startswith(_KEEPING_PREFIXES)
 
 
 def requires_key(path: str) -> bool:
-    """Return whether a key is asked for. Health, readiness and the version are for probes, which hold none."""
+    """Return whether a path requires a key. Probes of health, readiness and version have none."""
     if path.startswith("/v1/"):
         return not path.startswith(_SELF_GUARDED_PREFIXES)
     return path.startswith(_KEY_PROTECTED_PREFIXES)

@@ -1,8 +1,9 @@
-"""In front of a gateway that asks for no keys: what a web page made a browser send is refused.
+"""Rejection of requests from foreign web pages, for a gateway without keys.
 
-Whoever reaches such a gateway may use it, and a browser on the same machine or network does. A page of somewhere else
-could have it send requests, or could give its own name this gateway's address and read the answers too. So a request
-has to call the gateway by a name that no stranger can own, and come from no page but the gateway's.
+Any client that reaches such a gateway may use it, including a browser on the same machine or network. A foreign page
+could make that browser send requests, or could map its own name to this gateway's address and also read the responses.
+So a request must address the gateway by a name that strangers cannot own. It must come from the gateway's own page, or
+from none.
 """
 
 import ipaddress
@@ -19,24 +20,24 @@ from services.gateway.auth.cors import cors_origins
 from services.gateway.http.response import refuse_request
 from services.gateway.http.websocket import rejecting_send, sent_authorization
 
-#: For probes, which hold no keys either, and files by ids that nobody can guess.
+#: Paths for probes, which have no keys, and files, which have secret ids.
 _PUBLIC_PATHS = ("/health", "/readyz", "/version")
 _FILES_PREFIX = "/v1/files/"
-#: Endings of names that stand for this machine, or for what is inside a network; strangers cannot register them.
+#: Suffixes of names for this machine or inside a network, which strangers cannot register.
 _INTERNAL_SUFFIXES = (".localhost", ".internal", ".svc", ".cluster.local")
 _SAFE_SITES = ("", "same-origin", "none")
 
 
 class SameOriginMiddleware:
-    """Checks requests to ``application`` by the headers that a page cannot set: Host, Origin, Sec-Fetch-Site."""
+    """Checks requests to ``application`` by headers that a page cannot set: Host, Origin, Sec-Fetch-Site."""
 
     def __init__(self, application: ASGIApp, settings: GatewaySettings) -> None:
         given = {name.strip().lower() for name in settings.allowed_hosts.split(",")}
         self._application = application
         self._admin = AdminAuth(settings)
-        #: Names that an operator set. Those of this machine are not among them: other ports of it have other pages.
+        #: Names that an operator set. Names of this machine are excluded, because its other ports serve other pages.
         self._given = (given | {_parse_hostname(settings.public_url)}) - {""}
-        #: Origins whose pages are let in.
+        #: Origins with pages that are allowed.
         self._origins = frozenset(cors_origins(settings))
         self._names = self._given | {settings.host, socket.gethostname().lower()}
         self.allows = lru_cache(1024)(self._is_allowed_host)
@@ -61,7 +62,7 @@ class SameOriginMiddleware:
             return None
         if host and not self.allows(host):
             return Forbidden(
-                "this gateway asks for no keys, so it has to be called by a name that is its own: "
+                "this gateway requires no keys, so requests must use one of its own names: "
                 "add this one to OMNIBUS_GATEWAY_ALLOWED_HOSTS"
             )
         if origin and _decode_header(origin).lower() in self._origins:
@@ -70,20 +71,20 @@ class SameOriginMiddleware:
             site not in _SAFE_SITES and not _is_navigation(scope, headers)
         ):
             return Forbidden(
-                "this gateway asks for no keys, so pages of other origins may not use it, "
-                "unless OMNIBUS_GATEWAY_CORS_ORIGINS names theirs"
+                "this gateway requires no keys, so pages of other origins cannot use it: "
+                "add this origin to OMNIBUS_GATEWAY_CORS_ORIGINS"
             )
         return None
 
     def _is_allowed_host(self, host: bytes) -> bool:
-        """Return whether a request may call this gateway ``host``."""
+        """Return whether a request may address this gateway as ``host``."""
         name = _parse_hostname(f"//{_decode_header(host)}") if b"@" not in host else ""
         return bool(name) and (
             name in self._names or "." not in name or name.endswith(_INTERNAL_SUFFIXES) or _is_ip_address(name)
         )
 
     def _is_own_origin(self, origin: bytes, host: bytes) -> bool:
-        """Return whether a page of ``origin`` is this gateway's own; a proxy's names are in settings."""
+        """Return whether ``origin`` is this gateway's own. Settings have the names of a proxy."""
         return (
             urlsplit(_decode_header(origin)).netloc == _decode_header(host)
             or _parse_hostname(_decode_header(origin)) in self._given
@@ -91,7 +92,7 @@ class SameOriginMiddleware:
 
 
 def _is_navigation(scope: Scope, headers: dict[bytes, bytes]) -> bool:
-    """Return whether somebody followed a link: the page that it was on does not see where it led."""
+    """Return whether a user followed a link: the linking page cannot see the response."""
     return scope.get("method") == "GET" and (headers.get(b"sec-fetch-mode"), headers.get(b"sec-fetch-dest")) == (
         b"navigate",
         b"document",
@@ -106,7 +107,7 @@ def _parse_hostname(url: str) -> str:
 
 
 def _is_ip_address(name: str) -> bool:
-    """Return whether it is an address: no page's own name is one."""
+    """Return whether the name is an address, which no page's name is."""
     try:
         return bool(ipaddress.ip_address(name))
     except ValueError:

@@ -1,4 +1,4 @@
-"""Everything about tenants at one gateway, wired together."""
+"""Wiring of everything about tenants at one gateway."""
 
 import asyncio
 import logging
@@ -29,9 +29,9 @@ log = logging.getLogger(__name__)
 
 
 class Tenancy:
-    """Off unless keys are configured: then there is no ``admission``, and nobody is asked for anything.
+    """Keys, limits and admission of tenants. Without configured keys there is no ``admission`` and no authentication.
 
-    ``peers`` counts gateways in either case.
+    ``peers`` counts gateways in both cases.
     """
 
     def __init__(self, settings: GatewaySettings, store: Store, router: Router, bus: BusSettings | None = None) -> None:
@@ -54,7 +54,7 @@ class Tenancy:
             metrics.watch_queues(self.admission.queues)
 
     async def startup(self, bus: Bus, beat: Callable[[], None]) -> None:
-        """Follow keys and other gateways; ``beat`` says that this one is there. Raises ``BadRequest``."""
+        """Follow keys and other gateways; ``beat`` announces this gateway. Raises ``BadRequest``."""
         if self.on:
             self._book.load_file()
         await follow_events(bus, {subjects.GATEWAY: self.peers.handle_status})
@@ -63,18 +63,18 @@ class Tenancy:
         if not self.on:
             if not is_loopback(self._settings.host):
                 log.warning(
-                    "everybody who reaches %s may use this gateway: OMNIBUS_GATEWAY_KEYS=true asks for API keys",
+                    "any client that reaches %s can use this gateway: OMNIBUS_GATEWAY_KEYS=true requires API keys",
                     self._settings.host,
                 )
             return
         self._tasks += [loop.create_task(each) for each in (self._book.follow_sources(), self._follow_profiles())]
 
     def key_view(self) -> KeyView:
-        """The API keys that are in force, for operators."""
+        """Return the current API keys, for operators."""
         return self._book.view(self.on)
 
     def guard_application(self, application: ASGIApp) -> ASGIApp:
-        """``application`` behind the gate; where no keys are asked for, out of reach of other sites' pages."""
+        """Protect ``application`` with keys, or from other sites' pages without keys."""
         if not self.on:
             return SameOriginMiddleware(application, self._settings)
         return ApiKeyMiddleware(application, AdminAuth(self._settings), self._book, self._limits, self._store)

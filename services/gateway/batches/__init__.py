@@ -1,1 +1,1 @@
-"""``/v1/batches``: many requests in a file, answered at leisure by whichever gateway has time, as jobs in the store."""
+"""``/v1/batches``: files of requests that any gateway with spare capacity runs, as jobs in the store."""

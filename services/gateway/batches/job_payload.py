@@ -1,4 +1,4 @@
-"""Record of a batch as its job holds it, and what became of it."""
+"""Record of a batch in its job, and its outcome."""
 
 import re
 
@@ -10,13 +10,13 @@ from omnibus.store import JobRecord
 from services.gateway.openai.batches import Batch, BatchErrors, RequestCounts, Status
 from services.gateway.openai.batches import BatchError as InputError
 
-#: The kind of these jobs in the store.
+#: Kind of these jobs in the store.
 KIND = "batch"
 _ID = re.compile(r"batch_[0-9a-f]{48}")
 
 
 class BatchSpec(Struct, frozen=True, kw_only=True):
-    """Work of a batch, and the tenant whose ``weight`` it waits with."""
+    """Work of a batch, with its tenant and the tenant's ``weight``."""
 
     endpoint: str
     input_file_id: str
@@ -27,7 +27,7 @@ class BatchSpec(Struct, frozen=True, kw_only=True):
 
 
 class BatchProgress(Struct, frozen=True, kw_only=True):
-    """Counts of lines while a batch is worked on, and when that began."""
+    """Counts of lines of a running batch, and its start time."""
 
     counts: RequestCounts = RequestCounts()
     began: float = 0.0
@@ -48,15 +48,15 @@ encode = msgspec.json.Encoder().encode
 
 
 def decode_spec(job: JobRecord) -> BatchSpec:
-    """Raises ``ProtocolError`` for what another build wrote down."""
+    """Raises ``ProtocolError`` for a record of another build."""
     try:
         return msgspec.json.decode(job.request, type=BatchSpec)
     except msgspec.MsgspecError as error:
-        raise ProtocolError(f"{job.id} was written down by another build: {error}") from error
+        raise ProtocolError(f"{job.id} was stored by another build: {error}") from error
 
 
 def batch_view(job: JobRecord, cancelled: bool) -> Batch:
-    """A batch as clients see it; ``cancelled`` says whether somebody cancelled it. Raises ``ProtocolError``."""
+    """Return a batch as clients see it, ``cancelled`` or not. Raises ``ProtocolError``."""
     spec = decode_spec(job)
     status, outcome = _status(job, cancelled)
     progress = _decode_progress(job) if outcome is None else BatchProgress(counts=outcome.counts, began=outcome.began)
@@ -82,7 +82,10 @@ def batch_view(job: JobRecord, cancelled: bool) -> Batch:
 
 
 def check_batch_id(id: str) -> str:
-    """``id``, if it may be that of a batch: nothing else becomes a key. Raises ``NotFound``."""
+    """Return ``id`` if it has a batch id's format. Raises ``NotFound``.
+
+    The check prevents that any other text becomes a key.
+    """
     if not _ID.fullmatch(id):
         raise batch_not_found()
     return id
@@ -105,7 +108,7 @@ def _decode_outcome(job: JobRecord) -> BatchOutcome:
     try:
         return msgspec.json.decode(job.outcome, type=BatchOutcome)
     except msgspec.MsgspecError:
-        fault = InputError(code=ProtocolError.code, message="it ended at a gateway of another build")
+        fault = InputError(code=ProtocolError.code, message="the batch ended at a gateway of another build")
         return BatchOutcome(status="failed", counts=RequestCounts(), began=job.created, errors=[fault])
 
 

@@ -1,4 +1,4 @@
-"""Sends the lines of batches to the routes of this gateway, as if a client had."""
+"""Sender of the lines of batches to the routes of this gateway."""
 
 import asyncio
 from collections.abc import Iterator, Mapping
@@ -15,14 +15,14 @@ from services.gateway.openai.batches import BatchLine, LineError, LineResponse, 
 from services.gateway.tenancy.deferred import DeferredWork
 from services.gateway.tenancy.tenant import current_tenant
 
-#: Statuses after which a line is sent again: somebody else may have had the room, or an executor was lost.
+#: Statuses after which a line is retried: there was no room, or an executor was lost.
 _RETRIED = frozenset({429, 503, 507})
-#: Seconds until a line is sent again when its response does not say, and at most.
+#: Seconds before the retry of a line without ``Retry-After``, and the limit of that time.
 _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 60.0
 
 
 class LineSender:
-    """``routes`` answer POST requests of their paths. A line counts as a request of the key of its batch."""
+    """Sends lines to ``routes``, which handle POST requests by path. A line counts as a request of its batch's key."""
 
     def __init__(self, routes: Mapping[str, ASGIApp], deferred: DeferredWork) -> None:
         self._routes = routes
@@ -30,14 +30,18 @@ class LineSender:
         self._calling: set[asyncio.Task[Any] | None] = set()
 
     def is_calling(self, task: asyncio.Task[Any]) -> bool:
-        """Return whether ``task`` is having a line answered, and does not wait to do so."""
+        """Return whether ``task`` runs a request, not waiting for a turn."""
         return task in self._calling
 
     async def send_line(self, line: BatchLine) -> ResultLine:
-        """The result of a line; one that finds no room waits for it. The caller bounds how long."""
+        """Send a line and return its result. Retries while there is no room; the caller limits the time."""
         fields = decode_body_fields(line.body)
         if not isinstance(fields, dict) or fields.get("stream"):
-            message = "the body of a line is an object" if not isinstance(fields, dict) else "lines are not streamed"
+            message = (
+                "the body of a line must be an object"
+                if not isinstance(fields, dict)
+                else "lines cannot be streamed: omit stream"
+            )
             return _result(line, error=LineError(code="invalid_body", message=message))
         pause = _PAUSE_SECONDS
         while True:
@@ -67,7 +71,7 @@ class LineSender:
         async def receive() -> dict[str, Any]:
             if messages:
                 return messages.pop()
-            await asyncio.Event().wait()  # nobody leaves: who gives up cancels
+            await asyncio.Event().wait()  # there is no client to disconnect: cancellation ends this
             raise AssertionError
 
         async def send(message: Any) -> None:
@@ -81,12 +85,12 @@ class LineSender:
         }  # fmt: skip
         await self._routes[line.url](scope, receive, send)
         if not sent:
-            raise Fatal(f"{line.url} gave no response")
+            raise Fatal(f"{line.url} sent no response")
         return sent[0]["status"], dict(sent[0]["headers"]), b"".join(each.get("body", b"") for each in sent[1:])
 
 
 def failed_line(line: BatchLine, code: str, message: str) -> ResultLine:
-    """The result of a line that was not sent."""
+    """Return the result of a line that was not sent."""
     return _result(line, error=LineError(code=code, message=message))
 
 

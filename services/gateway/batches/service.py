@@ -1,4 +1,4 @@
-"""Operations on batches that clients can use at any gateway, and the work of this gateway on them."""
+"""Batches at one gateway: client operations and the worker."""
 
 import asyncio
 import logging
@@ -32,16 +32,16 @@ from services.gateway.tenancy.tenant import current_tenant
 
 log = logging.getLogger(__name__)
 
-#: Batches that all gateways together have to do, and that they know with those that are over.
+#: Limits for all gateways together: open batches, and batches in the store including those that have ended.
 MAX_OPEN, MAX_KEPT = 64, 512
-#: Seconds of the one completion window that there is, 24 hours.
+#: Seconds of the only completion window, 24 hours.
 _WINDOW_SECONDS = 86400.0
 
 
 class Batches:
-    """Jobs are in the store, what they read and write is among the files of clients.
+    """Operations on batches. Jobs are in ``store``, their inputs and outputs in ``files``.
 
-    ``routes`` answer POST requests of the endpoints that lines of batches may name.
+    ``routes`` handle POST requests to the endpoints that lines of batches may have.
     """
 
     def __init__(
@@ -61,20 +61,20 @@ class Batches:
         self._tasks: list[asyncio.Task[None]] = []
 
     def startup(self) -> None:
-        """Work on batches, where files are kept."""
+        """Start the worker, if files and batches are enabled."""
         if self._files.is_enabled and self._settings.batch_parallel:
             loop = asyncio.get_running_loop()
             self._tasks = [loop.create_task(self._worker.serve()), loop.create_task(self._follow_jobs())]
 
     async def shutdown(self) -> None:
-        """Stop. What is worked on here goes back, for another gateway to take up."""
+        """Stop the worker and release its batches to other gateways."""
         for task in self._tasks:
             await until_cancelled(task)
 
     async def create(self, asked: BatchRequest) -> Batch:
-        """Write down what is asked for; it is done afterwards. Raises ``OmnibusError``."""
+        """Store a batch, which runs later. Raises ``OmnibusError``."""
         if not self._settings.batch_parallel:
-            raise Forbidden("batches are switched off here: OMNIBUS_GATEWAY_BATCH_PARALLEL is 0")
+            raise Forbidden("batches are disabled: set OMNIBUS_GATEWAY_BATCH_PARALLEL to more than 0")
         try:
             await self._files.get(asked.input_file_id)
         except NotFound as error:
@@ -108,11 +108,11 @@ class Batches:
         return await self._view(await self._find_job(id))
 
     async def list_batches(self, query: BatchQuery) -> BatchList:
-        """The tenant's batches, the newest first. Raises ``NotFound`` for an unknown ``after``."""
+        """List the tenant's batches, newest first. Raises ``NotFound`` for an unknown ``after``."""
         after = (await self._find_job(query.after)).id if query.after else ""
         shown: list[Batch] = []
         more = True
-        while more and len(shown) < query.limit:  # others' are passed over
+        while more and len(shown) < query.limit:  # skips those of other tenants
             found = await self._store.jobs(KIND, query.limit - len(shown), after)
             if found is None:
                 raise batch_not_found()
@@ -123,10 +123,10 @@ class Batches:
         return BatchList(data=shown, has_more=more, first_id=first, last_id=last)
 
     async def cancel(self, id: str) -> Batch:
-        """End a batch: what is answered by then is kept. Raises ``NotFound``, and ``Conflict`` for one that is over."""
+        """Cancel a batch, with the results so far. Raises ``NotFound``, and ``Conflict`` if it has ended."""
         job = await self._find_job(id)
         if job.is_over:
-            raise Conflict(f"the batch is over: it is {batch_view(job, False).status}", param="batch_id")
+            raise Conflict(f"the batch has ended: its status is {batch_view(job, False).status}", param="batch_id")
         await BatchResults(self._files, job.id).cancel()
         return batch_view(job, True)
 
@@ -145,9 +145,9 @@ class Batches:
 
 
 def _is_own(job: JobRecord) -> bool:
-    """Return whether a batch is that of the tenant who asks; its files are under its tenant's name."""
+    """Return whether a batch belongs to the current tenant."""
     try:
         return decode_spec(job).tenant == current_tenant().name
     except ProtocolError as error:
-        log.error("left out: %s", error)
+        log.error("omitted a batch: %s", error)
         return False

@@ -1,4 +1,4 @@
-"""One turn of a batch: its lines are sent, a few at a time, until it is over or other tenants' batches are next."""
+"""One turn of a batch: sends a few lines at a time, until the batch ends or yields to other tenants."""
 
 import asyncio
 import time
@@ -12,18 +12,18 @@ from services.gateway.batches.line_sender import LineSender
 from services.gateway.batches.results import BatchResults
 from services.gateway.openai.batches import BatchLine, Status
 
-#: Seconds that a batch is worked on before it makes room, where batches of another tenant wait that has fewer at work.
+#: Seconds of a turn, after which a batch yields to a waiting batch of another tenant with fewer running ones.
 TURN_SECONDS = 5.0
-#: Seconds between two looks for new results to be written, for who cancelled the batch, and for others that wait.
+#: Seconds between two checks for new results, a cancellation and waiting batches.
 _LOOK_SECONDS = 1.0
 
 
 class TurnOver(Exception):
-    """Other tenants' batches wait: this one goes on after them."""
+    """The batch yields to other tenants' batches, and continues after them."""
 
 
 class BatchTurn:
-    """Sends the lines of ``job`` that have no result yet by ``sender``; ``revoked`` is set when its key is."""
+    """Sends the lines of ``job`` without a result through ``sender``. ``revoked`` is set when its key is revoked."""
 
     def __init__(
         self, store: Store, sender: LineSender, job: JobRecord, results: BatchResults, revoked: asyncio.Event
@@ -37,7 +37,7 @@ class BatchTurn:
         self._is_over = False
 
     async def send_lines(self, lines: list[BatchLine], parallel: int) -> Status:
-        """Send ``lines``, ``parallel`` at a time; returns how that ended. Raises ``TurnOver``."""
+        """Send ``lines``, ``parallel`` at a time. Returns the final status. Raises ``TurnOver``."""
         waiting = iter(self._results.missing(lines))
         sending = {asyncio.create_task(self._send_in_turn(waiting)) for _ in range(parallel)}
         revoked = asyncio.create_task(self._revoked.wait())
@@ -59,7 +59,7 @@ class BatchTurn:
             await self._results.write()
 
     async def _find_end(self) -> Status | None:
-        """Write what has come; returns how the batch ends before all lines are answered, if it does."""
+        """Write new results. Returns the status if the batch ends early, else None."""
         if self._revoked.is_set():
             return "failed"
         await self._results.write()
@@ -68,7 +68,7 @@ class BatchTurn:
         return "cancelled" if await self._results.is_cancelled() else None
 
     async def _check_turn(self, sending: set["asyncio.Task[None]"]) -> None:
-        """Begin no more lines once the turn has lasted and others wait; those that are being answered are finished."""
+        """Start no more lines if the turn is over and others wait. Lines in progress finish."""
         if time.monotonic() < self._end or not await self._store.job_waits(KIND, self._job.tenant):
             return
         self._is_over = True

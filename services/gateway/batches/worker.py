@@ -1,4 +1,4 @@
-"""Works on batches, whichever gateway was asked for them: a few at a time, each held by a lease."""
+"""Worker of batches from all gateways: runs a few at a time, each under a lease."""
 
 import asyncio
 import logging
@@ -22,22 +22,22 @@ from services.gateway.videos.lease import JobLease
 
 log = logging.getLogger(__name__)
 
-#: A batch waits in a line of its own, beside its tenant's other requests, with so much of their weight.
+#: Share of the tenant's weight for a batch, which waits in a separate queue from the tenant's other requests.
 _WEIGHT = 0.01
-#: Lines of one batch, and batches that a gateway works on at the same time.
+#: Limits: lines of one batch, and batches that a gateway runs at the same time.
 MAX_LINES, _MAX_BATCHES = 50_000, 2
-#: Seconds that a worker holds a batch at a time, and that pass between two looks at a store that is away.
+#: Seconds of a lease, and seconds between two reads of an unavailable store.
 _LEASE_SECONDS, _POLL_SECONDS = 20.0, 0.5
-#: Seconds until a batch is tried again that could not be worked on just now.
+#: Seconds before the retry of a batch after a transient error.
 _RETRY_SECONDS = 5.0
 _MESSAGES: dict[Status, str] = {
-    "expired": "the batch was not done in time, and this line was not answered",
+    "expired": "the batch expired before this line was answered",
     "cancelled": "the batch was cancelled before this line was answered",
 }
 
 
 class BatchWorker:
-    """Takes batches that are due and has ``sender`` send their lines."""
+    """Takes due batches and sends their lines through ``sender``."""
 
     def __init__(
         self, settings: GatewaySettings, store: Store, files: ClientFiles, sender: LineSender, deferred: DeferredWork
@@ -50,16 +50,16 @@ class BatchWorker:
         self._news = asyncio.Event()
 
     def wake(self) -> None:
-        """Some batch may be due."""
+        """Wake the workers, because a batch may be due."""
         self._news.set()
 
     async def serve(self) -> None:
-        """Take batches for ever. Those that are under way when this is cancelled go back, for others to take."""
+        """Run batches forever. On cancellation, releases the current ones to other gateways."""
         workers = [asyncio.create_task(self._serve_one()) for _ in range(_MAX_BATCHES)]
         try:
             await asyncio.wait(workers)
         finally:
-            for task in workers:  # once each: a second time would break off the giving back
+            for task in workers:  # once each: a second cancellation would interrupt the release
                 task.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
 
@@ -74,7 +74,7 @@ class BatchWorker:
             except TurnOver:
                 await self._release(job, lease)
             except Retryable as error:
-                log.info("%s is tried again: %s", job.id, error)
+                log.info("retrying %s: %s", job.id, error)
                 await self._release(job, lease, _RETRY_SECONDS)
             except Exception as error:
                 typed = (
@@ -98,7 +98,7 @@ class BatchWorker:
                     await self._news.wait()
 
     async def _run_job(self, job: JobRecord, lease: JobLease) -> None:
-        """Work on a job for as long as it is held here, and under the key of its client."""
+        """Run a job while its lease and its key are valid."""
         spec = decode_spec(job)
         tenant, revoked = self._find_tenant(job, spec)
         with acting_as(tenant):
@@ -111,16 +111,17 @@ class BatchWorker:
                     await self._end(job, lease, working.result())
                     await BatchResults(self._files, job.id).discard()
                 else:
-                    log.info("%s is not held here any more", job.id)
+                    log.info("lost the lease of %s", job.id)
             finally:
-                # The work last: it may raise, and what still held the batch would take it back from the next worker.
+                # Cancel the work last: it may raise, and a task that still renews the lease would take it from the next
+                # worker.
                 for task in (holding, watching, working):
                     await until_cancelled(task)
 
     def _find_tenant(self, job: JobRecord, spec: BatchSpec) -> tuple[Tenant, asyncio.Event]:
-        """The tenant of a batch, with its place behind the tenant's other requests; and whether its key was revoked.
+        """Return the tenant in its batch queue, and its key's revocation event.
 
-        Raises ``Retryable`` while that is not known.
+        Raises ``Retryable`` while the keys are unknown.
         """
         revoked = asyncio.Event()
         try:
@@ -168,13 +169,13 @@ class BatchWorker:
                 await self._store.end_job(KIND, job.id, lease.owner, over, encode(outcome), kept)  # type: ignore[arg-type]
                 return
             except StoreUnavailable as away:
-                log.warning("%s is %s, which the store does not know yet: %s", job.id, outcome.status, away)
+                log.warning("%s is %s, but the store does not have this yet: %s", job.id, outcome.status, away)
                 if time.time() > job.expires:
                     return
                 await asyncio.sleep(_POLL_SECONDS)
 
     async def _release(self, job: JobRecord, lease: JobLease, seconds: float = 0.0) -> None:
-        """Give a batch back. If that fails its lease runs out."""
+        """Release a batch. If that fails, its lease expires."""
         with suppress(StoreUnavailable):
             await self._store.free_job(KIND, job.id, lease.owner, seconds)
 

@@ -1,1 +1,1 @@
-"""The console: one page for people, plain HTML, CSS and modules that are served as they are, and the data behind it."""
+"""The web console: a page of static HTML, CSS and modules, and its data."""

@@ -1,4 +1,4 @@
-"""One watch for everybody who looks, while anybody does. Who looks gets each state once, as soon as there is one."""
+"""A watch of the cluster that broadcasts states to all viewers. It runs while there are any."""
 
 import asyncio
 import logging
@@ -16,22 +16,22 @@ from omnibus.store import Store
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two states at least, and at most while rates grow old without news.
+#: Shortest interval between two states in seconds, and longest one while rates age without news.
 MIN_INTERVAL_SECONDS, MAX_INTERVAL_SECONDS = 0.5, 1.0
-#: Seconds that the first state waits for the plan, and then for the answers of those who are asked who is there.
+#: Seconds that the first state waits for the plan, and then for the answers to the census.
 PLAN_WAIT_SECONDS, CENSUS_WAIT_SECONDS = 2.0, 0.1
-#: Seconds of silence after which something is said all the same, so that who has left is noticed.
+#: Seconds of silence after which a stream sends an empty message, so that a disconnected viewer is noticed.
 KEEPALIVE_SECONDS = 15.0
-#: Who may look at the same time.
+#: Limit of concurrent viewers.
 MAX_VIEWERS = 32
-#: What changes all the time and says nothing by itself.
+#: Fields that always change, and do not make a state new.
 _TIME_FIELDS = ("at", "seconds")
 
 _encode = msgspec.json.Encoder().encode
 
 
 class LiveStates:
-    """States of the whole Omnibus, as ``omnibus.cluster.monitor.to_json`` has them."""
+    """States of the whole cluster, in the format of ``omnibus.cluster.monitor.to_json``."""
 
     def __init__(self, store: Store, bus: Bus) -> None:
         self._store = store
@@ -45,13 +45,15 @@ class LiveStates:
         return len(self._viewers)
 
     async def stream_states(self) -> AsyncGenerator[bytes, None]:
-        """JSON of the state now and of each one that follows; b"" after ``QUIET`` seconds without one.
+        """Yield JSON of the current state and each later one; b"" after ``KEEPALIVE_SECONDS`` without one.
 
-        Raises ``Overloaded`` when too many look, and ``BusUnavailable`` when it cannot begin or is over.
+        Raises ``Overloaded`` if there are too many viewers, and ``BusUnavailable`` if the watch cannot start or ends.
         """
         if len(self._viewers) >= MAX_VIEWERS:
-            raise Overloaded(f"{MAX_VIEWERS} already look at this gateway's console: close one, or ask another gateway")
-        # A viewer that is slow skips states: only the newest is worth anything.
+            raise Overloaded(
+                f"this gateway's console has {MAX_VIEWERS} viewers, the limit: close one, or use another gateway"
+            )
+        # A slow viewer skips states: only the newest one matters.
         queue: asyncio.Queue[bytes | OmnibusError] = asyncio.Queue(1)
         self._viewers.add(queue)
         try:
@@ -67,8 +69,8 @@ class LiveStates:
                 await self._cancel_watch()
 
     async def close(self) -> None:
-        """End, for everybody."""
-        self._send_to_viewers(BusUnavailable("the gateway is leaving: ask again"))
+        """End the streams of all viewers."""
+        self._send_to_viewers(BusUnavailable("the gateway is stopping: reconnect"))
         await self._cancel_watch()
 
     async def _cancel_watch(self) -> None:
@@ -95,8 +97,8 @@ class LiveStates:
                     await _wait_for_event(news, MAX_INTERVAL_SECONDS - MIN_INTERVAL_SECONDS)
         except OmnibusError as error:
             self._fail_viewers(error)
-        except Exception:  # a defect of ours
-            log.exception("the console sees no more")
+        except Exception:  # a defect of the console
+            log.exception("the console's watch failed")
             self._fail_viewers(Fatal("internal error: the gateway's log has more"))
 
     def _fail_viewers(self, error: OmnibusError) -> None:

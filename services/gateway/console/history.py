@@ -1,4 +1,4 @@
-"""Rates, latencies and errors of the past by model and stage, as ``recorder`` has written them."""
+"""History of rates, latencies and errors, as written by ``recorder``."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -10,11 +10,11 @@ from omnibus.metrics.buckets import LATENCY_BUCKETS_SECONDS
 from omnibus.store import Bucket, Store
 from omnibus.store.history import COARSE_STEP_SECONDS, FINE_STEP_SECONDS, MIDDLE_STEP_SECONDS
 
-#: Seconds that one answer may span.
+#: Longest span of one answer, in seconds.
 MAX_SPAN_SECONDS = 31 * 24 * 3600
-#: Spans in seconds up to which finer buckets are read.
+#: Longest spans in seconds for the finer bucket sizes.
 _SPANS = ((3600, FINE_STEP_SECONDS), (12 * 3600, MIDDLE_STEP_SECONDS))
-#: Buckets of one answer; of a longer span those at its end.
+#: Limit of buckets in one answer; longer spans lose their oldest ones.
 _MAX_BUCKETS = 1008
 _QUANTILES = {"p50": 0.5, "p95": 0.95}
 _OUTCOMES = ("came", "done", "failed", "refused")
@@ -26,7 +26,7 @@ def _rejected_codes(error: type[Rejected] = Rejected) -> Iterator[str]:
         yield from _rejected_codes(each)
 
 
-#: Codes of requests that are at fault themselves. A client that left is not.
+#: Error codes that the request causes. A client that disconnected is not at fault.
 REJECTED_CODES = frozenset(_rejected_codes()) - {ClientClosed.code}
 
 _Name = tuple[str, str, str]
@@ -34,13 +34,13 @@ _decode_name = msgspec.json.Decoder(_Name).decode
 
 
 async def read_history(store: Store, seconds: float, until: float) -> dict[str, Any]:
-    """The ``seconds`` before ``until`` (Unix seconds), as columns with a value for each of ``starts``.
+    """Return the ``seconds`` before ``until`` as columns with values per ``starts``.
 
-    Counts are per bucket of ``step`` seconds; the first ``whole`` buckets are over, and the last one still grows.
-    ``rejected`` are requests with an error of 4xx, which never became an invocation or made it end. Latencies are
-    seconds, null in a bucket without requests. ``stages``
-    have the jobs of a component, its seconds of computing (``busy``) and of being ready (``up``), over its executors,
-    and the requests that ``failed`` there. Raises ``StoreUnavailable``.
+    ``until`` is in Unix seconds. Counts are per bucket of ``step`` seconds. The first ``whole`` buckets are complete,
+    and the last one still grows. ``rejected`` counts requests with a 4xx error, before or after they became an
+    invocation. Latencies are in seconds, null in a bucket without requests. ``stages`` has the jobs of a component, and
+    its seconds of computing (``busy``) and of being ready (``up``) summed over its executors. It also has the requests
+    that ``failed`` there. Raises ``StoreUnavailable``.
     """
     step = next((step for span, step in _SPANS if seconds <= span), COARSE_STEP_SECONDS)
     first = max(until - seconds, until - step * _MAX_BUCKETS)
@@ -56,7 +56,10 @@ async def read_history(store: Store, seconds: float, until: float) -> dict[str, 
 
 
 class _Counts:
-    """One bucket by what was counted, model, and type, code, bound or stage."""
+    """Counts of one bucket by measure, model and detail.
+
+    A detail is a type, code, bound or stage.
+    """
 
     def __init__(self, bucket: Bucket) -> None:
         self.start = bucket.start
@@ -118,9 +121,9 @@ def _names(buckets: Iterable[_Counts], whats: Sequence[str], model: str) -> dict
 
 
 def _quantile(counts: dict[str, int], part: float) -> float | None:
-    """The quantile of a histogram's counts by upper bound, in seconds: as if values lay evenly within a bucket.
+    """Return a quantile in seconds of a histogram by upper bound.
 
-    Beyond the last bound nothing is known, so that bound is returned.
+    Values are interpolated linearly within a bucket. For a value above the last bound, that bound is returned.
     """
     bounds = sorted((float(bound), count) for bound, count in counts.items() if count > 0)
     rank, passed, last = part * sum(count for _, count in bounds), 0, 0.0

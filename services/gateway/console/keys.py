@@ -1,4 +1,4 @@
-"""API keys for operators: the list, new keys, and keys that are revoked. A key is shown once, when it is made."""
+"""API keys for operators: list, create and revoke. A key is shown only once, when it is created."""
 
 import logging
 import re
@@ -17,33 +17,33 @@ from services.gateway.tenancy.key_store import KeyView
 
 log = logging.getLogger(__name__)
 
-#: Bytes of a request for a key at most.
+#: Limit of the bytes of a request for a key.
 MAX_BODY_BYTES = 16 << 10
-#: What is set by the gateway and not by who wants a key.
+#: Fields that only the gateway sets.
 _OWN_FIELDS = ("sha256", "created")
 _ID = re.compile(r"[0-9a-f]{12,64}")
 
 
 class ConsoleKeys:
-    """Lists, creates and revokes keys. ``view`` returns those in force here; others are in ``store`` alone."""
+    """Lists, creates and revokes keys. ``view`` returns this gateway's keys; further keys are only in ``store``."""
 
     def __init__(self, store: Store, view: Callable[[], KeyView]) -> None:
         self._store = store
         self._view = view
 
     async def list_keys(self) -> dict[str, Any]:
-        """Keys and their limits by tenant; of a key only what operators name it by, its hash's first digits.
+        """Return keys and their limits by tenant. A key has only its id, the first digits of its hash.
 
-        Raises ``StoreUnavailable`` where this gateway does not follow the keys of the store, and cannot read them.
+        Raises ``StoreUnavailable`` if this gateway does not follow the keys of the store and cannot read them.
         """
         view = self._view()
         stored = () if view.follows_store else (await self._store.keys()).values()
         return describe_keys(view, stored)
 
     async def create_key(self, body: bytes) -> dict[str, Any]:
-        """Keep a new key as the JSON ``body`` describes it: fields of a ``KeyRecord``, ``tenant`` at least.
+        """Create a key from ``body``, JSON with the fields of a ``KeyRecord``. ``tenant`` is required.
 
-        Returns its record with the ``key`` itself, which is kept nowhere. Raises ``BadRequest`` and
+        Returns its record with the ``key`` itself, which is not stored. Raises ``BadRequest`` and
         ``StoreUnavailable``.
         """
         key = api_key.generate_key()
@@ -53,12 +53,12 @@ class ConsoleKeys:
         return {"key": key, **_key_values(record, "store")}
 
     async def revoke_key(self, id: str) -> dict[str, Any]:
-        """Revoke the key of the store that is called ``id``, 12 hex digits or more, and return its record.
+        """Revoke the stored key ``id`` and return its record. ``id`` has at least 12 hex digits.
 
         Raises ``BadRequest``, ``NotFound``, ``Conflict`` for a key of the file, and ``StoreUnavailable``.
         """
         if not _ID.fullmatch(id):
-            raise BadRequest("a key is named by the first 12 hex digits of its SHA-256 at least", param="id")
+            raise BadRequest("the id of a key must be at least the first 12 hex digits of its SHA-256", param="id")
         if any(sha256.startswith(id) for sha256 in self._view().of_file):
             raise Conflict(f"the key {id} is in the file of keys (OMNIBUS_GATEWAY_KEYS_FILE): remove it there")
         gone = await self._store.drop_key(id)
@@ -67,7 +67,7 @@ class ConsoleKeys:
 
 
 def describe_keys(view: KeyView, stored: Iterable[KeyRecord]) -> dict[str, Any]:
-    """The keys of ``view``, and those of ``stored`` that are not in force at this gateway."""
+    """Describe the keys of ``view``, and those only in ``stored``."""
     known = {each.sha256: each for each in (*stored, *view.records)}
     keys = sorted(known.values(), key=lambda each: (each.tenant, each.created, each.id))
     sources = ("file" if each.sha256 in view.of_file else "store" for each in keys)
@@ -81,13 +81,13 @@ def _key_values(record: KeyRecord, source: str) -> dict[str, Any]:
 
 
 def _parse_record(body: bytes, sha256: str) -> KeyRecord:
-    """Raises ``BadRequest`` that names the field."""
+    """Raises ``BadRequest`` with the name of the field."""
     try:
         given = msgspec.json.decode(body, type=dict[str, Any])
         for name in _OWN_FIELDS:
             if name in given:
-                raise BadRequest(f"{name} is set by the gateway: leave it out", param=name)
+                raise BadRequest(f"{name} is set by the gateway: omit it", param=name)
         wanted = {**given, "sha256": sha256, "created": round(time.time(), 3)}
         return api_key.check_key_record(msgspec.convert(wanted, KeyRecord))
     except UNREADABLE as error:
-        raise BadRequest(f"this describes no key: {error}") from error
+        raise BadRequest(f"invalid key record: {error}") from error

@@ -1,4 +1,4 @@
-"""The last lines that processes of ``omnibus up`` have written."""
+"""Reader of the last log lines of the processes of ``omnibus up``."""
 
 import asyncio
 import os
@@ -7,26 +7,26 @@ from typing import Any
 
 from omnibus.errors import NotFound
 
-#: Bytes of the end of the file that are read.
+#: Size of the end of the file that is read, in bytes.
 TAIL_BYTES = 2 << 20
-#: Lines that one answer may have.
+#: Limit of the lines of one answer.
 MAX_LINES = 1000
 
 
 async def read_log_tail(path: str, process: str, lines: int) -> dict[str, Any]:
-    """The last ``lines`` of ``process``, or of all where it is empty, and the names of all that have written there.
+    """Return the last ``lines`` of ``process`` and the names of all processes.
 
-    ``process`` also names its further replicas: those of ``m/Th`` are ``m/Th/1`` and so on. Raises ``NotFound`` where
-    the gateway has no such file, with where logs are instead.
+    If ``process`` is "", all lines match. It also matches replicas: those of ``m/Th`` are ``m/Th/1`` and so on. Raises
+    ``NotFound`` with the place of the logs if the gateway has no log file.
     """
     if not path:
         raise NotFound(
-            "this gateway has no file with logs: `kubectl logs` or `docker compose logs` shows those of each container"
+            "this gateway has no log file: `kubectl logs` or `docker compose logs` shows the logs of each container"
         )
     try:
         text = await asyncio.to_thread(_read_tail, Path(path))
     except OSError as error:
-        raise NotFound(f"the file with logs, OMNIBUS_GATEWAY_LOG_FILE, cannot be read: {error.strerror}") from error
+        raise NotFound(f"the log file of OMNIBUS_GATEWAY_LOG_FILE cannot be read: {error.strerror}") from error
     named = [(line.split(" ", 1)[0], line) for line in text.splitlines() if line.strip()]
     found = [line for name, line in named if not process or name == process or name.startswith(f"{process}/")]
     return {"processes": sorted({name for name, _ in named}), "lines": found[-lines:]}

@@ -1,4 +1,4 @@
-"""Data of the pages for operators: executors, dead letters, settings. None of it holds a secret."""
+"""Data of the operators' pages: executors, dead letters and settings, without secrets."""
 
 import os
 import time
@@ -17,12 +17,12 @@ from services.gateway.routing.executors import ExecutorEntry, ExecutorTable
 
 #: Areas of settings that a gateway reads.
 SETTING_AREAS = (GatewaySettings, ServiceSettings, BusSettings, StoreSettings, SidecarSettings)
-#: Dead letters on a page.
+#: Limit of the dead letters on a page.
 MAX_LETTERS = 200
 
 
 def describe_executors(members: ExecutorTable) -> list[dict[str, Any]]:
-    """All executors that this gateway knows, by model, option and id."""
+    """Return all known executors, ordered by model, option and id."""
     now = time.monotonic()
     found = [member for status in members.statuses() if (member := members.get(status.id)) is not None]
     found.sort(key=lambda each: (each.status.model, each.status.option, each.status.id))
@@ -30,10 +30,10 @@ def describe_executors(members: ExecutorTable) -> list[dict[str, Any]]:
 
 
 def describe_executor(members: ExecutorTable, id: str) -> dict[str, Any]:
-    """One executor. Raises ``NotFound``."""
+    """Return one executor. Raises ``NotFound``."""
     member = members.get(id)
     if member is None:
-        raise NotFound(f"there is no executor {id[:80]!r} now: it has ended, or has never reported to this gateway")
+        raise NotFound(f"unknown executor {id[:80]!r}: it has ended, or has not reported to this gateway")
     return _executor_values(member, time.monotonic())
 
 
@@ -64,14 +64,14 @@ def _executor_values(member: ExecutorEntry, now: float) -> dict[str, Any]:
 
 
 def _padded(values: tuple[Any, ...], components: tuple[str, ...]) -> list[Any]:
-    """``values`` by component: null for those of an executor that does not tell."""
+    """Pad ``values`` by component with None for values not reported."""
     return [*values[: len(components)], *[None] * (len(components) - len(values))]
 
 
 async def list_letters(bus: Bus, limit: int, before: int) -> dict[str, Any]:
-    """A page of dead letters, newest first; ``next`` is the ``before`` of the next page, null on the last one.
+    """Return a page of dead letters, newest first; ``next`` is the ``before`` of the next page, null on the last one.
 
-    Letters of another version are passed over, so that a page may have fewer than ``limit``.
+    Letters of another version are skipped, so a page may have fewer than ``limit``.
     """
     stored = await dead_letters.list_dead_letters(bus, limit, before)
     below = stored[-1].number if stored else 0
@@ -80,7 +80,7 @@ async def list_letters(bus: Bus, limit: int, before: int) -> dict[str, Any]:
 
 
 async def show_letter(bus: Bus, id: str) -> dict[str, Any]:
-    """One dead letter with its attempts. Raises ``NotFound``."""
+    """Return one dead letter with its attempts. Raises ``NotFound``."""
     letter = await dead_letters.read_dead_letter(bus, id)
     return {**_letter_values(letter), "moves": msgspec.to_builtins(letter.moves), "refused": list(letter.refused)}
 
@@ -112,7 +112,7 @@ def _letter_values(letter: DeadLetter) -> dict[str, Any]:
 
 
 def describe_settings(environ: Callable[[], dict[str, str]] = lambda: dict(os.environ)) -> list[dict[str, Any]]:
-    """All settings of a gateway with their defaults and what its environment sets; secrets as ``(set)``."""
+    """Return all settings of a gateway with defaults and values. Secrets are shown as ``(set)``."""
     given = environ()
     return [
         {"area": area.area, **variable._asdict()} for area in SETTING_AREAS for variable in area_variables(area, given)

@@ -1,4 +1,4 @@
-"""Plans as the console shows them: the current one, what follows, what changes, what was before."""
+"""Plans for the console: the current and the staged plan, changes and history."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -13,14 +13,15 @@ from omnibus.families import catalog
 from omnibus.plan import ModelPlan, Plan
 from omnibus.store import PlanHistoryEntry, Store
 
-#: Epochs of the past that are shown.
+#: Limit of the past epochs.
 MAX_PAST_EPOCHS = 30
 
 
 async def describe_plans(store: Store) -> dict[str, Any]:
-    """All of it, as plain values. Raises ``StoreUnavailable``.
+    """Return the plans as plain values. Raises ``StoreUnavailable``.
 
-    ``changes`` are rows of what, before and after: to the staged plan, or to the current one from the one before.
+    ``changes`` are rows of subject, before and after. They lead to the staged plan, else from the previous plan to the
+    current one.
     """
     stand, problems, past = await asyncio.gather(
         store.plan_state(), store.plan_problems(), store.plan_history(MAX_PAST_EPOCHS)
@@ -41,7 +42,7 @@ async def describe_plans(store: Store) -> dict[str, Any]:
 
 
 def describe_models(known: Mapping[str, ModelPlan]) -> dict[str, dict[str, Any]]:
-    """Return the inputs and outputs of each model, its voices and its apps."""
+    """Return the inputs, outputs, voices and apps of each model."""
     return {
         name: {**_describe_modalities(model), "voices": list(model.voices), "apps": list(model.apps)}
         for name, model in known.items()

@@ -1,4 +1,4 @@
-"""Writes the console's history: what this process counts anyway, every few seconds. Requests know nothing of it."""
+"""Recorder of the console's history from the metrics of this process."""
 
 import asyncio
 import logging
@@ -16,23 +16,23 @@ from services.gateway.routing.executors import ExecutorTable
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two looks at the counters.
+#: Seconds between two reads of the counters.
 INTERVAL_SECONDS = 10.0
-#: Seconds for which one gateway records the stages, which all gateways know alike.
+#: Seconds for which one gateway records the stages, which are the same at all gateways.
 LEAD_SECONDS = 3 * INTERVAL_SECONDS
-#: Seconds that the last look of a gateway that stops may take.
+#: Timeout of the last record when a gateway stops, in seconds.
 _FLUSH_SECONDS = 1.0
 
 _OUTCOMES = ("done", "failed", "refused")
 
-#: Names of a count: what is counted, the model, and its type, code, bucket or stage.
+#: Name of a count: its measure, the model, and its type, code, bucket or stage.
 Name = tuple[str, str, str]
 
 encode_name = msgspec.json.Encoder().encode
 
 
 class HistoryRecorder:
-    """Adds to the store what has been counted since the last time. A store that is away gets it later, at once."""
+    """Adds new counts to the store. If the store is unavailable, the next record includes them."""
 
     def __init__(self, gateway: str, store: Store, members: ExecutorTable, kept_seconds: float) -> None:
         self._gateway = gateway
@@ -43,7 +43,7 @@ class HistoryRecorder:
         self._stages = _StageCounts()
 
     async def run(self) -> None:
-        """For ever; what is counted until the cancellation is written too."""
+        """Record until cancelled, and a last time at the end."""
         try:
             while True:
                 await asyncio.sleep(INTERVAL_SECONDS)
@@ -56,11 +56,13 @@ class HistoryRecorder:
                 log.warning("the last %g s of the history were not written: the store is slow", INTERVAL_SECONDS)
 
     async def record(self) -> None:
-        """Write what is new. Raises ``StoreUnavailable``; the next call writes it then."""
+        """Write new counts. Raises ``StoreUnavailable``; the next call then writes them."""
         now = dict(_read_counters())
         counts = {name: int(value - self._counted.get(name, 0.0)) for name, value in now.items()}
         stages, mark_read = self._stages.read_new(self._members.statuses())
-        if await self._store.lead_history(self._gateway, LEAD_SECONDS):  # else another gateway writes the same
+        if await self._store.lead_history(
+            self._gateway, LEAD_SECONDS
+        ):  # otherwise another gateway writes the same counts
             counts |= stages
         new = {encode_name(name).decode(): count for name, count in counts.items() if count > 0}
         if new:
@@ -76,7 +78,7 @@ class HistoryRecorder:
 
 
 def _read_counters() -> Iterator[tuple[Name, float]]:
-    """The counters of requests as they stand now; buckets of latencies are not cumulative."""
+    """Yield the current counters of requests. Buckets of latencies are not cumulative."""
     for sample in _samples(GATEWAY.arrivals, "_total"):
         yield ("came", sample.labels["model"], sample.labels["type"]), sample.value
     for sample in _samples(GATEWAY.ended, "_total"):
@@ -87,7 +89,7 @@ def _read_counters() -> Iterator[tuple[Name, float]]:
     for what, histogram in (("first", GATEWAY.first), ("total", GATEWAY.total)):
         found: dict[Name, float] = {}
         below: dict[str, float] = {}
-        for sample in _samples(histogram, "_bucket"):  # bounds of one series follow each other, and grow
+        for sample in _samples(histogram, "_bucket"):  # bounds of one series are consecutive and ascending
             series, name = str({**sample.labels, "le": ""}), (what, sample.labels["model"], sample.labels["le"])
             found[name] = found.get(name, 0.0) + sample.value - below.get(series, 0.0)
             below[series] = sample.value
@@ -101,16 +103,19 @@ def _samples(metric: Any, ending: str) -> Iterator[Any]:
 
 
 class _StageCounts:
-    """Jobs, milliseconds of computing and of being ready, by model and component, from the heartbeats of executors."""
+    """Counts by model and component, from the heartbeats of executors.
+
+    They are jobs, milliseconds of computing and milliseconds of being ready.
+    """
 
     def __init__(self) -> None:
         self._known: dict[str, ExecutorStatus] = {}
         self._at = time.monotonic()
 
     def read_new(self, statuses: Iterable[ExecutorStatus]) -> tuple[Mapping[Name, int], Callable[[], None]]:
-        """Return what is new since it was last marked as read, and what marks it.
+        """Return the counts since the last mark, and a function to mark.
 
-        Nothing is new yet of an executor that was not known then.
+        An executor that was unknown at the last mark has no new counts yet.
         """
         known, now = {status.id: status for status in statuses}, time.monotonic()
         counts: dict[Name, float] = {}
@@ -124,10 +129,10 @@ class _StageCounts:
 
 
 def _add_new_work(counts: dict[Name, float], old: ExecutorStatus | None, status: ExecutorStatus, passed: float) -> None:
-    """Add to ``counts`` what an executor did since it was ``old``, ``passed`` seconds ago."""
+    """Add an executor's work since ``old``, ``passed`` seconds ago, to ``counts``."""
     if old is None or old.components != status.components or len(old.busy) != len(status.busy):
         return
-    same = status.pid == old.pid  # else it was started again, and has counted from 0
+    same = status.pid == old.pid  # after a restart, its counts began at 0
     for place, component in enumerate(status.components[: min(len(status.busy), len(status.done))]):
         for what, value in (
             ("busy", 1000 * (status.busy[place] - (old.busy[place] if same else 0.0))),

@@ -1,4 +1,7 @@
-"""Replays and forks of recorded invocations, begun in the console: streams of what ``omnibus replay`` prints."""
+"""Replays and forks of recorded invocations, from the console.
+
+They are streams of the output of ``omnibus replay``.
+"""
 
 from collections.abc import AsyncGenerator, Mapping
 from typing import Annotated, Any
@@ -11,16 +14,16 @@ from omnibus.errors import BadRequest
 from omnibus.graph import UNREADABLE, Invocation
 from omnibus.recording import forks, records
 
-#: What of the query of a replay goes along with it.
+#: Query parameters that a replay accepts.
 REPLAY_PARAMS = ("from", "path", "route")
-#: Seconds that a replay may keep silent.
+#: Seconds of silence after which a replay times out.
 REPLAY_IDLE_SECONDS = 120.0
-#: Bytes of the body of a fork at most: a long text may be replaced.
+#: Limit of the bytes of a fork's body, which may replace a long text.
 MAX_BODY_BYTES = 1 << 20
 
 
 class ForkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A fork: the ``node`` whose inputs change, by number or component, and ``changes`` by input or ``INPUT.KEY``."""
+    """A fork. ``node`` is a number or component, ``changes`` are by input or ``INPUT.KEY``."""
 
     node: int | str
     changes: dict[str, Any] = {}
@@ -34,10 +37,10 @@ class ConsoleReplays:
         self._bus = bus
 
     async def stream_replay(self, id: str, given: Mapping[str, str]) -> AsyncGenerator[bytes, None]:
-        """Yield the output of ``omnibus replay``: where it runs, then the answer and how it compares.
+        """Yield the output of ``omnibus replay``: where it runs, then the answer and the comparison.
 
         ``from``, ``path`` and ``route`` of ``given`` are the headers of ``services.gateway.replay.options``. Raises
-        ``BadRequest`` for others, and ``NotFound``.
+        ``BadRequest`` for other parameters, and ``NotFound``.
         """
         headers = _replay_headers(given)
         record = await records.find_record(self._bus, id)
@@ -45,14 +48,15 @@ class ConsoleReplays:
             yield part
 
     async def stream_fork(self, id: str, body: bytes) -> AsyncGenerator[bytes, None]:
-        """Yield the output of ``omnibus fork`` for the ``ForkRequest`` that is JSON in ``body``.
+        """Yield the output of ``omnibus fork`` for the JSON ``ForkRequest`` in ``body``.
 
-        Stages before the changed one are played where what they gave was kept. Raises ``BadRequest`` and ``NotFound``.
+        Stages before the changed one are replayed from stored outputs, if there are any. Raises ``BadRequest`` and
+        ``NotFound``.
         """
         try:
             wanted = msgspec.json.decode(body, type=ForkRequest)
         except UNREADABLE as error:
-            raise BadRequest(f"this describes no fork: {error}") from error
+            raise BadRequest(f"invalid fork: {error}") from error
         record = await records.find_record(self._bus, id)
         node = forks.find_node(record.invocation, str(wanted.node))
         fork = forks.fork_invocation(record.invocation, node, wanted.changes, wanted.seed)
@@ -66,9 +70,11 @@ class ConsoleReplays:
 
 
 def _replay_headers(query: Mapping[str, str]) -> dict[str, str]:
-    """Raises ``BadRequest`` for what no replay knows, or what cannot be a header."""
+    """Raises ``BadRequest`` for unknown parameters and values that cannot be headers."""
     given = {name: value for name, value in query.items() if value}
     for name, value in given.items():
         if name not in REPLAY_PARAMS or not (value.isascii() and value.isprintable()):
-            raise BadRequest(f"a replay takes {', '.join(REPLAY_PARAMS)} in printable letters", param=name[:80])
+            raise BadRequest(
+                f"a replay accepts only {', '.join(REPLAY_PARAMS)}, with printable ASCII values", param=name[:80]
+            )
     return {f"Omnibus-{name}": value for name, value in given.items()}

@@ -1,4 +1,4 @@
-"""The console's routes: the page's files for everybody, the data behind it for whoever may see it."""
+"""Routes of the console: public files of the page, and data for operators."""
 
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -37,7 +37,7 @@ SETTINGS, LOGS, HISTORY = "/v1/console/settings", "/v1/console/logs", "/v1/conso
 
 
 class Console:
-    """Adds the routes to an application. The data is a control route."""
+    """Adds the routes of the console to an application. Those of data are control routes."""
 
     def __init__(
         self, settings: GatewaySettings, store: Store, bus: Bus, members: ExecutorTable, keys: Callable[[], KeyView]
@@ -76,11 +76,11 @@ class Console:
             app.add_route(path, _EventStreamRoute(self._admin, stream), methods=[method], include_in_schema=False)  # type: ignore[arg-type]
 
     async def close(self) -> None:
-        """End what is being told to those who look."""
+        """End all streams of states."""
         await self.live.close()
 
     def _for_operators(self, get: Callable[[Request], Awaitable[Any]], status: int = 200) -> Handler:
-        """The handler of a route whose data ``get`` returns, closed to all others."""
+        """Return a handler that sends the result of ``get``, only to operators."""
 
         async def handle(request: Request) -> Response:
             self._admin.check_control_access(request.headers)
@@ -138,7 +138,7 @@ class Console:
 
 
 class _EventStreamRoute:
-    """Server-sent events for whoever may see them, for as long as they wait."""
+    """Route of server-sent events, for operators, until the client disconnects."""
 
     def __init__(self, admin: AdminAuth, stream: Callable[[Request, bytes], AsyncGenerator[bytes, None]]) -> None:
         self._admin = admin

@@ -1,4 +1,4 @@
-"""The page's own files. All of them are read once, and only what was read is served: a path opens no file."""
+"""Static files of the page. They are read once, so that a request's path never opens a file."""
 
 import functools
 import gzip
@@ -15,7 +15,7 @@ from starlette.responses import RedirectResponse, Response
 from omnibus.errors import NotFound
 from services.gateway.http.handlers import add_routes
 
-#: Where other servers document their API.
+#: Paths where other servers document their API.
 REFERENCE = ("/docs", "/redoc")
 PAGE, FILES = "/console/", "/console/{name}"
 STATIC = Path(__file__).parent / "static"
@@ -26,8 +26,8 @@ _TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-#: Nothing from elsewhere, nothing inline, nothing that turns text into markup, and no page around this one. Pictures
-#: and sounds of answers are bytes that the page has already, so they are blobs.
+#: No foreign or inline content, no markup from text, and no embedding in other pages. The page already has the bytes of
+#: images and audio in answers, so they are blobs.
 _POLICY = "; ".join(
     [
         "default-src 'none'",
@@ -65,7 +65,7 @@ class ConsoleFile(NamedTuple):
 
 @functools.cache
 def read_files(directory: Path = STATIC) -> Mapping[str, ConsoleFile]:
-    """The files by name, read and packed once in a process."""
+    """Return the files by name, read and compressed once per process."""
     found = {}
     for path in sorted(directory.iterdir()):
         if path.suffix in _TYPES:
@@ -92,7 +92,7 @@ class ConsolePages:
         name = request.path_params.get("name") or "index.html"
         file = self._files.get(name)
         if file is None:
-            raise NotFound("the console has no such file")
+            raise NotFound(f"unknown file {name[:80]!r} of the console")
         headers = {**HEADERS, "etag": file.tag}
         if file.tag in request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=headers)

@@ -1,1 +1,1 @@
-"""Files that clients upload, and what batches write: in a directory, or in an object storage that speaks S3."""
+"""Files of clients and batches, in a directory or an S3 bucket."""

@@ -1,7 +1,7 @@
-"""Files of tenants: uploaded by them, or made for them by batches. Each tenant sees its own and no other.
+"""Files of tenants, uploaded by clients or made by batches. A tenant sees only its own files.
 
-A file is two objects, ``<owner>/data/<id>`` and then ``<owner>/about/<id>``, which says what it is: one whose second
-object is missing is none. The owner is part of the key, so that no id leads to a file of another tenant.
+A file is two objects: ``<owner>/data/<id>``, then ``<owner>/about/<id>``, its description. Without the second object
+there is no file. The owner is part of the key, so that no id leads to a file of another tenant.
 """
 
 import asyncio
@@ -22,17 +22,17 @@ from services.gateway.media.files import is_file_id, new_secret_id
 from services.gateway.media.headers.sniff import sniff_content
 from services.gateway.tenancy.tenant import current_tenant
 
-#: Files of one tenant.
+#: Limit of the files of one tenant.
 MAX_FILES = 10_000
-#: Seconds after which content without a description is none that is being written.
+#: Seconds after which content without a description counts as abandoned.
 _UNFINISHED_SECONDS = 600.0
-#: Files whose descriptions are read at the same time.
+#: Limit of the descriptions that are read concurrently.
 _MAX_READS = 32
 _encode = msgspec.json.Encoder().encode
 
 
 class ClientFile(Struct, frozen=True, kw_only=True):
-    """A file. Times are Unix seconds; ``mime`` is what its bytes say, else what its sender said, else ""."""
+    """A file. Times are in Unix seconds. ``mime`` is detected from its bytes, else the sender's type, else ""."""
 
     id: str
     filename: str
@@ -44,7 +44,7 @@ class ClientFile(Struct, frozen=True, kw_only=True):
 
     @property
     def modality(self) -> str:
-        """``image``, ``audio`` or ``video``; what else there is, as ``text``."""
+        """``image``, ``audio`` or ``video``, or another top-level type such as ``text``."""
         return self.mime.partition("/")[0]
 
 
@@ -56,7 +56,7 @@ class FileContent(NamedTuple):
 
 
 class ClientFiles:
-    """Files of the tenant that is being served."""
+    """Files of the current tenant."""
 
     def __init__(self, settings: GatewaySettings, store: Store | None = None) -> None:
         self.room = FileRoom(store)
@@ -65,22 +65,23 @@ class ClientFiles:
 
     @property
     def is_enabled(self) -> bool:
-        """True if files are kept here."""
+        """True if the gateway stores files."""
         return self._storage is not None
 
     @property
     def storage(self) -> ObjectStorage:
-        """Return the place of files. Raises ``BadRequest`` where none are kept."""
+        """Return the storage of files. Raises ``BadRequest`` if there is none."""
         if self._storage is None:
-            raise BadRequest("this gateway keeps no files: set OMNIBUS_GATEWAY_MEDIA_DIR or OMNIBUS_GATEWAY_STORAGE")
+            raise BadRequest("this gateway stores no files: set OMNIBUS_GATEWAY_MEDIA_DIR or OMNIBUS_GATEWAY_STORAGE")
         return self._storage
 
     async def add(
         self, data: bytes, filename: str, purpose: str, mime: str = "", seconds: float = 0.0, limited: bool = True
     ) -> ClientFile:
-        """Keep a file for ``seconds``, by default as long as the settings say; what is made here is not ``limited``.
+        """Store a file for ``seconds``, by default the configured lifetime.
 
-        Raises ``TooLarge``, ``StorageFull`` when the tenant has no room left, and ``StoreUnavailable``.
+        A ``limited`` file counts against the tenant's limits; outputs of batches do not. Raises ``TooLarge``,
+        ``StorageFull`` if the tenant has no room left, and ``StoreUnavailable``.
         """
         about = self._describe(len(data), filename, purpose, sniff_content(data) or mime, seconds)
         member = f"file:{about.id}"
@@ -104,12 +105,10 @@ class ClientFiles:
         seconds: float,
         claim: Callable[[ClientFile], Awaitable[None]],
     ) -> ClientFile:
-        """Keep a file of ``nbytes``, for which room is reserved, that comes in parts, none of them empty.
+        """Store a file of ``nbytes`` from non-empty ``parts``. Its room is already reserved.
 
-        What ``parts`` raises leaves no file.
-
-        ``claim`` runs once all bytes are kept, before anybody sees the file; its ``Conflict`` leaves none either.
-        Raises as ``add``.
+        ``claim`` runs after all bytes are stored, before the file is visible. If ``parts`` raises, or ``claim`` raises
+        ``Conflict``, there is no file. Raises like ``add``.
         """
         first = await anext(parts)
         about = self._describe(nbytes, filename, purpose, sniff_content(first) or mime, seconds)
@@ -127,7 +126,7 @@ class ClientFiles:
         return about
 
     async def reveal(self, about: ClientFile) -> None:
-        """Let a file be found whose bytes are kept already."""
+        """Make a file visible whose bytes are already stored."""
         await self.storage.put(_key("about", about.id), _encode(about))
 
     def _describe(self, nbytes: int, filename: str, purpose: str, mime: str, seconds: float) -> ClientFile:
@@ -143,14 +142,14 @@ class ClientFiles:
         )
 
     async def reserve_room(self, member: str, nbytes: int, seconds: float, most: int = 0) -> None:
-        """Reserve room for ``nbytes`` until it is released, ``seconds`` at most.
+        """Reserve room for ``nbytes`` until its release, for at most ``seconds``.
 
-        Raises ``TooLarge`` for too large a file, ``StorageFull`` when the tenant has no room left for it, and
-        ``Overloaded`` where ``most`` members of its kind are on their way.
+        Raises ``TooLarge`` for too large a file, and ``StorageFull`` if the tenant has no room left for it. Raises
+        ``Overloaded`` if ``most`` members of its kind are already reserved.
         """
         limits = self._settings
         if nbytes > limits.file_largest:
-            raise TooLarge(f"the file has {nbytes} bytes, {limits.file_largest} are accepted", param="file")
+            raise TooLarge(f"the file has {nbytes} bytes, and the limit is {limits.file_largest}", param="file")
         reserved = await self.room.reserve(member, nbytes, seconds, most)
         try:
             await self._check_room(reserved)
@@ -159,7 +158,7 @@ class ClientFiles:
             raise
 
     async def _check_room(self, reserved: AccountTotal) -> None:
-        """Raises ``StorageFull`` when the reservations and the kept files leave no room."""
+        """Raises ``StorageFull`` if the reservations and the stored files leave no room."""
         most = self._settings.upload_bytes
         kept = await self.storage.list(_prefix("data"))
         for look in ("as it is", "without what has expired"):
@@ -169,12 +168,12 @@ class ClientFiles:
             if len(kept) + reserved.members <= MAX_FILES and used + reserved.bytes <= most:
                 return
         raise StorageFull(
-            f"your files have {used} of {most} bytes, {reserved.bytes} more are on their way, and there may be "
-            f"{MAX_FILES} of them: delete some"
+            f"your files have {used} of {most} bytes, {reserved.bytes} more are reserved, and the limit is "
+            f"{MAX_FILES} files: delete some"
         )
 
     async def get(self, id: str) -> ClientFile:
-        """The description of a file. Raises ``NotFound``, also for one that has expired."""
+        """Return the description of a file. Raises ``NotFound``, also for an expired file."""
         if not is_file_id(id):
             raise _not_found_error()
         found = await self._read_about(id)
@@ -183,7 +182,7 @@ class ClientFiles:
         return found
 
     async def read(self, id: str) -> FileContent:
-        """A file and its bytes. Raises ``NotFound``."""
+        """Return a file with its bytes. Raises ``NotFound``."""
         about = await self.get(id)
         try:
             return FileContent(about, await self.storage.get(_key("data", id)))
@@ -196,7 +195,7 @@ class ClientFiles:
         await self._remove_objects(id)
 
     async def list_all(self) -> list[ClientFile]:
-        """The tenant's files, the oldest first."""
+        """List the tenant's files, oldest first."""
         names = [each.key.rpartition("/")[2] for each in await self.storage.list(_prefix("about"))]
         found: list[ClientFile] = []
         for at in range(0, len(names), _MAX_READS):
@@ -211,7 +210,7 @@ class ClientFiles:
             return None
 
     async def _remove_expired(self, kept: Sequence[StoredObject]) -> list[StoredObject]:
-        """Remove what has expired, and what was never completed; returns what is left of ``kept``."""
+        """Remove expired and abandoned files. Returns the remaining ones of ``kept``."""
         good = {each.id for each in await self.list_all()}
         left: list[StoredObject] = []
         for each in kept:
@@ -234,7 +233,7 @@ async def _behind(first: bytes, parts: AsyncIterator[bytes]) -> AsyncIterator[by
 
 
 def owner_prefix() -> str:
-    """The first part of all keys of the tenant that is being served."""
+    """Return the first part of all keys of the current tenant."""
     tenant = current_tenant().name
     return sha256(tenant.encode()).hexdigest()[:32] if tenant else "nobody"
 
@@ -248,4 +247,4 @@ def _key(part: str, id: str) -> str:
 
 
 def _not_found_error() -> NotFound:
-    return NotFound("file not found: unknown or expired id, or a file of somebody else", param="file_id")
+    return NotFound("file not found: unknown or expired id, or a file of another tenant", param="file_id")

@@ -1,7 +1,7 @@
-"""Files that were made for clients, in a bucket: images of which they were given a URL, and spoken answers.
+"""Files made for clients, in a bucket: images with a URL, and spoken answers.
 
-An object is ``results/files/<id>/<owner>.<type>``: the bytes and nothing else, written once. It is good for
-``settings.file_seconds`` from when it was written, and its owner counts when there are too many.
+An object ``results/files/<id>/<owner>.<type>`` contains only the bytes and is written once. It expires
+``settings.file_seconds`` after that. When there are too many bytes, the owner with most loses its oldest files.
 """
 
 import asyncio
@@ -28,18 +28,18 @@ from services.gateway.tenancy.tenant import current_tenant
 log = logging.getLogger(__name__)
 
 PREFIX = "results/files"
-#: Seconds between two looks for what has expired, and for more than there may be.
+#: Seconds between two removals of expired and surplus files.
 _SWEEP_SECONDS = 60.0
 
 
 def open_made_files(settings: GatewaySettings) -> MadeFiles:
-    """The place of files that are made for clients: a bucket, or a directory. Raises ``BadRequest``."""
+    """Return the store of files made for clients: a bucket or a directory. Raises ``BadRequest``."""
     objects = ObjectStorage.of_results(settings)
     return FileStore(settings) if objects is None else FileObjects(settings, objects)
 
 
 class FileObjects:
-    """Keeps files for ``settings.file_seconds``, the same for all gateways. A ``FileTicket`` has no digest here."""
+    """Files in a bucket, shared by all gateways, for ``settings.file_seconds``. A ``FileTicket`` has no digest here."""
 
     def __init__(self, settings: GatewaySettings, storage: ObjectStorage) -> None:
         self._storage = storage
@@ -57,13 +57,13 @@ class FileObjects:
         """See ``MadeFiles``."""
 
     async def put(self, data: bytes, mime: str) -> FileTicket:
-        """Keep ``data`` for the tenant that is served. Raises ``TooLarge``, ``StoreUnavailable`` and ``Forbidden``."""
+        """Store ``data`` for the current tenant. Raises ``TooLarge``, ``StoreUnavailable`` and ``Forbidden``."""
         id, now = new_secret_id("file-"), time.time()
         owner = await self._write(UnwrittenFile(id, mime, data, current_tenant().name))
         return FileTicket(id, mime, "", len(data), now, now + self._seconds, owner)
 
     async def put_named(self, files: Sequence[UnwrittenFile]) -> dict[str, OmnibusError]:
-        """Keep ``files`` under their own ids. Returns by id why one was not kept."""
+        """Store ``files`` under their own ids. Returns the errors of failed files by id."""
         ended = await asyncio.gather(*map(self._write, files), return_exceptions=True)
         failed: dict[str, OmnibusError] = {}
         for file, error in zip(files, ended, strict=True):
@@ -74,11 +74,11 @@ class FileObjects:
         return failed
 
     async def get_ticket(self, id: str) -> FileTicket:
-        """The ticket of ``id``. Raises ``NotFound``, ``StoreUnavailable`` and ``Forbidden``."""
+        """Return the ticket of ``id``. Raises ``NotFound``, ``StoreUnavailable`` and ``Forbidden``."""
         return self._ticket(id, await self._find(id))
 
     async def read(self, id: str) -> tuple[FileTicket, bytes]:
-        """A file and its bytes. Raises as ``get_ticket``."""
+        """Return a file and its bytes. Raises like ``get_ticket``."""
         found = await self._find(id)
         try:
             data = await self._storage.get(found.key)
@@ -87,14 +87,14 @@ class FileObjects:
         return self._ticket(id, found), data
 
     async def remove(self, id: str) -> None:
-        """Revoke ``id``. Raises as ``get_ticket``."""
+        """Revoke ``id``. Raises like ``get_ticket``."""
         await self._storage.delete((await self._find(id)).key)
 
     def close(self) -> None:
         """See ``MadeFiles``."""
 
     async def _write(self, file: UnwrittenFile) -> str:
-        """Write ``file``; returns the mark of its owner."""
+        """Write ``file`` and return the hash of its owner."""
         if len(file.data) > self._largest:
             raise file_too_large_error(len(file.data), self._largest)
         owner = owner_hash(file.tenant) or "nobody"
@@ -103,7 +103,7 @@ class FileObjects:
         return owner
 
     async def _find(self, id: str) -> StoredObject:
-        """The object of ``id``, whoever it was made for. Raises ``NotFound``."""
+        """Return the object of ``id``, for any owner. Raises ``NotFound``."""
         found = await self._storage.list(f"{PREFIX}/{id}") if is_file_id(id) else []
         if not found or found[0].modified + self._seconds <= time.time():
             raise file_not_found_error()
@@ -114,9 +114,9 @@ class FileObjects:
         return FileTicket(id, mime, "", found.nbytes, found.modified, found.modified + self._seconds, owner)
 
     async def _sweep(self) -> None:
-        """Now and then remove what has expired, and the oldest of who has most where there is too much.
+        """Remove expired files and surplus ones, at most once per interval.
 
-        It is not what a client waits for: a bucket that fails here has taken the file.
+        Errors are only logged, because the bucket already has the client's file.
         """
         now = time.time()
         if now < self._swept + _SWEEP_SECONDS:
@@ -126,16 +126,18 @@ class FileObjects:
             for each in surplus(await self._storage.list(PREFIX), now - self._seconds, self._limit):
                 await self._storage.delete(each.key)
         except OmnibusError as error:
-            log.warning("files that have expired stay for now: %s", error)
+            log.warning("cannot remove expired files yet: %s", error)
 
 
 def surplus(kept: Sequence[StoredObject], oldest: float, limit: int) -> list[StoredObject]:
-    """The objects of ``kept`` that have to leave: those from before ``oldest``, and then, until there are no more than
-    ``limit`` bytes, the first of the owner that has most."""
+    """Return the objects of ``kept`` to remove: those older than ``oldest``, then surplus ones.
+
+    While there are more than ``limit`` bytes, the oldest object of the largest owner is surplus.
+    """
     leaving = [each for each in kept if each.modified < oldest]
     queues: dict[str, list[StoredObject]] = defaultdict(list)
     used: dict[str, int] = defaultdict(int)
-    for each in sorted(kept, key=lambda each: each.modified, reverse=True):  # the first to leave is the last of a list
+    for each in sorted(kept, key=lambda each: each.modified, reverse=True):  # the next to remove is the last of a list
         if each.modified >= oldest:
             owner, _ = _parse_name(each.key)
             queues[owner].append(each)
@@ -148,6 +150,6 @@ def surplus(kept: Sequence[StoredObject], oldest: float, limit: int) -> list[Sto
 
 
 def _parse_name(key: str) -> tuple[str, str]:
-    """The owner and the type of the object of ``key``."""
+    """Return the owner and the type of the object of ``key``."""
     owner, _, kind = key.rpartition("/")[2].partition(".")
     return owner, kind.replace(".", "/", 1)

@@ -1,7 +1,7 @@
-"""Room for files that are on their way: reserved before it is known whether they fit, until they are among the others.
+"""Reservations of room for files, until they are stored.
 
-All gateways reserve in the store, so uploads side by side cannot pass a limit together: of two of them the second one
-sees the reservation of the first, or its file. While the store is away each gateway counts what comes to it.
+All gateways reserve in the store, so concurrent uploads cannot exceed a limit together: a later upload sees the
+earlier reservation or file. While the store is unavailable, each gateway counts its own uploads.
 """
 
 import logging
@@ -17,9 +17,9 @@ log = logging.getLogger(__name__)
 
 
 class FileRoom:
-    """Reservations of the tenant that is being served, in ``store`` where there is one.
+    """Reservations of the current tenant, in ``store`` if there is one.
 
-    Those for ``upload`` are of the parts of that upload, whose limit is what its client announced.
+    A reservation for ``upload`` is for a part of that upload, and is limited by the upload's announced size.
     """
 
     def __init__(self, store: Store | None) -> None:
@@ -29,9 +29,9 @@ class FileRoom:
     async def reserve(
         self, member: str, nbytes: int, seconds: float, most: int = 0, upload: str = "", limit: int = 0
     ) -> AccountTotal:
-        """Reserve ``nbytes`` for ``member``; returns what is reserved now, this included.
+        """Reserve ``nbytes`` for ``member``. Returns the total of all reservations.
 
-        Raises ``Overloaded`` where ``most`` members of its kind are reserved, and ``LimitReached`` beyond ``limit``.
+        Raises ``Overloaded`` if ``most`` members of its kind are reserved, and ``LimitReached`` above ``limit`` bytes.
         """
         account = TenantAccount(_account_name(upload), limit)
         total = self._reserve_here(account, member, _Reservation(nbytes, time.monotonic() + seconds))
@@ -40,21 +40,21 @@ class FileRoom:
         try:
             return await self._store.reserve(account, member, nbytes, seconds, most)
         except StoreUnavailable as error:
-            log.warning("room for files is counted at this gateway alone: %s", error)
+            log.warning("room for files is only counted at this gateway: %s", error)
             return total
         except BaseException:
             self._release_here(account.name, member)
             raise
 
     async def release(self, member: str, upload: str = "") -> None:
-        """Reserve nothing for ``member`` any more: it is among the files, or will not be."""
+        """Release the reservation of ``member``, which is stored or has failed."""
         name = _account_name(upload)
         self._release_here(name, member)
         if self._store is not None:
             try:
                 await self._store.release(name, member)
             except StoreUnavailable as error:
-                log.warning("room for a file stays reserved until that expires: %s", error)
+                log.warning("room for a file stays reserved until the reservation expires: %s", error)
 
     def _reserve_here(self, account: TenantAccount, member: str, reservation: "_Reservation") -> AccountTotal:
         now = time.monotonic()
@@ -62,7 +62,7 @@ class FileRoom:
         own = {name: each for name, each in before.items() if each.until > now and name != member}
         total = AccountTotal(len(own) + 1, sum(each.nbytes for each in own.values()) + reservation.nbytes)
         if account.bytes and total.bytes > account.bytes:
-            raise LimitReached(f"{total.bytes} bytes would be kept, and {account.bytes} may be")
+            raise LimitReached(f"{total.bytes} bytes would be stored, and the limit is {account.bytes}")
         self._here[account.name] = {**own, member: reservation}
         return total
 
@@ -78,5 +78,5 @@ class _Reservation(NamedTuple):
 
 
 def _account_name(upload: str) -> str:
-    """The account of a tenant's files, or of one upload: no tenant is called that, and files are not in the store."""
+    """Return the account of a tenant's files or of one upload. It differs from all names of tenants."""
     return f"{current_tenant().name}/files/{upload}".rstrip("/")

@@ -1,4 +1,4 @@
-"""Bytes by keys, in a directory or in a bucket that speaks S3: the one module that knows ``obstore``."""
+"""Objects by keys, in a directory or an S3-compatible bucket. Only this module uses ``obstore``."""
 
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import contextmanager, suppress
@@ -14,7 +14,7 @@ from obstore.store import LocalStore, S3Store
 from omnibus.errors import BadRequest, Forbidden, NotFound, StoreUnavailable
 from omnibus.settings import GatewaySettings
 
-#: Longest wait for one answer of a bucket, for a connection to it, and for all attempts.
+#: Timeouts of a request to a bucket, of a connection to it, and of all attempts.
 _REQUEST_TIMEOUT, _CONNECT_TIMEOUT = "30s", "5s"
 _RETRY_TIMEOUT = timedelta(seconds=20)
 _MAX_RETRIES = 3
@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 
 
 class StoredObject(NamedTuple):
-    """An object's key, its bytes, and when it was written, in Unix seconds."""
+    """An object: its key, its size in bytes, and its time of modification in Unix seconds."""
 
     key: str
     nbytes: int
@@ -30,7 +30,7 @@ class StoredObject(NamedTuple):
 
 
 class ObjectStorage:
-    """Objects by keys, whose parts are divided by slashes. Who makes a key sees to it that it is a safe path."""
+    """Objects by keys with slashes. Callers must pass keys that are safe paths."""
 
     def __init__(self, store: Any, where: str) -> None:
         self._store = store
@@ -38,7 +38,7 @@ class ObjectStorage:
 
     @classmethod
     def from_settings(cls, settings: GatewaySettings) -> "ObjectStorage | None":
-        """The storage of ``settings``; None where there is none. Raises ``BadRequest``."""
+        """Return the storage of ``settings``, or None. Raises ``BadRequest``."""
         if settings.storage:
             return cls(_open_bucket(settings), settings.storage)
         if not settings.media_dir:
@@ -48,19 +48,19 @@ class ObjectStorage:
 
     @classmethod
     def of_results(cls, settings: GatewaySettings) -> "ObjectStorage | None":
-        """The storage of what is made for clients; None where that is in a directory. Raises ``BadRequest``."""
+        """Return the storage of files made for clients; None if they are in a directory. Raises ``BadRequest``."""
         if not settings.storage_results:
             return None
         if not settings.storage:
-            raise BadRequest("OMNIBUS_GATEWAY_STORAGE_RESULTS: say where in OMNIBUS_GATEWAY_STORAGE")
+            raise BadRequest("OMNIBUS_GATEWAY_STORAGE_RESULTS requires a bucket: set OMNIBUS_GATEWAY_STORAGE")
         return cls.from_settings(settings)
 
     async def put(self, key: str, data: bytes) -> None:
-        """Write an object as a whole: nobody reads a part of it. Raises ``StoreUnavailable`` and ``Forbidden``."""
+        """Write an object atomically. Raises ``StoreUnavailable`` and ``Forbidden``."""
         await self._run(obstore.put_async(self._store, key, data))
 
     async def create(self, key: str, data: bytes) -> bool:
-        """Write an object unless there is one; of several writers anywhere one gets True. Raises as ``put``."""
+        """Create an object. Of several concurrent writers, only one gets True. Raises like ``put``."""
         with self._typed_errors():
             try:
                 await obstore.put_async(self._store, key, data, mode="create")
@@ -69,7 +69,7 @@ class ObjectStorage:
         return True
 
     async def put_stream(self, key: str, parts: AsyncIterator[bytes]) -> None:
-        """Write an object of ``parts``, as a whole too. Raises as ``put``, and what ``parts`` raises."""
+        """Write an object from ``parts`` atomically. Raises like ``put``, and the errors of ``parts``."""
         writer = obstore.open_writer_async(self._store, key)
         with self._typed_errors():
             async with writer:
@@ -77,11 +77,11 @@ class ObjectStorage:
                     await writer.write(part)
 
     async def put_file(self, key: str, path: Path) -> None:
-        """Write an object of a file, as a whole too. Raises as ``put``."""
+        """Write an object from a file atomically. Raises like ``put``."""
         await self._run(obstore.put_async(self._store, key, path))
 
     async def find(self, key: str) -> StoredObject | None:
-        """An object's size and age; None where there is none. Raises as ``put``."""
+        """Return an object's size and age, or None. Raises like ``put``."""
         try:
             found = await self._run(obstore.head_async(self._store, key))
         except NotFound:
@@ -89,7 +89,7 @@ class ObjectStorage:
         return StoredObject(key, found["size"], found["last_modified"].timestamp())
 
     async def get_range(self, key: str, begin: int, end: int) -> bytes:
-        """Read a part of an object, up to but not including ``end``. Raises as ``get``."""
+        """Read an object from ``begin`` to before ``end``. Raises like ``get``."""
         if begin >= end:
             return b""
         return bytes(await self._run(obstore.get_range_async(self._store, key, start=begin, end=end)))
@@ -101,12 +101,12 @@ class ObjectStorage:
             return bytes(await found.bytes_async())
 
     async def delete(self, key: str) -> None:
-        """Remove an object; one that is not there is no error."""
+        """Remove an object, if it exists."""
         with suppress(NotFound):
             await self._run(obstore.delete_async(self._store, key))
 
     async def list(self, prefix: str) -> "list[StoredObject]":
-        """All objects whose keys begin with the directory ``prefix``."""
+        """List all objects in the directory ``prefix``."""
         found: list[StoredObject] = []
         with self._typed_errors():
             async for page in obstore.list(self._store, prefix=prefix):
@@ -119,13 +119,13 @@ class ObjectStorage:
 
     @contextmanager
     def _typed_errors(self) -> Iterator[None]:
-        """Raise what ``obstore`` raises as errors of ours."""
+        """Convert the exceptions of ``obstore`` to errors of Omnibus."""
         try:
             yield
         except FileNotFoundError:
-            raise NotFound("there is no such object") from None
+            raise NotFound("object not found") from None
         except PermissionError as error:
-            raise Forbidden(f"the storage {self._where} refuses this gateway: check its credentials") from error
+            raise Forbidden(f"the storage {self._where} denies this gateway access: check its credentials") from error
         except (BaseError, OSError) as error:
             raise StoreUnavailable(f"the storage {self._where} does not answer: {type(error).__name__}") from error
 
@@ -133,7 +133,7 @@ class ObjectStorage:
 def _open_bucket(settings: GatewaySettings) -> S3Store:
     where = urlsplit(settings.storage)
     if where.scheme != "s3" or not where.netloc:
-        raise BadRequest(f"OMNIBUS_GATEWAY_STORAGE={settings.storage!r}: it is s3://BUCKET or s3://BUCKET/PREFIX")
+        raise BadRequest(f"OMNIBUS_GATEWAY_STORAGE={settings.storage!r}: it must be s3://BUCKET or s3://BUCKET/PREFIX")
     options: dict[str, Any] = {"endpoint": settings.storage_endpoint} if settings.storage_endpoint else {}
     return S3Store(
         where.netloc,

@@ -1,4 +1,4 @@
-"""Files that a chat refers to by their ids, as media of it."""
+"""Resolution of file ids in a chat to media."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,9 +16,9 @@ _MEDIA = ("image", "audio", "video")
 async def resolve_files(
     messages: Sequence[dict[str, Any]], refs: Sequence[MediaRef], files: ClientFiles
 ) -> list[MediaRef]:
-    """``refs`` with the modality of each file, which goes into its part of ``messages`` as well.
+    """Set the modality of each file in ``refs`` and ``messages``.
 
-    Raises ``NotFound`` for a file that the tenant does not have, and ``BadRequest`` for one that is no media.
+    Raises ``NotFound`` for an unknown file, and ``BadRequest`` for a file that is not an image, audio or video.
     """
     found = [ref if ref.modality != FILE_PART else await _resolve_file(ref, files) for ref in refs]
     parts = [part for message in messages for part in _media_parts(message)]
@@ -35,7 +35,7 @@ async def _resolve_file(ref: MediaRef, files: ClientFiles) -> MediaRef:
         raise
     if about.modality not in _MEDIA:
         raise BadRequest(
-            f"The file is {about.mime or 'of an unknown type'}: models here read images, audio and video. "
+            f"The file is {about.mime or 'of an unknown type'}: send an image, audio or video. "
             + " ".join(map(accepted_text, sorted(_MEDIA))),
             param=ref.param,
         )

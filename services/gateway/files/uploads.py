@@ -1,8 +1,8 @@
-"""Files that come in parts, to any gateway: each tenant's own, for an hour.
+"""Uploads of files in parts, within an hour, at any gateway. Each tenant has its own.
 
-An upload is an object ``<owner>/uploads/<id>``, which says what is to come, and an object ``<owner>/parts/<id>/<part>``
-for each part that has come. It ends once, however many gateways are to end it: by an object ``<owner>/ends/<id>`` that
-only the first of them can create.
+An upload is an object ``<owner>/uploads/<id>``, its description, and an object ``<owner>/parts/<id>/<part>`` for each
+received part. It ends only once, even if several gateways try to end it. The first of them creates the object
+``<owner>/ends/<id>``.
 """
 
 import hashlib
@@ -18,16 +18,16 @@ from services.gateway.files.client_files import ClientFile, ClientFiles, owner_p
 from services.gateway.files.object_storage import ObjectStorage, StoredObject
 from services.gateway.media.files import new_secret_id
 
-#: Seconds until an upload has to be completed.
+#: Seconds within which a client must complete an upload.
 UPLOAD_SECONDS = 3600.0
-#: Uploads of one tenant that are under way, and parts of one.
+#: Limits: pending uploads of one tenant, and parts of one upload.
 MAX_UPLOADS, MAX_PARTS = 100, 1000
 _ID = re.compile(r"upload_[0-9a-f]{48}")
 _encode = msgspec.json.Encoder().encode
 
 
 class FileUpload(Struct, frozen=True, kw_only=True):
-    """An upload. Times are Unix seconds; ``seconds`` is how long its file is kept, 0: as the settings say."""
+    """An upload. Times are in Unix seconds. ``seconds`` is the lifetime of its file; 0 is the configured default."""
 
     id: str
     filename: str
@@ -42,12 +42,12 @@ class FileUpload(Struct, frozen=True, kw_only=True):
 
     @property
     def current_status(self) -> str:
-        """``pending``, ``completed``, ``cancelled``, or ``expired`` where nobody has completed it in time."""
+        """``pending``, ``completed``, ``cancelled``, or ``expired`` if it was not completed in time."""
         return "expired" if self.status == "pending" and self.expires <= time.time() else self.status
 
 
 class FileUploads:
-    """Uploads of the tenant that is being served; what is complete becomes one of ``files``."""
+    """Uploads of the current tenant. A complete upload becomes one of ``files``."""
 
     def __init__(self, files: ClientFiles) -> None:
         self._files = files
@@ -57,9 +57,9 @@ class FileUploads:
         return self._files.storage
 
     async def begin(self, filename: str, purpose: str, mime: str, nbytes: int, seconds: float = 0.0) -> FileUpload:
-        """Promise room for a file of ``nbytes``.
+        """Start an upload and reserve room for a file of ``nbytes``.
 
-        Raises ``TooLarge``, ``StorageFull``, and ``StoreUnavailable``.
+        Raises ``TooLarge``, ``StorageFull`` and ``StoreUnavailable``.
         """
         if len(await self._list_pending()) >= MAX_UPLOADS:
             raise _too_many_error()
@@ -86,9 +86,9 @@ class FileUploads:
             raise _too_many_error() from error
 
     async def add_part(self, id: str, data: bytes) -> str:
-        """Keep a part of an upload; returns the part's id.
+        """Store a part of an upload and return the part's id.
 
-        Raises ``NotFound``, ``Conflict`` for an upload that is over, and ``TooLarge`` for more than was promised.
+        Raises ``NotFound``, ``Conflict`` for an upload that has ended, and ``TooLarge`` above the announced size.
         """
         upload = await self._get_pending(id)
         if not data:
@@ -97,7 +97,7 @@ class FileUploads:
         received = sum(part.nbytes for part in parts)
         if received + len(data) > upload.nbytes:
             raise TooLarge(
-                f"the upload is of {upload.nbytes} bytes, and {received + len(data)} have come with this part",
+                f"the upload was announced with {upload.nbytes} bytes, and has {received + len(data)} with this part",
                 param="data",
             )
         if len(parts) >= MAX_PARTS:
@@ -112,27 +112,27 @@ class FileUploads:
         return part
 
     async def _reserve_part(self, upload: FileUpload, part: str, nbytes: int) -> None:
-        """Reserve the bytes of a part: others that come at the same time are not listed yet. Raises ``TooLarge``."""
+        """Reserve the bytes of a part. Concurrent parts are not listed yet. Raises ``TooLarge``."""
         seconds = max(1.0, upload.expires - time.time())
         room = self._files.room
         try:
             await room.reserve(_part_member(part), nbytes, seconds, MAX_PARTS, upload.id, upload.nbytes)
         except (LimitReached, Overloaded) as error:
             raise TooLarge(
-                f"the upload is of {upload.nbytes} bytes in at most {MAX_PARTS} parts, and more have come, or are on "
-                "their way, with this part",
+                f"the upload was announced with {upload.nbytes} bytes and has at most {MAX_PARTS} parts: this part "
+                "exceeds a limit",
                 param="data",
             ) from error
 
     async def complete(self, id: str, part_ids: Sequence[str], md5: str = "") -> FileUpload:
-        """Make a file of the parts ``part_ids``, in this order.
+        """Join the parts ``part_ids`` to a file, in this order.
 
-        Raises ``NotFound``, ``Conflict`` for an upload that is over or ends meanwhile, ``BadRequest`` for parts that
-        are not its own or not all of it, and for another ``md5`` than was said, ``StorageFull`` and
-        ``StoreUnavailable``.
+        Raises ``NotFound``, ``Conflict`` for an upload that has ended or ends concurrently, ``StorageFull`` and
+        ``StoreUnavailable``. Raises ``BadRequest`` for unknown or missing parts, and for another ``md5`` than
+        announced.
         """
         _check_id(id)
-        # Listed first: parts are removed only once the upload is known to be over.
+        # List the parts first: another gateway removes them only after the end of the upload.
         parts = {part.key.rpartition("/")[2]: part for part in await self._storage.list(_parts_prefix(id))}
         upload = await self._get_pending(id)
         _check_parts(upload, part_ids, parts)
@@ -157,7 +157,7 @@ class FileUploads:
         return done
 
     async def cancel(self, id: str) -> FileUpload:
-        """End an upload, and forget its parts. Raises ``NotFound``, and ``Conflict`` for one that is over."""
+        """Cancel an upload and remove its parts. Raises ``NotFound``, and ``Conflict`` if it has ended."""
         ended = msgspec.structs.replace(await self._get_pending(id), status="cancelled")
         await self._claim_end(ended)
         await self._write(ended)
@@ -166,7 +166,7 @@ class FileUploads:
         return ended
 
     async def _claim_end(self, ended: FileUpload) -> None:
-        """Make ``ended`` the end of an upload. Raises ``Conflict`` where it has another one already."""
+        """Make ``ended`` the end of an upload. Raises ``Conflict`` if it already has another end."""
         if await self._storage.create(_end_key(ended.id), _encode(ended)):
             return
         first = msgspec.json.decode(await self._storage.get(_end_key(ended.id)), type=FileUpload)
@@ -175,7 +175,7 @@ class FileUploads:
             raise _over_error(first)
 
     async def _finish_end(self, ended: FileUpload) -> None:
-        """Do the rest of an end whose gateway may have died before that."""
+        """Finish the end of an upload, if its gateway failed before that."""
         known = await self._read(ended.id)
         if known is not None and known.status == "pending":
             if ended.file is not None:
@@ -185,16 +185,16 @@ class FileUploads:
     async def _read_parts(
         self, id: str, part_ids: Sequence[str], digest: "hashlib._Hash", md5: str
     ) -> AsyncIterator[bytes]:
-        """Yield the parts. Raises ``BadRequest`` behind the last one where they are not what was promised."""
+        """Yield the parts. Raises ``BadRequest`` after the last one if the ``md5`` differs."""
         for part in part_ids:
             try:
                 data = await self._storage.get(f"{_parts_prefix(id)}/{part}")
             except NotFound:
-                raise Conflict("the upload ended meanwhile: begin another one") from None
+                raise Conflict("the upload has ended concurrently: begin another one") from None
             digest.update(data)
             yield data
         if md5 and digest.hexdigest() != md5:
-            raise BadRequest(f"the parts make a file whose md5 is {digest.hexdigest()}: send them again", param="md5")
+            raise BadRequest(f"the md5 of the parts is {digest.hexdigest()}, not {md5}: send them again", param="md5")
 
     async def _get_pending(self, id: str) -> FileUpload:
         upload = await self._read(_check_id(id))
@@ -205,7 +205,7 @@ class FileUploads:
         return upload
 
     async def _list_pending(self) -> list[FileUpload]:
-        """Uploads that are under way; what is over for as long as one may last is forgotten."""
+        """List pending uploads, and remove those that ended long ago."""
         found: list[FileUpload] = []
         for each in await self._storage.list(f"{owner_prefix()}/uploads"):
             id = each.key.rpartition("/")[2]
@@ -233,14 +233,14 @@ class FileUploads:
 
 
 def _check_id(id: str) -> str:
-    """``id``, if it may be that of an upload. Raises ``NotFound``."""
+    """Return ``id`` if it has the format of an upload's. Raises ``NotFound``."""
     if not _ID.fullmatch(id):
         raise _not_found_error()
     return id
 
 
 def _not_found_error() -> NotFound:
-    return NotFound("upload not found: unknown id, or an upload of somebody else", param="upload_id")
+    return NotFound("upload not found: unknown id, or an upload of another tenant", param="upload_id")
 
 
 def _over_error(upload: FileUpload) -> Conflict:
@@ -250,13 +250,15 @@ def _over_error(upload: FileUpload) -> Conflict:
 
 def _check_parts(upload: FileUpload, part_ids: Sequence[str], parts: dict[str, StoredObject]) -> None:
     if len(set(part_ids)) < len(part_ids):
-        raise BadRequest("A part is named twice: name each once.", param="part_ids")
+        raise BadRequest("A part appears twice: send each id once.", param="part_ids")
     for place, part in enumerate(part_ids):
         if part not in parts:
-            raise BadRequest("The upload has no part of this id.", param=f"part_ids[{place}]")
+            raise BadRequest("The upload has no part with this id.", param=f"part_ids[{place}]")
     nbytes = sum(parts[part].nbytes for part in part_ids)
     if nbytes != upload.nbytes:
-        raise BadRequest(f"the parts have {nbytes} bytes, the upload is of {upload.nbytes}", param="part_ids")
+        raise BadRequest(
+            f"the parts have {nbytes} bytes, but the upload was announced with {upload.nbytes}", param="part_ids"
+        )
 
 
 def _room_member(id: str) -> str:
@@ -268,7 +270,7 @@ def _part_member(part: str) -> str:
 
 
 def _too_many_error() -> StorageFull:
-    return StorageFull(f"{MAX_UPLOADS} uploads are under way: complete or cancel some")
+    return StorageFull(f"{MAX_UPLOADS} uploads are pending, which is the limit: complete or cancel some")
 
 
 def _key(id: str) -> str:

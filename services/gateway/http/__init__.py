@@ -1,1 +1,1 @@
-"""HTTP connections, requests and responses, whatever their route."""
+"""HTTP connections, requests and responses for all routes."""

@@ -1,8 +1,8 @@
-"""One client's connection: limits until a request's head is complete, and a call when the client leaves.
+"""One client connection: limits on the head of a request, and a callback for its disconnect.
 
-httptools limits neither the bytes of a head nor the time that it takes, and copies a line again with each piece of it.
-So bytes are counted before the parser has them, and the time runs from the moment on that a request could begin.
-Bodies are limited where they are read, in ``bodies``: only there it is known what they may be.
+httptools limits neither the bytes nor the time of a head, and copies a line again with each piece of it. The connection
+therefore counts bytes before it passes them to the parser, and starts a timer when a request may begin. Bodies are
+limited where they are read (``openai.parse.read_body``), because the limit depends on the route.
 """
 
 import fcntl
@@ -23,24 +23,27 @@ from services.gateway.http.direct import DirectResponse, DirectRoute
 from services.gateway.http.transport import TurnTransport
 from services.gateway.openai.errors import error_body, error_headers
 
-#: Key of the scope that is there once all of the request's body is: nobody has to wait for it.
+#: Key of the scope that is set once the whole body has arrived: reading it does not wait.
 BODY_COMPLETE = "omnibus.whole"
 
-#: Headers that decide who asks and whom: a second one would make two readers see two requests.
+#: Headers that identify client and host: with duplicates, two parsers could see two different requests.
 _SINGLE_HEADERS = frozenset({b"host", b"authorization"})
-#: Requests that may wait behind the one that is answered, on one connection.
+#: Maximum number of pipelined requests that wait on one connection.
 _MAX_PIPELINED = 32
-#: Seconds that a refused client has to read why before its connection is closed, and bytes that it may send meanwhile.
+#: Seconds for a rejected client to read the error before its connection is closed, and bytes that it may still send.
 _LINGER_SECONDS, _LINGER_BYTES = 1.0, 2 << 20
-#: Seconds that the first request of a connection, or one whose bytes have begun to come, has when the server closes.
+#: Seconds for the first request of a connection, or one that has begun, when the server closes.
 LAST_REQUEST_SECONDS = 2.0
-#: Seconds that a direct route waits for a body that did not come with its head, as many clients send it.
+#: Seconds that a direct route waits for a body after its head: many clients send the two separately.
 _DIRECT_BODY_SECONDS = 0.02
 
 
 class ConnectionLimits(NamedTuple):
-    """``head_seconds`` counts from when a request could begin; ``linger_seconds`` is for the rest of a body that is
-    not read any more, since its answer is complete."""
+    """Limits of a connection.
+
+    ``head_seconds`` starts when a request may begin. ``linger_seconds`` is for the rest of a body whose response is
+    complete.
+    """
 
     head_bytes: int
     head_lines: int
@@ -53,9 +56,9 @@ class ConnectionLimits(NamedTuple):
 
 
 class _ResponseTransport:
-    """A connection as a response writes to it: closing it after the response waits for the rest of the request's body.
+    """Connection for the writes of a response: ``close`` waits for the rest of the request's body.
 
-    Closed with bytes unread the kernel resets the connection, and takes back what the client has not read yet.
+    If a connection is closed with unread bytes, the kernel resets it. The client may then lose parts of the response.
     """
 
     __slots__ = ("close", "is_closing", "write")
@@ -67,25 +70,28 @@ class _ResponseTransport:
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
-    """Counts a head while it comes, and calls the handler back when the connection is lost, so that no request needs
-    a task that waits for it. Requests that the route ``direct`` takes need no task at all."""
+    """HTTP protocol with limits on the head of a request.
+
+    It calls a handler when the connection is lost, so that no request needs a task that waits for that. Requests that
+    the ``direct`` route accepts need no task at all.
+    """
 
     def __init__(self, *args: Any, limits: ConnectionLimits, direct: DirectRoute | None = None, **more: Any) -> None:
         super().__init__(*args, **more)
         self._limits = limits
         self._direct = direct
-        self._pieces: list[bytes] | None = None  # of a body that the direct route may take
-        self._handover: TimerHandle | None = None  # of that body to the general way
+        self._pieces: list[bytes] | None = None  # of a body for the direct route
+        self._handover: TimerHandle | None = None  # passes that body to the application
         self.answering: DirectResponse | None = None
-        self._in_head = True  # no head is complete: a request may begin, or has
-        self._overhead = 0  # bytes since the last one of a body: of a head, or of what follows a chunked body
-        self._body_bytes = 0  # bytes of the body that have come
+        self._in_head = True  # no head is complete: a request may begin, or has begun
+        self._overhead = 0  # bytes after the last one of a body: of a head, or of a chunked body's trailer
+        self._body_bytes = 0  # bytes of the body that have arrived
         self._timer: TimerHandle | None = None
-        self._problem: OmnibusError | None = None  # what the parser was stopped for
+        self._problem: OmnibusError | None = None  # why the parser was stopped
         self._refused = False
-        self.is_last = False  # no request follows this one, which may be to come
-        self._closing = False  # once the body has come whose answer is complete
-        self._upgraded = False  # to a protocol of its own, which has the connection from now on
+        self.is_last = False  # no request follows the current or next one
+        self._closing = False  # waits only for the body of a request whose response is complete
+        self._upgraded = False  # another protocol now has the connection
 
     # Connection
 
@@ -107,12 +113,15 @@ class LimitedHttpProtocol(HttpToolsProtocol):
                 left()
 
     def eof_received(self) -> None:
-        """Send what is held: the event loop closes the connection by itself when this returns."""
+        """Send pending bytes: after this, the event loop closes the connection."""
         self.transport.flush()
 
     def shutdown(self) -> None:
-        """Close the connection after what is being answered, after the body that still comes, and after a request
-        that is on its way: a client that has just connected, or whose bytes are here, cannot tell what became of it."""
+        """Close the connection after the current request, or one in transit.
+
+        The rest of its body is read. Otherwise, a client that has just connected or sent bytes could not know whether
+        its request was processed.
+        """
         self._hand_over()
         self.is_last = True
         if not self._is_idle():
@@ -124,7 +133,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._close_after_body()
 
     def _has_unread_bytes(self) -> bool:
-        """Return whether bytes have come that the event loop has not read yet."""
+        """Return True if the event loop has not read all received bytes."""
         handle = self.transport.get_extra_info("socket")
         unread = array("i", [0])
         if handle is not None and handle.fileno() >= 0:
@@ -132,7 +141,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         return unread[0] > 0
 
     def _close_after_body(self) -> None:
-        """Close the connection: at once, or when the body has come whose answer is complete."""
+        """Close the connection after the rest of an answered request's body."""
         if self._in_head or not self._is_idle() or self.transport.is_closing():
             self.transport.close()
         elif not self._closing:
@@ -159,7 +168,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._handover = self.loop.call_later(_DIRECT_BODY_SECONDS, self._hand_over)
 
     def _expected_bytes(self) -> int:
-        """Bytes of the body under way that are still to come; 0 where its head does not say."""
+        """Return the remaining bytes of the current body; 0 if its head has no length."""
         given = {} if self._in_head else dict(self.headers)
         length = given.get(b"content-length", b"")
         return int(length) - self._body_bytes if length.isdigit() and b"transfer-encoding" not in given else 0
@@ -184,7 +193,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         upgrades = self.parser.should_upgrade() and self._should_upgrade()
         self._problem = self._head_error() or (self._upgrade_error() if upgrades else None)
         if self._problem is not None:
-            raise ValueError("the head is refused")  # stops the parser: ``send_400_response`` says why
+            raise ValueError("the head is refused")  # stops the parser; ``send_400_response`` sends the error
         self._in_head = False
         self._overhead = 0
         if self._timer is not None:
@@ -198,7 +207,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._start_cycle()
 
     def _may_be_direct(self, route: DirectRoute) -> bool:
-        """Return whether ``route`` may answer the request whose head is complete, and nothing is before it."""
+        """Return True if ``route`` may answer the request; no other may be pending."""
         return (
             self._is_idle()
             and not self.pipeline
@@ -210,18 +219,18 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     @property
     def keeps_alive(self) -> bool:
-        """False if the request whose head came last is the last one of its client on this connection."""
+        """False if the latest request is the last one on this connection."""
         return bool(self.parser.should_keep_alive())
 
     def _start_cycle(self) -> None:
-        """Answer the request whose head is complete in a task of its own."""
+        """Start a task that answers the current request."""
         super().on_headers_complete()
         self.cycle.transport = _ResponseTransport(self.transport, self._close_after_body)
         if self.is_last:
             self.cycle.keep_alive = False
 
     def _take_pieces(self) -> list[bytes] | None:
-        """Return what has come of a body that the direct route may take, and have it no more."""
+        """Remove and return the pieces of a body for the direct route."""
         pieces, self._pieces = self._pieces, None
         if self._handover is not None:
             self._handover.cancel()
@@ -229,7 +238,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         return pieces
 
     def _hand_over(self) -> None:
-        """Answer the general way what the direct route has waited for."""
+        """Pass a request that the direct route waits for to the application."""
         pieces = self._take_pieces()
         if pieces is not None:
             self._start_cycle()
@@ -259,7 +268,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._pieces is not None:
             self._pieces.append(body)
         else:
-            # A piece that waits alone for its reader is not copied, more are in one buffer.
+            # A single piece that waits for its reader is not copied; several share one buffer.
             cycle: Any = self.cycle
             self._body_bytes += len(body)
             if not cycle.body and not cycle.response_complete:
@@ -281,7 +290,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _begin_directly(self) -> bool:
-        """Return whether the direct route took the request; else it goes the general way, with all of its body."""
+        """Try the direct route; if it declines, pass the request and its body to the application."""
         pieces = self._take_pieces() or []
         body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         if self._direct is not None and self._direct.begin(self, body):
@@ -300,20 +309,20 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if not self._in_head and self._timer is None and not self.transport.is_closing():
             self._start_timer(self._limits.linger_seconds)
 
-    # Refusals
+    # Rejections
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what the parser could not read, or was stopped for."""
-        self._refuse_request(self._problem or BadRequest("The request is no HTTP/1.1 that can be read here."))
+        """Reject a request that the parser could not read or stopped at."""
+        self._refuse_request(self._problem or BadRequest("The request is not valid HTTP/1.1."))
 
     def _refuse_request(self, error: OmnibusError) -> None:
-        """Answer with ``error``, unless another request's answer is under way, and close the connection."""
+        """Answer with ``error`` if no other response is in progress; close the connection."""
         if self._refused or self.transport.is_closing():
             return
         self._refused = True
         self._stop_timer()
         GATEWAY.request_counter("", error.code).inc()
-        if self._closing or not self._is_idle():  # nothing can be written any more, or another answer would be cut
+        if self._closing or not self._is_idle():  # writing is closed, or would break the other response
             self.transport.close()
             return
         body = error_body(error)
@@ -321,13 +330,13 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         retry = "".join(f"{name.lower()}: {value}\r\n" for name, value in error_headers(error).items())
         about = f"{retry}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
         self.transport.write((head + about).encode() + body)
-        # Closed with bytes unread the kernel would take the answer back.
+        # If it were closed with unread bytes, the kernel would discard the response.
         self._timer = self.loop.call_later(_LINGER_SECONDS, self.transport.close)
 
     # Time
 
     def _is_idle(self) -> bool:
-        """No request is being answered."""
+        """Return True if no request is being answered."""
         return self.cycle is None or self.cycle.response_complete
 
     def _start_timer(self, seconds: float) -> None:

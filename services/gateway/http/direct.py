@@ -1,8 +1,8 @@
-"""Requests that are answered without a task and an ASGI scope: in the turns of the event loop in which bytes come.
+"""Requests that are answered directly, without a task and an ASGI scope.
 
-A direct route takes what it can answer so, and nothing else: what is unusual about a request's head is decided in
-``DirectRoute.accepts_head``, the rest in ``DirectRoute.begin``. Whatever it leaves goes the general way, as if nobody
-had looked at it.
+The event loop callback that reads their bytes also starts the answer. A direct route accepts only plain requests:
+``DirectRoute.accepts_head`` checks the head, ``DirectRoute.begin`` the rest. All other requests go to the application
+unchanged.
 """
 
 import logging
@@ -18,27 +18,27 @@ from services.gateway.openai.errors import error_body, error_headers, status_of
 
 log = logging.getLogger(__name__)
 
-#: Key of the scope under which a handler puts what is to be called when its client leaves.
+#: Key of the scope for a callback that the connection calls when the client disconnects.
 ON_LEFT = "omnibus.on_left"
-#: Bytes of a body up to which a request may be answered directly: so many are free of any budget.
+#: Maximum bytes of a body for a direct answer; so many do not count against any budget.
 MAX_DIRECT_BYTES = 64 << 10
-#: Headers that change nothing about an answer. With any other one a request goes the general way.
+#: Headers that do not affect the response. Requests with any other header go to the application.
 _PLAIN_HEADERS = frozenset(
     {b"host", b"accept", b"accept-encoding", b"accept-language", b"authorization", b"connection", b"content-length",
      b"content-type", b"user-agent"}
 )  # fmt: skip
-#: Those of OpenAI's clients, which name the machine that they run on.
+#: Prefix of headers of OpenAI's clients, which describe their platform.
 _CLIENT_HEADERS = b"x-stainless-"
 
 
 class DirectConnection(Protocol):
-    """The connection of a request, as its direct answer uses it."""
+    """Connection of a request, as its direct response uses it."""
 
     transport: Any
     flow: Any
     server_state: Any
     cycle: Any
-    #: The direct response under way; other requests may wait behind it.
+    #: The direct response in progress; further requests wait for it.
     answering: "DirectResponse | None"
 
     @property
@@ -48,7 +48,7 @@ class DirectConnection(Protocol):
 
 
 class DirectRoute(ABC):
-    """Answers plain requests to one path. ``allows`` says whether a request may call this gateway by a name."""
+    """Answers plain requests to one path. ``allows`` checks the host name of a request."""
 
     def __init__(self, path: str, open_requests: OpenRequests, allows: Callable[[bytes], bool] | None = None) -> None:
         self.open_requests = open_requests
@@ -56,7 +56,7 @@ class DirectRoute(ABC):
         self._allows = allows
 
     def accepts_head(self, method: bytes, url: bytes, headers: Sequence[tuple[bytes, bytes]]) -> bool:
-        """Return whether a request with this head may be answered here; names of ``headers`` are in lower case."""
+        """Return True if a request with this head may be answered here. ``headers`` have lower-case names."""
         if url != self._url or method != b"POST" or self.open_requests.stopping:
             return False
         nbytes = 0
@@ -71,11 +71,11 @@ class DirectRoute(ABC):
 
     @abstractmethod
     def begin(self, connection: DirectConnection, body: bytes) -> bool:
-        """Begin to answer a request with ``body``; False for one that is not plain. Raises nothing."""
+        """Start to answer a request with ``body``; False if it is not plain. Never raises."""
 
 
 class _NoEvent:
-    """An event that nobody waits for."""
+    """Event without waiters."""
 
     def set(self) -> None: ...
 
@@ -84,7 +84,7 @@ _NO_EVENT = _NoEvent()
 
 
 class DirectResponse(ABC):
-    """One response, from its first byte to its last. For its connection it is what uvicorn calls a cycle."""
+    """One response from its first to its last byte; uvicorn calls this object a cycle."""
 
     message_event = _NO_EVENT
     scope: Mapping[str, Any] = {}
@@ -94,7 +94,7 @@ class DirectResponse(ABC):
         self.keep_alive = connection.keeps_alive
         self.connection = connection
         connection.cycle = connection.answering = self
-        #: Content type of what has begun to leave, whose status cannot change any more.
+        #: Content type once bytes were sent, so that the status is final; empty before.
         self.begun = b""
         self._open = route.open_requests
         self._open.add(self)
@@ -102,10 +102,10 @@ class DirectResponse(ABC):
     @property
     @abstractmethod
     def id(self) -> str:
-        """The id that the client is given."""
+        """Id in the response."""
 
     def leave(self) -> None:
-        """The client left."""
+        """Handle the disconnect of the client."""
         if not self.response_complete:
             self.disconnected = True
             self._open.discard(self)
@@ -113,35 +113,35 @@ class DirectResponse(ABC):
 
     @abstractmethod
     def on_left(self) -> None:
-        """Called when the client left: nothing of the work for it goes on."""
+        """Cancel the work for the response: the client has disconnected."""
 
     @abstractmethod
     def on_writable(self) -> None:
-        """Called when a slow reader has read: what was held back may leave."""
+        """Send pending output: the client is ready to read again."""
 
-    # To be ended with the gateway, see ``OpenRequests``
+    # For the stop of the gateway, see ``OpenRequests``
 
     def cancel(self) -> None:
-        """End it with an error, if it has not ended: the gateway stops."""
+        """End it with an error if it is not complete: the gateway stops."""
         if not self.response_complete:
             self.send_error(stopping_error())
             self.on_left()
 
-    # What leaves
+    # Output
 
     @property
     def is_write_paused(self) -> bool:
-        """True while the client reads more slowly than it is written to."""
+        """True while the client reads more slowly than the response is written."""
         return bool(self.connection.flow.write_paused)
 
     def send_body(self, kind: bytes, body: bytes, extra: Headers, status: int = 200) -> None:
-        """Send a whole answer."""
+        """Send a complete response."""
         head = self._encode_head(status, [(b"content-type", kind), (b"content-length", b"%d" % len(body)), *extra])
         self._write(head + body)
         self.complete()
 
     def send_events(self, events: bytes, extra: Callable[[], Headers], last: bool = False) -> None:
-        """Send the next events of a stream, with the ``last`` ones its end; ``extra`` are headers of the first."""
+        """Send the next events of a stream; with ``last``, end it. ``extra`` returns headers for the first."""
         data = b"%x\r\n%b\r\n" % (len(events), events) if events else b""
         if last:
             data += b"0\r\n\r\n"
@@ -154,7 +154,7 @@ class DirectResponse(ABC):
             self.complete()
 
     def send_error(self, error: OmnibusError) -> None:
-        """Say what went wrong: by status and body, or by an event where events have begun to leave."""
+        """Send an error: as status and body, or as an event if the stream has begun."""
         if self.begun:
             self.send_events(b"data: %b\n\n" % error_body(error, self.id), list, last=True)
         else:
@@ -164,7 +164,7 @@ class DirectResponse(ABC):
         clear_tracebacks(error)
 
     def complete(self) -> None:
-        """All of it was written."""
+        """Mark the response as complete."""
         self.response_complete = True
         self.connection.answering = None
         self._open.discard(self)
@@ -173,7 +173,7 @@ class DirectResponse(ABC):
         self.connection.on_response_complete()
 
     def internal_error(self, error: Exception) -> Fatal:
-        """The error of a defect of ours: the client gets it in the usual shape, the log the rest."""
+        """Log an internal error, and return the error for the client."""
         log.error("%s failed", self.id, exc_info=error)
         return Fatal("internal error: the gateway's log has more under this request id")
 
@@ -190,7 +190,7 @@ class DirectResponse(ABC):
 
 
 def _default_lines(server_state: Any) -> bytes:
-    """Lines of the headers of all responses, which change once a second, and are another list then."""
+    """Encode the default headers. The result is cached: uvicorn replaces the list once a second."""
     defaults = server_state.default_headers
     if defaults is not _lines[0]:
         _lines[:] = defaults, b"".join([b"%b: %b\r\n" % field for field in defaults])

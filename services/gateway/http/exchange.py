@@ -1,8 +1,8 @@
-"""The life of an HTTP request, whichever route answers it.
+"""Lifecycle of an HTTP request, for all routes.
 
-read      its body, within the route's limit
-answer    the route's work, for as long as the client waits: what it raises is the answer
-count     its outcome, once
+read:   reads the body, up to the limit of the route.
+answer: runs the route while the client is connected. An exception becomes the response.
+count:  counts the outcome once.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class PostRequest(NamedTuple):
-    """An HTTP request: its body, its headers with names in lower case, and what else is known of it."""
+    """HTTP request: its body, its headers with lower-case names, and its scope."""
 
     body: bytes
     headers: dict[bytes, bytes]
@@ -39,24 +39,24 @@ class PostRequest(NamedTuple):
 
     @property
     def pinned(self) -> str:
-        """The path that the client asks for."""
+        """Path that the client requests."""
         return self.headers.get(b"x-omnibus-path", b"").decode("latin-1")
 
     @property
     def prices(self) -> PriceOptions:
-        """The client's wishes about prices. Raises ``BadRequest``."""
+        """Price options of the client. Raises ``BadRequest``."""
         return read_price_options(self.headers)
 
     def base_url(self, settings: GatewaySettings) -> str:
-        """The beginning of URLs of this gateway, as the client sees it."""
+        """Return the prefix of this gateway's URLs, as the client sees it."""
         host = self.headers.get(b"host", b"localhost").decode("latin-1")
         return settings.public_url.rstrip("/") or f"{self.scope.get('scheme', 'http')}://{host}"
 
 
 class PostRoute(ABC):
-    """Answers requests of one path that have a body. A client that leaves cancels what still runs."""
+    """Answers requests with a body on one path. When the client disconnects, its work is cancelled."""
 
-    #: Whether it has its requests priced before they run; others refuse what they would not obey.
+    #: True if the route applies price options; other routes reject them.
     reads_prices = False
 
     def __init__(self, settings: GatewaySettings) -> None:
@@ -78,9 +78,9 @@ class PostRoute(ABC):
 
 
 class RequestOutcome:
-    """Outcome of the work inside, which answers a request: what it raises is the answer, and goes no further.
+    """Context of the work that answers a request: exceptions become the response, and do not propagate.
 
-    ``code`` is the one under which the request counts: a client that left is no fault of the gateway.
+    ``code`` is the outcome for metrics; a disconnect of the client is not an error of the gateway.
     """
 
     def __init__(self, sending: ResponseWriter) -> None:
@@ -96,7 +96,7 @@ class RequestOutcome:
         sending = self._sending
         ended = sending.run.status if sending.run is not None else ""
         if isinstance(error, QuoteReady):
-            sending.run = None  # nothing ran
+            sending.run = None  # the request did not run
             await sending.send_body(JSON, error.body)
         elif isinstance(error, ClientLeft):
             self.code = "ok" if ended == "done" else "cancelled"
@@ -105,7 +105,7 @@ class RequestOutcome:
             if isinstance(error, NotFound):
                 sending.model = ""
             await sending.send_error(error)
-        else:  # a defect of ours: the client gets an error in the usual shape, the log the rest
+        else:  # an internal error: the client gets a plain error, the log the details
             self.code = Fatal.code
             log.error("%s failed", sending.id, exc_info=error)
             await sending.send_error(Fatal("internal error: the gateway's log has more under this request id"))
@@ -113,7 +113,7 @@ class RequestOutcome:
 
 
 async def read_request(scope: Scope, receive: Receive, limit: int) -> PostRequest:
-    """Read a request whose body has at most ``limit`` bytes. Raises ``ClientLeft``, and as ``read_body``."""
+    """Read a request with a body of at most ``limit`` bytes. Raises ``ClientLeft``, and as ``read_body``."""
     headers = dict(scope["headers"])
     length = headers.get(b"content-length", b"")
     body = await read_body(_body_chunks(receive), limit, int(length) if length.isdigit() else None)
@@ -121,11 +121,11 @@ async def read_request(scope: Scope, receive: Receive, limit: int) -> PostReques
 
 
 class ClientLeft(Exception):
-    """Nobody waits for the answer any more."""
+    """Disconnect of the client before its answer."""
 
 
 async def _body_chunks(receive: Receive) -> AsyncIterator[bytes]:
-    """Yield the body as it arrives. Raises ``ClientLeft`` in the middle of it."""
+    """Yield the body as it arrives. Raises ``ClientLeft`` if the client disconnects before its end."""
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
@@ -137,7 +137,7 @@ async def _body_chunks(receive: Receive) -> AsyncIterator[bytes]:
 
 
 class ConnectedClient:
-    """The client for whom the work inside is done: when it leaves, the work is cancelled. Raises ``ClientLeft``."""
+    """Context of work for a client: a disconnect cancels it. Raises ``ClientLeft``."""
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self._scope = scope
@@ -161,12 +161,12 @@ class ConnectedClient:
             self._scope[ON_LEFT] = None
         task, self._task = self._task, None
         if self._left and task is not None:
-            others = task.uncancel() > self._cancelled  # who want the task to end as well
+            others = task.uncancel() > self._cancelled  # other cancellations of the task
             if kind is asyncio.CancelledError and not others:
                 raise ClientLeft from None
 
     async def _watch_connection(self) -> None:
-        """For servers that do not call back."""
+        """Wait for the disconnect, on servers without a callback for it."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
         self._leave()

@@ -1,4 +1,4 @@
-"""Plain handlers of HTTP requests, which return their response, as routes of an application."""
+"""Routes for plain handlers, which return a response."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -23,7 +23,7 @@ def add_routes(app: FastAPI, routes: Mapping[str, Mapping[str, Handler]]) -> Non
 
 
 class _HandlerRoute:
-    """One path. These requests are not counted by model: they are about none."""
+    """Route of one path. Its requests are not counted by model, because they have none."""
 
     def __init__(self, handlers: Mapping[str, Handler]) -> None:
         self._handlers = handlers
@@ -39,5 +39,5 @@ class _HandlerRoute:
 
 
 def json_response(body: Any, status: int = 200) -> Response:
-    """``body``, a struct or plain values, as JSON."""
+    """Encode ``body``, a struct or plain values, as a JSON response."""
     return Response(_encode(body), status, media_type="application/json")

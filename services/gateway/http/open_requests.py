@@ -1,8 +1,8 @@
-"""All HTTP requests that a gateway is answering, and how they end when it stops.
+"""Open HTTP requests of a gateway, and their end when it stops.
 
-begin_stop   readiness is off; a new request gets a typed 503 with Retry-After on a connection that then closes
-finished     open requests have their time
-end          the rest: each ends with the same error, as JSON or as an event of its stream, never as a bare 500
+begin_stop:    readiness is off. A new request gets a typed 503 with Retry-After, and its connection closes.
+wait_finished: open requests have time to finish.
+end_all:       the rest end with the same error, as JSON or as an event of their stream, never as a bare 500.
 """
 
 import asyncio
@@ -19,26 +19,26 @@ from services.gateway.openai.errors import error_body
 
 log = logging.getLogger(__name__)
 
-#: Seconds that the last answers may take to leave.
+#: Seconds for sending the last responses.
 FINAL_RESPONSES_SECONDS = 1.0
-#: Paths for probes, which are answered to the end; ``/readyz`` says that the gateway stops.
+#: Paths of probes, which are always answered; ``/readyz`` reports that the gateway is stopping.
 PROBES = frozenset({"/health", "/readyz", "/metrics", "/version"})
 
 
 def stopping_error() -> GatewayStopping:
-    """The error of all requests that a stopping gateway does not answer."""
+    """Create the error for requests that a stopping gateway does not answer."""
     return GatewayStopping("this gateway is stopping: send the request again, another gateway will answer it")
 
 
 class OpenResponse(Protocol):
-    """A response that is under way."""
+    """Response in progress."""
 
     def cancel(self) -> None:
-        """End it: it outlived the drain."""
+        """End it with an error: the time to finish is over."""
 
 
 class OpenRequests:
-    """Counts requests from their first byte to the end of their answer, and ends those that outlive the drain."""
+    """Tracks requests from their first byte to the end of their response."""
 
     def __init__(self) -> None:
         self.stopping = False
@@ -47,10 +47,10 @@ class OpenRequests:
         self._emptied = asyncio.Event()
 
     def track_requests(self, application: ASGIApp) -> ASGIApp:
-        """``application`` with all its requests known here."""
+        """Wrap ``application`` to track its requests."""
 
         async def tracked_application(scope: Scope, receive: Receive, send: Send) -> None:
-            if scope["type"] != "http" or scope["path"] in PROBES:  # WebSockets end by themselves
+            if scope["type"] != "http" or scope["path"] in PROBES:  # WebSockets end on their own
                 await application(scope, receive, send)
             elif self.stopping:
                 await _send_stopping(send)
@@ -72,11 +72,11 @@ class OpenRequests:
             self.discard(response)
 
     def add(self, response: OpenResponse) -> None:
-        """A response has begun; ``discard`` it when it has ended."""
+        """Add a response that has begun; ``discard`` it at its end."""
         self._open.add(response)
 
     def discard(self, response: OpenResponse) -> None:
-        """A response has ended."""
+        """Remove a response that has ended."""
         self._open.discard(response)
         if not self._open:
             self._emptied.set()
@@ -84,11 +84,11 @@ class OpenRequests:
     # The stop
 
     def begin_stop(self) -> None:
-        """Take no more requests."""
+        """Reject new requests."""
         self.stopping = True
 
     async def wait_finished(self, seconds: float) -> None:
-        """Wait until no request is open, at most ``seconds``."""
+        """Wait up to ``seconds`` until no request is open."""
         self._emptied.clear()
         if self._open:
             with suppress(TimeoutError):
@@ -96,20 +96,20 @@ class OpenRequests:
                     await self._emptied.wait()
 
     async def end_all(self, fail_runs: Callable[[OmnibusError], None]) -> None:
-        """End what is still open with ``GatewayStopping``: by its run where it has one, else where it waits."""
+        """End open requests with ``GatewayStopping``: through their run if they have one, else by cancellation."""
         if not self._open:
             return
-        log.warning("%d requests did not finish in time: they end with an error", len(self._open))
+        log.warning("%d requests did not finish in time and end with an error", len(self._open))
         fail_runs(stopping_error())
         await self.wait_finished(FINAL_RESPONSES_SECONDS)
         self._cancelled = True
-        for response in list(self._open):  # some end at once
+        for response in list(self._open):  # a copy: some end immediately
             response.cancel()
         await self.wait_finished(FINAL_RESPONSES_SECONDS)
 
 
 class TrackedResponse:
-    """State of a response: nothing of it, its head, or all of it has left. It may have to end with ``error``."""
+    """Response whose progress is known, so that it can end with ``error``."""
 
     def __init__(self, send: Send, error: Callable[[], OmnibusError] = stopping_error) -> None:
         self.is_cancelled = False
@@ -120,7 +120,7 @@ class TrackedResponse:
         self._over = False
 
     def send(self, message: Any) -> Any:
-        """Not a coroutine of its own: chunks of a stream pass without a frame more on the stack."""
+        """Send a message. A plain function saves a stack frame per chunk of a stream."""
         if message["type"] == "http.response.start":
             self._head = dict(message["headers"])
         elif not message.get("more_body"):
@@ -128,13 +128,13 @@ class TrackedResponse:
         return self._send(message)
 
     def cancel(self) -> None:
-        """Stop what makes it; ``end_with_error`` then ends it."""
+        """Cancel the task that makes it, which then calls ``end_with_error``."""
         if self._task is not None:
             self.is_cancelled = True
             self._task.cancel()
 
     async def end_with_error(self) -> None:
-        """End it with an error. A stream of bytes cannot say one: it is cut off, so nobody takes it as whole."""
+        """End it with an error; a byte stream is cut off, so that clients see that it is incomplete."""
         if self._task is not None:
             self._task.uncancel()
         if self._over:

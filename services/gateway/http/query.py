@@ -1,4 +1,4 @@
-"""Parameters of a query, with errors that name them."""
+"""Query parameters, with errors that name them."""
 
 from starlette.requests import Request
 
@@ -9,18 +9,18 @@ _MAX_DIGITS = 19
 
 
 def parse_query(request: Request, *names: str) -> dict[str, str]:
-    """The parameters of ``request``. Raises ``BadRequest`` for one that is none of ``names``."""
+    """Return the query parameters of ``request``. Raises ``BadRequest`` for one not in ``names``."""
     given = dict(request.query_params)
     unknown = sorted(set(given) - set(names))
     if unknown:
         name = unknown[0][:_MAX_QUOTED_CHARS]
-        raise BadRequest(f"there is no parameter {name!r}; there is {', '.join(names)}", param=name)
+        raise BadRequest(f"unknown parameter {name!r}: use {', '.join(names)}", param=name)
     return given
 
 
 def parse_number(given: dict[str, str], name: str, default: int, least: int, most: int) -> int:
-    """The whole number ``name`` of ``given``. Raises ``BadRequest``."""
+    """Parse the whole number ``name`` of ``given``. Raises ``BadRequest``."""
     text = given.get(name, str(default))
     if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS and least <= int(text) <= most):
-        raise BadRequest(f"{name} is a whole number from {least} to {most}", param=name)
+        raise BadRequest(f"{name} must be a whole number from {least} to {most}", param=name)
     return int(text)

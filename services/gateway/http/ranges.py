@@ -1,4 +1,4 @@
-"""Responses of content that is read part by part, of which a client may want a range (RFC 9110, section 14)."""
+"""Responses whose content is read in parts, with ranges (RFC 9110, section 14)."""
 
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -7,13 +7,13 @@ from typing import NamedTuple
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-#: Bytes that are read at once: so many of each client's are in memory.
+#: Bytes per read, which is the memory per client.
 PART_BYTES = 1 << 20
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 
 
 class Content(NamedTuple):
-    """Bytes that do not change. ``read`` gives those from one place up to, not including, another."""
+    """Immutable bytes. ``read`` returns those from one offset up to, but excluding, another."""
 
     nbytes: int
     etag: str
@@ -21,9 +21,9 @@ class Content(NamedTuple):
 
 
 async def content_response(request: Request, content: Content, mime: str, headers: Mapping[str, str]) -> Response:
-    """``content``, or the range of it that ``request`` wants. Raises as ``content.read`` does.
+    """Respond with ``content``, or with the range in ``request``. Raises as ``content.read``.
 
-    Of several ranges none is heeded: the answer is all of it, as is that to a range that says nothing.
+    Several ranges and invalid ones are ignored: the response has the whole content.
     """
     told = {**headers, "accept-ranges": "bytes", "etag": content.etag}
     wanted = find_range(request.headers, content)
@@ -37,12 +37,12 @@ async def content_response(request: Request, content: Content, mime: str, header
     told["content-length"] = str(end - begin)
     if request.method == "HEAD":
         return Response(status_code=status, headers=told, media_type=mime)
-    first = await content.read(begin, min(end, begin + PART_BYTES))  # what is gone is an error, not a broken answer
+    first = await content.read(begin, min(end, begin + PART_BYTES))  # errors must occur before the response begins
     return StreamingResponse(_read_parts(content, first, begin, end), status, told, mime)
 
 
 def find_range(headers: Mapping[str, str], content: Content) -> tuple[int, int] | None:
-    """The range that ``headers`` ask for, its end not included; None for all. An empty one cannot be had."""
+    """Return the range in ``headers``, its end excluded; None for all, empty if unsatisfiable."""
     found = _RANGE.fullmatch(headers.get("range", "").strip())
     if found is None or not (found[1] or found[2]) or headers.get("if-range", content.etag) != content.etag:
         return None

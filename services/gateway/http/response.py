@@ -1,4 +1,4 @@
-"""One response over ASGI: whole, or as a stream whose errors are frames of it once it has begun."""
+"""One response over ASGI: a body, or a stream that reports errors as frames after its beginning."""
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
@@ -14,32 +14,31 @@ from services.gateway.request.request import ClientRequest
 JSON = b"application/json"
 EVENTS = b"text/event-stream; charset=utf-8"
 
-#: Names and values, the names in lower case.
+#: Header names in lower case, with their values.
 Headers = list[tuple[bytes, bytes]]
 
 
 class ResponseWriter:
-    """The response to one HTTP request. ``model`` is the plan's model that it is about, as far as that is known, and
-    ``run`` the request that it answers, if there is one."""
+    """Response to one HTTP request. ``model`` is the model of the plan, if known, ``run`` the request, if any."""
 
     def __init__(self, send: Send) -> None:
         self.send = send
         self.model = ""
         self.run: ClientRequest | None = None
-        #: Content type of what has begun to leave, whose status cannot change any more.
+        #: Content type once bytes were sent, so that the status is final; empty before.
         self.begun = b""
         self._id = ""
 
     @property
     def id(self) -> str:
-        """The id that the client is given: that of the run, once there is one."""
+        """Id in the response: that of the run, if there is one."""
         if self.run is not None:
             return self.run.id
         self._id = self._id or _new_id()
         return self._id
 
     async def send_body(self, kind: bytes, body: bytes) -> None:
-        """Send a whole answer."""
+        """Send a complete response."""
         await send_response(self.send, 200, kind, body, self._run_headers())
 
     async def send_stream(
@@ -49,7 +48,7 @@ class ResponseWriter:
         extra: Headers | None = None,
         last: bytes = b"",
     ) -> None:
-        """Send ``parts`` as they come, then ``last``. What fails before the first part is an error like any other."""
+        """Send ``parts`` as they arrive, then ``last``. An error before the first part is a plain error."""
         send = self.send
         async with aclosing(parts):  # type: ignore[type-var]
             first = await anext(parts, b"")
@@ -66,7 +65,7 @@ class ResponseWriter:
         await send({"type": "http.response.body", "body": last})
 
     async def send_error(self, error: OmnibusError) -> None:
-        """Say what went wrong. A stream of bytes that has begun cannot: it is cut off, and nobody takes it as whole."""
+        """Send an error; a byte stream is cut off, so that clients see that it is incomplete."""
         if not self.begun:
             await send_error(self.send, error, self.id)
         elif self.begun == EVENTS:
@@ -80,7 +79,7 @@ class ResponseWriter:
 
 
 def run_headers(run: ClientRequest | None) -> Headers:
-    """Headers that tell a client where to look: invocation, path and plan epoch."""
+    """Return headers for diagnosis: invocation, path and plan epoch."""
     if run is None:
         return []
     return [
@@ -91,22 +90,21 @@ def run_headers(run: ClientRequest | None) -> Headers:
 
 
 async def as_events(bodies: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
-    """Yield events with ``bodies``, JSON of one line each, as their data; an empty one is a comment that keeps the
-    connection alive."""
+    """Yield events whose data are ``bodies``, JSON on one line; an empty one becomes a keep-alive comment."""
     async with aclosing(bodies):
         async for body in bodies:
             yield b"data: %b\n\n" % body if body else b": still here\n\n"
 
 
 async def send_response(send: Send, status: int, kind: bytes, body: bytes, extra: Headers) -> None:
-    """Send a whole response."""
+    """Send a complete response."""
     headers = [(b"content-type", kind), (b"content-length", b"%d" % len(body)), *extra]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 
 async def send_error(send: Send, error: OmnibusError, id: str = "", extra: Headers | None = None) -> None:
-    """Send an error in OpenAI's shape. It ends here."""
+    """Send an error in OpenAI's format, and clear its traceback."""
     id = id or _new_id()
     headers = [(key.lower().encode(), value.encode()) for key, value in error_headers(error).items()]
     headers += [(b"x-request-id", id.encode()), *(extra or ())]
@@ -115,7 +113,7 @@ async def send_error(send: Send, error: OmnibusError, id: str = "", extra: Heade
 
 
 async def refuse_request(send: Send, error: OmnibusError, extra: Headers | None = None) -> None:
-    """Answer with ``error`` what no route gets to see, and count it."""
+    """Send ``error`` for a request that reaches no route, and count it."""
     GATEWAY.request_counter("", error.code).inc()
     await send_error(send, error, extra=extra)
 

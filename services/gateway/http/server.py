@@ -1,4 +1,4 @@
-"""uvicorn as the gateway uses it: the service's own signal handling, and connections with limits."""
+"""Configuration of uvicorn: signals are left to the service, and connections have limits."""
 
 import asyncio
 import socket
@@ -15,32 +15,32 @@ from services.gateway.http.connection import ConnectionLimits, LimitedHttpProtoc
 from services.gateway.http.direct import DirectRoute
 from services.gateway.http.websocket import MAX_MESSAGE_BYTES, PING_SECONDS, GatewayWebSocketProtocol
 
-#: Seconds that a connection which is accepted while the server closes has for its TLS handshake.
+#: Seconds for the TLS handshake of a connection that is accepted while the server closes.
 TLS_HANDSHAKE_SECONDS = 2.0
 
 
 class GatewayServer(uvicorn.Server):
-    """A server that leaves signals to the service lifecycle."""
+    """uvicorn server without its own signal handlers."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close the port, then each connection; those that wait to be accepted are served like the others.
+        """Close the port, then each connection; connections in the backlog are served like the others.
 
-        The kernel has accepted them already, and a port that closes before them resets them: their clients could not
-        tell whether what they have sent was read. On a busy machine many come in one turn of the event loop.
+        The kernel has already accepted those. If the port closed first, it would reset them, and their clients could
+        not know whether their request was processed. On a busy machine, many arrive in one turn of the event loop.
         """
         listeners = sockets or []
         waiting = [connection for listener in listeners for connection in _accept_all(listener)]
-        for each in (*self.servers, *listeners):  # in this very turn: until then more can come
+        for each in (*self.servers, *listeners):  # without an await, during which more could arrive
             each.close()
         await asyncio.gather(*map(self._serve_connection, waiting), return_exceptions=True)
         await super().shutdown(sockets)
 
     async def _serve_connection(self, connection: socket.socket) -> None:
-        """Serve one request of ``connection``, which the kernel has accepted."""
+        """Serve one request of ``connection`` from the backlog."""
         config = self.config
 
         def create_protocol() -> LimitedHttpProtocol:
@@ -59,12 +59,12 @@ class GatewayServer(uvicorn.Server):
 
 
 def _accept_all(listener: socket.socket) -> Iterator[socket.socket]:
-    """Connections to ``listener`` that its server has not accepted yet."""
+    """Yield the connections in the backlog of ``listener``."""
     listener.setblocking(False)
     while True:
         try:
             connection, _ = listener.accept()
-        except OSError:  # there is none, or no descriptor for one
+        except OSError:  # none is left, or there are no file descriptors
             return
         connection.setblocking(False)
         yield connection
@@ -77,9 +77,9 @@ def create_server(
     limits: ConnectionLimits | None = None,
     direct: DirectRoute | None = None,
 ) -> GatewayServer:
-    """A server for ``application`` on sockets that are given to ``serve``; with a ``certificate`` over TLS alone.
+    """Create a server for ``application`` on sockets for ``serve``; with a ``certificate``, only over TLS.
 
-    Requests that ``direct`` takes do not reach the ``application``.
+    Requests that ``direct`` accepts do not reach the ``application``.
     """
     limits = limits or ConnectionLimits.from_settings(GatewaySettings())
     return GatewayServer(

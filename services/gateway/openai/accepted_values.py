@@ -1,4 +1,4 @@
-"""The values that a place of a request's body may hold, read from its type: errors about a wrong value list them."""
+"""Accepted values of a field, read from its type for error messages."""
 
 import re
 from collections.abc import Iterator
@@ -8,15 +8,16 @@ import msgspec
 from msgspec import inspect
 
 _STEP = re.compile(r"\[(?P<item>[^\]]*)\]|\.?(?P<field>[^.\[]+)")
-#: Values that an error lists at most.
+#: Limit of the values that an error lists.
 _MAX_LISTED = 40
 
 
 def accepted_values(body: Any, path: str, sent: Any = None) -> tuple[str, ...]:
-    """The strings that ``path`` (as ``messages[0].role``) may hold in a body of type ``body``; () if it is not a choice
-    among strings.
+    """Return the strings that ``path`` (as ``messages[0].role``) accepts in ``body``.
 
-    What was ``sent``, as JSON or decoded, chooses among structs: parts of a tool's message are not those of a user's.
+    ``body`` is the type of the request's body. ``sent`` is the value from the client, as JSON or decoded. It selects
+    the struct of a union: a tool message has other parts than a user message. Returns () if the field is not a choice
+    among strings.
     """
     types, value = [inspect.type_info(body)], _decode(sent)
     for step in _STEP.finditer(path):
@@ -39,7 +40,7 @@ def _decode(sent: Any) -> Any:
 
 
 def _matching_types(kind: inspect.Type, value: Any) -> Iterator[inspect.Type]:
-    """Alternatives of ``kind`` that ``value`` says it is; all of them if it does not say so."""
+    """Yield the alternative of ``kind`` with ``value``'s tag, else all of them."""
     kinds = list(_alternatives(kind))
     named = [
         each
@@ -61,7 +62,7 @@ def _step_into(value: Any, step: re.Match[str]) -> Any:
 
 
 def _inner_types(kind: inspect.Type, field: str | None) -> Iterator[inspect.Type]:
-    """Types of what lies in ``kind``: its field of that name, or the items of a list where there is none."""
+    """Yield the types inside ``kind``: its field of that name, or the items of a list if ``field`` is None."""
     for each in _alternatives(kind):
         if field is None and isinstance(each, inspect.ListType):
             yield each.item_type
@@ -70,7 +71,7 @@ def _inner_types(kind: inspect.Type, field: str | None) -> Iterator[inspect.Type
 
 
 def _tags(types: list[inspect.Type], field: str) -> Iterator[str]:
-    """Values of ``field`` where it tells structs apart."""
+    """Yield the values of ``field`` if it is the tag of structs."""
     for kind in types:
         for each in _alternatives(kind):
             if isinstance(each, inspect.StructType) and each.tag_field == field:

@@ -28,7 +28,7 @@ class BatchRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class BatchLine(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One line of an input file: a request of its own."""
+    """One line of an input file, which is one request."""
 
     custom_id: Annotated[str, Meta(min_length=1, max_length=512)]
     method: Literal["POST"]
@@ -37,7 +37,7 @@ class BatchLine(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class LineResponse(Struct, frozen=True, kw_only=True):
-    """The response to a line, as its route gave it."""
+    """The response to a line, as its route returned it."""
 
     status_code: int
     request_id: str
@@ -45,7 +45,7 @@ class LineResponse(Struct, frozen=True, kw_only=True):
 
 
 class LineError(Struct, frozen=True, kw_only=True):
-    """The reason why a line was not sent at all."""
+    """The reason why a line was not sent."""
 
     code: str
     message: str
@@ -61,7 +61,7 @@ class ResultLine(Struct, frozen=True, kw_only=True):
 
 
 class BatchError(Struct, frozen=True, kw_only=True):
-    """An error in an input file, whose lines count from 1."""
+    """An error in an input file. Line numbers start at 1."""
 
     code: str
     message: str
@@ -75,7 +75,7 @@ class BatchErrors(Struct, frozen=True, kw_only=True):
 
 
 class RequestCounts(Struct, frozen=True, kw_only=True):
-    """Lines that were answered, that failed, and that there are."""
+    """Counts of all lines, the completed lines and the failed lines."""
 
     total: int = 0
     completed: int = 0
@@ -114,7 +114,7 @@ class BatchList(Struct, frozen=True, kw_only=True):
 
 
 class BatchQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The query of ``GET /v1/batches``: at most ``limit`` batches behind that with the id ``after``."""
+    """The query of ``GET /v1/batches``: at most ``limit`` batches, starting after the id ``after``."""
 
     after: Annotated[str, Meta(max_length=128)] = ""
     limit: Annotated[int, Meta(ge=1, le=100)] = 20
@@ -128,7 +128,7 @@ def parse_batch_request(body: bytes, endpoints: tuple[str, ...]) -> BatchRequest
     """Decode and check a request. Raises ``BadRequest`` with ``param``."""
     request = decode_body(_DECODER, body)
     if request.endpoint not in endpoints:
-        raise BadRequest(f"Batches are for one of {', '.join(endpoints)}.", param="endpoint")
+        raise BadRequest(f"endpoint must be one of {', '.join(endpoints)}.", param="endpoint")
     return request
 
 
@@ -141,7 +141,7 @@ def parse_query(query: dict[str, str]) -> BatchQuery:
 
 
 def parse_lines(data: bytes, endpoint: str, most: int) -> tuple[list[BatchLine], list[BatchError]]:
-    """The lines of an input file, and what is wrong with it; at most a hundred errors."""
+    """Return the lines of an input file, and at most 100 errors."""
     lines: list[BatchLine] = []
     errors: list[BatchError] = []
     known: set[str] = set()
@@ -154,7 +154,7 @@ def parse_lines(data: bytes, endpoint: str, most: int) -> tuple[list[BatchLine],
             errors.append(BatchError(code="invalid_line", message=str(error)[:200], line=number))
             continue
         if line.url != endpoint:
-            errors.append(_line_error("mismatched_url", f"it is not {endpoint}", number, "url"))
+            errors.append(_line_error("mismatched_url", f"url must be {endpoint}", number, "url"))
         elif line.custom_id in known:
             errors.append(_line_error("duplicate_custom_id", "another line has this custom_id", number, "custom_id"))
         known.add(line.custom_id)
@@ -171,7 +171,7 @@ def _line_error(code: str, message: str, line: int, param: str) -> BatchError:
 
 
 def decode_body_fields(body: msgspec.Raw) -> Any:
-    """The body of a line as values; None if it is none."""
+    """Return the decoded body of a line, or None for invalid JSON."""
     try:
         return msgspec.json.decode(body)
     except (msgspec.MsgspecError, RecursionError):

@@ -1,8 +1,8 @@
-"""The body of ``POST /v1/chat/completions`` as the ``openai`` client sends it, plus four extras.
+"""The body of ``POST /v1/chat/completions``, as in the ``openai`` client, plus extras.
 
-Source: the request types of the ``openai`` package, 3.52. Inside messages, fields that are not named
-here are ignored, because clients send whole answers back as history. At the top level an unknown
-field is an error: it is a typing mistake or an option that would silently not be obeyed.
+Source: the request types of the ``openai`` package, 3.52. Unknown fields inside messages are ignored, because clients
+send complete responses back as history. At the top level an unknown field is an error: it is a typing mistake, or an
+option that the gateway would silently ignore.
 """
 
 from typing import Annotated, Any, Literal
@@ -43,9 +43,9 @@ Bias = Annotated[float, Meta(ge=-100, le=100)]
 TokenId = Annotated[str, Meta(pattern=r"^[0-9]{1,10}$")]
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
-#: Tokens whose probability a request may change, and alternatives that it may see of each token.
+#: Limit of the tokens whose probability a request may change, and of the alternatives returned for each token.
 MAX_BIASES, MAX_TOP_LOGPROBS = 1024, 20
-#: Answers to one chat.
+#: Limit of the answers to one chat.
 MAX_CHOICES = 8
 
 
@@ -60,14 +60,14 @@ class ImageUrl(Url, frozen=True):
 
 
 class InputAudio(Struct, frozen=True):
-    """Base64 audio. OpenAI names wav and mp3; the other formats are extras, webm and mp4 those of browsers."""
+    """Base64 audio. OpenAI defines wav and mp3; the other formats are extras. Browsers record webm and mp4."""
 
     data: Annotated[str, Meta(min_length=1)]
     format: InputFormat
 
 
 class FileReference(Struct, frozen=True):
-    """A file of images, audio or video: uploaded before to ``/v1/files``, or as a data URL."""
+    """A file of images, audio or video: its id from ``/v1/files``, or a data URL."""
 
     file_id: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
     file_data: Annotated[str, Meta(min_length=1)] | None = None
@@ -123,7 +123,7 @@ class UserMessage(Struct, frozen=True, tag_field="role", tag="user"):
 
 
 class AudioId(Struct, frozen=True):
-    """An earlier spoken answer: it stands for its transcript where there is no content."""
+    """The id of an earlier spoken answer. Its transcript replaces missing content."""
 
     id: Annotated[str, Meta(min_length=1, max_length=128)]
 
@@ -138,14 +138,14 @@ class AssistantMessage(Struct, frozen=True, tag_field="role", tag="assistant"):
 
 
 class ToolMessage(Struct, frozen=True, tag_field="role", tag="tool"):
-    """Result of a call."""
+    """The result of a tool call."""
 
     content: str | Texts
     tool_call_id: Id
 
 
 class FunctionMessage(Struct, frozen=True, tag_field="role", tag="function"):
-    """Read so that it can be refused by name."""
+    """A deprecated message, decoded only so that the error can name it."""
 
 
 Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage | FunctionMessage
@@ -156,8 +156,11 @@ class VoiceId(Struct, frozen=True):
 
 
 class AudioOutput(Struct, frozen=True):
-    """``max_tokens`` is an extra: the most codec codes to speak, which bounds the seconds of sound. So are the fields
-    behind it: how they are sampled."""
+    """Options of spoken output.
+
+    ``max_tokens`` is an extra: the limit of codec codes, which bounds the seconds of audio. The sampling fields after
+    it are extras too.
+    """
 
     voice: Annotated[str, Meta(min_length=1, max_length=128)] | VoiceId
     format: SoundFormat
@@ -169,11 +172,11 @@ class AudioOutput(Struct, frozen=True):
 
 
 class ImageConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of the pictures in an answer, an extension. The fields are those of ``POST /v1/images/generations``."""
+    """Options of the images in an answer, an extension. The fields are those of ``POST /v1/images/generations``."""
 
     size: Size | None = None
     n: Annotated[int, Meta(ge=1, le=10)] | None = None
-    #: ``b64_json``, as a data URL, unless a URL of a file is wanted.
+    #: ``b64_json``, which is a data URL here, unless the client requests the URL of a file.
     response_format: Literal["url", "b64_json"] | None = None
     output_format: Literal["png", "jpeg", "webp"] | None = None
     output_compression: Annotated[int, Meta(ge=0, le=100)] | None = None
@@ -188,7 +191,7 @@ class StreamOptions(Struct, frozen=True):
 
 
 class ChatRequest(VllmParams, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One chat request. None means that the client did not say."""
+    """One chat request. None means that the client did not set the field."""
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     messages: Annotated[list[Message], Meta(min_length=1, max_length=2048)]
@@ -203,7 +206,7 @@ class ChatRequest(VllmParams, frozen=True, kw_only=True, forbid_unknown_fields=T
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: str | Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(max_length=4)] | None = None
 
-    # Extras that other open servers accept too.
+    # Extras that other open servers also accept.
     top_k: TopK | None = None
     repetition_penalty: Penalty | None = None
     ignore_eos: bool | None = None
@@ -211,7 +214,7 @@ class ChatRequest(VllmParams, frozen=True, kw_only=True, forbid_unknown_fields=T
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
-    # Of vLLM, beside those of ``VllmParams``.
+    # Fields of vLLM, in addition to those of ``VllmParams``.
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     echo: Any = None
@@ -228,7 +231,7 @@ class ChatRequest(VllmParams, frozen=True, kw_only=True, forbid_unknown_fields=T
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     reasoning_effort: Effort | None = None
 
-    #: Answers to be made.
+    #: Number of answers.
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
 
     # Accepted only with values that change nothing; see ``requests``.
@@ -238,9 +241,9 @@ class ChatRequest(VllmParams, frozen=True, kw_only=True, forbid_unknown_fields=T
     web_search_options: Any = None
     moderation: Any = None
 
-    #: Equal for requests that begin alike: they go where the prompt of the last one is kept.
+    #: Equal for requests with a common prefix: they go to the executor that has the previous prompt in its cache.
     prompt_cache_key: str | None = None
-    # Accepted and ignored: they change cost, storage or speed elsewhere, never the answer.
+    # Accepted and ignored: elsewhere they change cost, storage or speed, never the answer.
     metadata: Any = None
     prediction: Any = None
     prompt_cache_options: Any = None
@@ -252,12 +255,12 @@ class ChatRequest(VllmParams, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def token_limit(self) -> int | None:
-        """Most tokens to generate."""
+        """Limit of generated tokens."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
     def choice_count(self) -> int:
-        """Answers to be made."""
+        """Number of answers."""
         return self.n or 1
 
     @property
@@ -266,22 +269,22 @@ class ChatRequest(VllmParams, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def wants_text(self) -> bool:
-        """True if text is wanted."""
+        """True if the client requests text."""
         return self.modalities is None or "text" in self.modalities
 
     @property
     def wants_audio(self) -> bool:
-        """True if audio is wanted; ``audio`` is then set."""
+        """True if the client requests audio; ``audio`` is then set."""
         return self.modalities is not None and "audio" in self.modalities
 
     @property
     def wants_images(self) -> bool:
-        """True if pictures are wanted."""
+        """True if the client requests images."""
         return self.modalities is not None and "image" in self.modalities
 
     @property
     def calls_required(self) -> bool:
-        """True if the answer has to be calls of tools."""
+        """True if the answer must be tool calls."""
         choice = self.tool_choice
         if isinstance(choice, AllowedToolChoice):
             return choice.allowed_tools.mode == "required"
@@ -289,7 +292,7 @@ class ChatRequest(VllmParams, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def is_shaped(self) -> bool:
-        """True if a grammar decides what the answer may be."""
+        """True if a grammar constrains the answer."""
         return (
             isinstance(self.response_format, JsonObjectFormat | JsonSchemaFormat)
             or self.calls_required
@@ -298,7 +301,7 @@ class ChatRequest(VllmParams, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def voice_name(self) -> str:
-        """The voice's name or id, "" without audio output."""
+        """The name or id of the voice, or "" without audio output."""
         if not self.wants_audio or self.audio is None:
             return ""
         return self.audio.voice if isinstance(self.audio.voice, str) else self.audio.voice.id
@@ -310,6 +313,6 @@ class ChatRequest(VllmParams, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class AppChatRequest(ChatRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A chat request to an app that says itself what its models are: ``model`` may be left out."""
+    """A chat request to an app that declares its own models: ``model`` is optional."""
 
     model: Annotated[str, Meta(max_length=256)] = ""

@@ -1,4 +1,4 @@
-"""Chat answers in OpenAI's shapes. Source: the response types of the ``openai`` package, 3.52."""
+"""Chat completions in OpenAI's format. Source: the response types of the ``openai`` package, 3.52."""
 
 from hashlib import blake2b
 from typing import Literal
@@ -19,7 +19,7 @@ class PromptDetails(Struct, frozen=True):
 
 
 class CompletionDetails(Struct, frozen=True):
-    """``image_tokens`` is an extra: one for 16 x 16 pixels."""
+    """Tokens of an answer by kind. ``image_tokens`` is an extra: one per 16 x 16 pixels."""
 
     audio_tokens: int = 0
     image_tokens: int = 0
@@ -30,7 +30,7 @@ class CompletionDetails(Struct, frozen=True):
 
 
 class Usage(Struct, frozen=True):
-    """``omnibus`` is an extra for clients that ask for it by the header ``x-omnibus-usage``."""
+    """Token counts. ``omnibus`` is an extra for clients that send the header ``x-omnibus-usage``."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -41,7 +41,7 @@ class Usage(Struct, frozen=True):
 
 
 class ChatCompletionAudio(Struct, frozen=True):
-    """``data`` is the encoded sound; it becomes base64 in JSON. ``expires_at`` in Unix seconds."""
+    """Encoded audio. ``data`` becomes base64 in JSON; ``expires_at`` is in Unix seconds."""
 
     id: str
     data: bytes
@@ -54,7 +54,7 @@ class ChatCompletionImageUrl(Struct, frozen=True):
 
 
 class ChatCompletionImage(Struct, frozen=True):
-    """A picture of an answer, an extra that other open servers have: ``url`` is a data URL, or that of a file."""
+    """An image of an answer, an extra that other open servers have. ``url`` is a data URL or that of a file."""
 
     image_url: ChatCompletionImageUrl
     index: int
@@ -62,7 +62,7 @@ class ChatCompletionImage(Struct, frozen=True):
 
 
 class CalledFunction(Struct, frozen=True):
-    """``arguments`` is JSON text as the model wrote it; an answer that was cut off may have no whole object."""
+    """A function call. ``arguments`` is JSON text as the model wrote it, incomplete if the answer was truncated."""
 
     name: str
     arguments: str
@@ -75,7 +75,7 @@ class ChatCompletionToolCall(Struct, frozen=True):
 
 
 class TopLogprob(Struct, frozen=True):
-    """A token, its natural logarithm of the probability, and its bytes in UTF-8."""
+    """A token, the natural logarithm of its probability, and its UTF-8 bytes."""
 
     token: str
     logprob: float
@@ -83,7 +83,7 @@ class TopLogprob(Struct, frozen=True):
 
 
 class TokenLogprob(Struct, frozen=True):
-    """A token of the answer, and the likeliest in its place."""
+    """A token of the answer, and the likeliest tokens at its position."""
 
     token: str
     logprob: float
@@ -97,7 +97,7 @@ class ChoiceLogprobs(Struct, frozen=True):
 
 
 class ChatCompletionMessage(Struct, frozen=True):
-    """``reasoning_content`` is an extra that other open servers have."""
+    """A message of the assistant. ``reasoning_content`` is an extra that other open servers have."""
 
     content: str | None
     role: Literal["assistant"] = "assistant"
@@ -116,7 +116,7 @@ class ChatCompletionChoice(Struct, frozen=True):
 
 
 class StructuredParts(Struct, frozen=True):
-    """Parts of an answer besides text and sound; ``calls`` are names and arguments."""
+    """Parts of an answer other than text and audio. ``calls`` are pairs of name and arguments."""
 
     reasoning: str = ""
     calls: tuple[tuple[str, str], ...] = ()
@@ -150,7 +150,7 @@ def build_usage(
     image: int = 0,
     reasoning: int = 0,
 ) -> Usage:
-    """Token counts. The prompt is the sum of its three kinds; ``cached`` tokens are among them."""
+    """Count tokens. The prompt is the sum of its three kinds; ``cached`` tokens are included in it."""
     prompt = prompt_text + prompt_image + prompt_audio
     answer = text + audio + image
     return Usage(
@@ -178,7 +178,7 @@ def encode_completion(  # noqa: PLR0913 - named one by one, and never passed by 
     fingerprint: str = "",
     parts: StructuredParts = NO_PARTS,
 ) -> bytes:
-    """A whole answer as JSON. ``text`` is None when only the transcript of ``audio`` is wanted."""
+    """Encode a complete response as JSON. ``text`` is None if the client requests only the transcript of ``audio``."""
     answer = ChatCompletion(
         id=id,
         created=created,
@@ -193,7 +193,7 @@ def encode_completion(  # noqa: PLR0913 - named one by one, and never passed by 
 def encode_choices(
     *, id: str, model: str, created: int, choices: list[ChatCompletionChoice], usage: Usage, fingerprint: str
 ) -> bytes:
-    """A whole completion of several answers as JSON."""
+    """Encode a complete response with several answers as JSON."""
     return _ENCODER.encode(ChatCompletion(id, created, model, choices, usage, system_fingerprint=fingerprint))
 
 
@@ -205,7 +205,7 @@ def build_choice(
     parts: StructuredParts,
     place: int = 0,
 ) -> ChatCompletionChoice:
-    """One answer with all that is in it, number ``place`` of the completion ``id``."""
+    """Build choice number ``place`` of the completion ``id``, with all its parts."""
     if parts is NO_PARTS:
         return ChatCompletionChoice(ChatCompletionMessage(content=text, audio=audio or UNSET), reason, place)
     answer = choice_id(id, place)
@@ -224,7 +224,7 @@ def build_choice(
 
 
 def token_logprob(token: str, logprob: float, best: list[tuple[str, float]]) -> TokenLogprob:
-    """Probabilities of a token; one that is part of a character has no bytes of its own."""
+    """Build the probabilities of a token. ``bytes`` is None if the token is only part of a character."""
     top = [TopLogprob(text, value, _utf8(text)) for text, value in best]
     return TokenLogprob(token, logprob, _utf8(token), top)
 
@@ -234,23 +234,23 @@ def _utf8(text: str) -> list[int] | None:
 
 
 def finish_reason(reason: FinishReason, calls: bool) -> FinishReason:
-    """The reason that an answer has ended, with ``calls`` of tools in it or not."""
+    """Return ``tool_calls`` if the answer stopped after ``calls`` of tools, else ``reason``."""
     return "tool_calls" if calls and reason == "stop" else reason
 
 
 def choice_id(completion: str, place: int) -> str:
-    """The name of answer number ``place`` of ``completion``: the first one has the completion's own."""
+    """Return the id of choice number ``place`` of ``completion``. The first choice has the completion's id."""
     return f"{completion}#{place}" if place else completion
 
 
 def call_id(answer: str, index: int) -> str:
-    """The id of call number ``index`` of the ``answer``: the same wherever the answer is made again."""
+    """Return the id of call number ``index`` of ``answer``. It is the same if the answer is generated again."""
     return f"call_{blake2b(f'{answer}/{index}'.encode(), digest_size=12).hexdigest()}"
 
 
 def encode_image_completion(
     *, id: str, model: str, created: int, text: str | None, usage: Usage, images: list[ChatCompletionImage]
 ) -> bytes:
-    """A whole answer of pictures as JSON. ``text`` is None when no text was asked for."""
+    """Encode a complete response with images as JSON. ``text`` is None if the client did not request text."""
     choice = ChatCompletionChoice(message=ChatCompletionMessage(content=text, images=images), finish_reason="stop")
     return _ENCODER.encode(ChatCompletion(id=id, created=created, model=model, choices=[choice], usage=usage))

@@ -1,4 +1,4 @@
-"""Chat answers as server-sent events. One frame per group of tokens, so frames are cheap to build."""
+"""Chat completions as server-sent events. Each group of tokens is one frame, so frames are cheap to build."""
 
 from typing import Literal
 
@@ -22,15 +22,15 @@ from services.gateway.openai.tools import CallDelta, CallDeltaFunction
 
 DONE = b"data: [DONE]\n\n"
 
-# Audio leaves in multiples of this: whole 16-bit samples, and no base64 padding inside the stream, so
-# that joining the base64 texts gives the same sound as joining the decoded chunks.
+# Audio is sent in multiples of this: whole 16-bit samples, and no base64 padding inside the stream. So joining the
+# base64 texts gives the same audio as joining the decoded chunks.
 _ALIGNMENT_BYTES = 6
 
 _json = msgspec.json.Encoder().encode
 
 
 class DeltaAudio(Struct, frozen=True, omit_defaults=True):
-    """``data`` is base64 in JSON. ``expires_at`` in Unix seconds, alone in the last audio chunk."""
+    """Audio of a chunk. ``data`` is base64 in JSON. Only the last chunk has ``expires_at``, in Unix seconds."""
 
     id: str | UnsetType = UNSET
     data: bytes | UnsetType = UNSET
@@ -56,7 +56,7 @@ class ChunkChoice(Struct, frozen=True):
 
 
 class ChatCompletionChunk(Struct, frozen=True):
-    """One frame of a streamed answer. ``usage`` is absent unless the client asked for it."""
+    """One frame of a streamed completion. ``usage`` is absent unless the client requests it."""
 
     id: str
     created: int
@@ -68,11 +68,11 @@ class ChatCompletionChunk(Struct, frozen=True):
 
 
 class ChatStream:
-    """Builds the frames of one streamed answer, number ``place`` of its completion, as bytes ready to send.
+    """Builder of the frames of one streamed answer. ``place`` is its index in the completion.
 
-    Order: ``role``, then ``text`` and, with audio, ``audio_start``, ``audio`` and ``transcript`` in any
-    mix, ``audio_end``; or ``images``; then ``finish``, ``usage`` and ``DONE``. ``error`` may replace the rest at any
-    time. A method may return b"": there is nothing to send yet.
+    Order: ``role``, then ``text`` and, with audio, ``audio_start``, ``audio`` and ``transcript`` in any order, then
+    ``audio_end``. An answer of images has ``images`` instead. ``finish``, ``usage`` and ``DONE`` end the stream.
+    ``error`` may replace the remaining frames at any time. A method returns b"" if there is nothing to send yet.
     """
 
     def __init__(
@@ -105,19 +105,19 @@ class ChatStream:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of sound that wait for the next call."""
+        """Bytes of audio that wait for the next call."""
         return len(self._held)
 
     def complete(self) -> None:
-        """The answer is whole; only its closing events follow."""
+        """Mark the answer as complete. Only its closing events follow."""
 
     def role(self, content: str | None = "") -> bytes:
-        """The first frame. ``content`` is None when only audio follows."""
+        """Build the first frame. ``content`` is None if only audio follows."""
         delta = b'{"role":"assistant","content":%b,"refusal":null}' % _json(content)
         return self._open + delta + self._close
 
     def text(self, *deltas: str) -> bytes:
-        """A frame for each piece of text."""
+        """Build a frame for each piece of text."""
         begin, end = self._text, self._end_text
         return b"".join([part for delta in deltas for part in (begin, _json(delta), end)])
 
@@ -125,18 +125,18 @@ class ChatStream:
         return b"".join((self._open, b'{"reasoning_content":', _json(delta), self._end_text))
 
     def calls(self, text: str) -> bytes:
-        """More calls of tools, as ``omnibus.structured.calls`` has them."""
+        """Build the frames of further tool calls, in the format of ``omnibus.structured.calls``."""
         return b"".join(self.call_frames(text))
 
     def call_frames(self, text: str, known: str = "") -> list[bytes]:
-        """Frames of ``text``, more calls of tools; ``known`` comes before it, and the client has it."""
+        """Build the frames of ``text``, further tool calls. The client already has the text ``known`` before it."""
         for _ in self._calls.read(known):
             pass
         deltas = [_call_delta(self._answer, part) for part in self._calls.read(text)]
         return [b"".join((self._open, b'{"tool_calls":[', _json(each), b"]", self._end_text)) for each in deltas]
 
     def logprobs(self, tokens: list[TokenLogprob]) -> bytes:
-        """Probabilities of the tokens of the frames before it."""
+        """Build a frame with the probabilities of the preceding tokens."""
         found = _json(ChoiceLogprobs(tokens))
         return b"".join((self._open, b'{},"logprobs":', found, b',"finish_reason":null}]', self._tail))
 
@@ -144,29 +144,29 @@ class ChatStream:
         return b"".join((self._audio, b'"id":', _json(audio_id), self._end_audio))
 
     def audio(self, data: bytes) -> bytes:
-        """The next bytes of a sound file. Up to five wait for the next call."""
+        """Build a frame of the next bytes of an audio file. Up to five bytes wait for the next call."""
         sound = self._held + data
         ready = len(sound) - len(sound) % _ALIGNMENT_BYTES
         self._held = sound[ready:]
         return self._audio_frame(sound[:ready])
 
     def transcript(self, *deltas: str) -> bytes:
-        """A frame for each piece of what is spoken."""
+        """Build a frame for each piece of the transcript."""
         begin, end = self._audio + b'"transcript":', self._end_audio
         return b"".join([part for delta in deltas for part in (begin, _json(delta), end)])
 
     def spoken_text(self, *deltas: str) -> bytes:
-        """A frame for each piece of text that is shown and spoken: as content, and as the transcript of the audio."""
+        """Build a frame for each piece of text. It is both content and transcript of the audio."""
         begin, middle, end, said = self._text, b',"audio":{"transcript":', self._end_audio, map(_json, deltas)
         return b"".join([part for each in said for part in (begin, each, middle, each, end)])
 
     def audio_end(self, expires_at: int) -> bytes:
-        """The bytes still held, if any, and the frame with only the expiry (Unix seconds)."""
+        """Build the last two frames of audio: the remaining bytes, if any, and the expiry (Unix seconds)."""
         rest, self._held = self._audio_frame(self._held), b""
         return b"".join((rest, self._audio, b'"expires_at":%d' % expires_at, self._end_audio))
 
     def images(self, images: list[ChatCompletionImage]) -> bytes:
-        """Pictures, all at once."""
+        """Build one frame with all images."""
         return b"".join((self._open, b'{"images":', _json(images), self._end_text))
 
     def finish(self, reason: FinishReason) -> bytes:
@@ -174,13 +174,13 @@ class ChatStream:
         return self._open + b'{},"logprobs":null,"finish_reason":%b}]' % _json(reason) + self._tail
 
     def usage(self, usage: Usage) -> bytes:
-        """The usage frame, or b"" when the client did not ask for it."""
+        """Build the usage frame; b"" if the client did not request it."""
         if not self._include_usage:
             return b""
         return b"".join((self._head, b'],"usage":', _json(usage), b"}\n\n"))
 
     def error(self, error: OmnibusError | ProblemDetails, request_id: str = "") -> bytes:
-        """An error in the middle of the stream; ``DONE`` does not follow it."""
+        """Build the frame of an error in the middle of the stream. ``DONE`` does not follow it."""
         return b"".join((b"data: ", error_body(error, request_id), b"\n\n"))
 
     def _audio_frame(self, data: bytes) -> bytes:
@@ -188,7 +188,7 @@ class ChatStream:
 
 
 def _call_delta(answer: str, part: CallPart) -> CallDelta:
-    """``part`` of a call: the first one says which function is called."""
+    """Build the delta of ``part``. Only the first part of a call has the function's name."""
     if not part.name:
         return CallDelta(part.number, CallDeltaFunction(part.arguments))
     function = CallDeltaFunction(part.arguments, part.name)

@@ -1,4 +1,4 @@
-"""Requests and answers of ``/v1/completions``: texts that a model goes on with as they stand, without a chat template.
+"""Requests and responses of ``/v1/completions``: the model continues a text, without a chat template.
 
 Source: the types of the ``openai`` package, 3.52.
 """
@@ -30,9 +30,9 @@ from services.gateway.openai.vllm_params import VllmParams, check_vllm_params
 
 PATH = "/v1/completions"
 
-#: Tokens of a completion unless the request says otherwise, as OpenAI has it.
+#: Default limit of tokens of a completion, as in OpenAI's API.
 DEFAULT_TOKENS = 16
-#: Completions of one request: its prompts times ``n``.
+#: Limit of the completions of one request: its prompts times ``n``.
 MAX_CHOICES = 128
 
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -40,13 +40,16 @@ BiasedToken = Annotated[str, Meta(pattern=r"^[0-9]{1,10}$")]
 
 
 class CompletionRequest(VllmParams, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One or several prompts, each a text or a list of token ids. None means that the client did not say."""
+    """A request with one or several prompts.
+
+    Each prompt is a text or a list of token ids. None means that the client did not set the field.
+    """
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     prompt: str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1, max_length=1 << 17)]
     max_tokens: Count | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
-    #: Puts the prompt before its completion; only where it is a text.
+    #: Puts the prompt before its completion; only for prompts that are texts.
     echo: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -55,13 +58,13 @@ class CompletionRequest(VllmParams, frozen=True, kw_only=True, forbid_unknown_fi
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: str | Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(max_length=4)] | None = None
 
-    # Extras that other open servers accept too.
+    # Extras that other open servers also accept.
     top_k: TopK | None = None
     repetition_penalty: Penalty | None = None
     ignore_eos: bool | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
 
-    #: Probabilities of the tokens, and of so many of the likeliest in the place of each.
+    #: Returns the probabilities of the tokens, and this many of the most likely tokens at each position.
     logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     logit_bias: Annotated[dict[BiasedToken, Bias], Meta(max_length=MAX_BIASES)] | None = None
     frequency_penalty: Presence | None = None
@@ -79,7 +82,7 @@ class CompletionRequest(VllmParams, frozen=True, kw_only=True, forbid_unknown_fi
         return self.n or 1
 
     def prompts(self) -> list[str | list[int]]:
-        """The prompts, each a text or token ids. Raises ``BadRequest`` for a list that mixes them."""
+        """Return the prompts, each a text or token ids. Raises ``BadRequest`` for a list that mixes them."""
         given = self.prompt
         if isinstance(given, str):
             return [given]
@@ -87,10 +90,10 @@ class CompletionRequest(VllmParams, frozen=True, kw_only=True, forbid_unknown_fi
             return [given]  # type: ignore[list-item]
         if all(isinstance(each, str) for each in given) or all(isinstance(each, list) for each in given):
             return given  # type: ignore[return-value]
-        raise BadRequest("prompt is a text, a list of texts, of token ids, or of lists of these", param="prompt")
+        raise BadRequest("prompt must be a text, a list of texts, of token ids, or of lists of these", param="prompt")
 
     def to_chat(self) -> ChatRequest:
-        """The settings of these completions as those of a chat, whose messages are none of theirs."""
+        """Return a chat request with these settings and a placeholder message."""
         return ChatRequest(
             model=self.model,
             messages=[UserMessage(content="")],
@@ -112,7 +115,7 @@ class CompletionRequest(VllmParams, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class PromptChoice(NamedTuple):
-    """One completion to be made: its place in the answer, its prompt, and whether the prompt's tokens count."""
+    """One completion to generate: its index, its prompt, its seed, and whether the prompt's tokens count."""
 
     place: int
     prompt: str | list[int]
@@ -121,8 +124,11 @@ class PromptChoice(NamedTuple):
 
 
 class CompletionLogprobs(Struct, frozen=True):
-    """Of each token its text, the logarithm of its probability, the likeliest in its place, and where it begins in the
-    completion, in characters."""
+    """Parallel lists with one entry per token.
+
+    They are its text, the logarithm of its probability, the most likely tokens at its position, and its offset in the
+    completion, in characters.
+    """
 
     tokens: list[str]
     token_logprobs: list[float]
@@ -138,7 +144,7 @@ class CompletionChoice(Struct, frozen=True):
 
 
 class Completion(Struct, frozen=True):
-    """A whole answer, or one event of a stream; ``usage`` of a stream is in its last event, if it is wanted."""
+    """A complete response, or one event of a stream. Only the last event of a stream may have ``usage``."""
 
     id: str
     created: int
@@ -162,11 +168,11 @@ def parse_completion_request(body: bytes) -> CompletionRequest:
     for name, harmless in _HARMLESS.items():
         value = getattr(wanted, name)
         if value is not None and value not in harmless:
-            raise BadRequest(f"The value of '{name}' is not supported here: leave it out.", param=name)
+            raise BadRequest(f"The value of '{name}' is not supported: omit it.", param=name)
     if wanted.logprobs is not None and wanted.echo:
-        raise BadRequest("A prompt has no logprobs here: leave echo out, or logprobs.", param="logprobs")
+        raise BadRequest("Prompts have no logprobs: omit echo or logprobs.", param="logprobs")
     if wanted.best_of is not None and wanted.best_of != wanted.choices_per_prompt:
-        raise BadRequest("best_of must equal n: all completions that are made are sent.", param="best_of")
+        raise BadRequest("best_of must equal n: all generated completions are returned.", param="best_of")
     if wanted.stream_options is not None and not wanted.stream:
         raise BadRequest("stream_options is only allowed when stream is true.", param="stream_options")
     check_vllm_params(wanted)
@@ -177,17 +183,17 @@ def parse_completion_request(body: bytes) -> CompletionRequest:
 def _check_prompts(wanted: CompletionRequest) -> None:
     prompts = wanted.prompts()
     if len(prompts) * wanted.choices_per_prompt > MAX_CHOICES:
-        raise TooLarge(f"One request may have {MAX_CHOICES} completions: its prompts times n.", param="prompt")
+        raise TooLarge(f"A request must have at most {MAX_CHOICES} completions: its prompts times n.", param="prompt")
     if any(not prompt for prompt in prompts):
-        raise BadRequest("A prompt is empty: send a text, or token ids.", param="prompt")
+        raise BadRequest("A prompt is empty: send a text or token ids.", param="prompt")
     if wanted.echo and not all(isinstance(prompt, str) for prompt in prompts):
-        raise BadRequest("echo needs prompts that are texts: token ids are not read back.", param="echo")
+        raise BadRequest("echo must not be used with token ids: send the prompts as texts.", param="echo")
 
 
 def prompt_choices(wanted: CompletionRequest) -> Iterator[PromptChoice]:
-    """Yield the completions of a request in their order: all of the first prompt, then those of the next.
+    """Yield the completions of a request in order: all of the first prompt, then those of the next.
 
-    Each has a seed of its own, so that those of one prompt differ.
+    Each has its own seed, so that the completions of one prompt differ.
     """
     index = 0
     for prompt in wanted.prompts():
@@ -198,7 +204,7 @@ def prompt_choices(wanted: CompletionRequest) -> Iterator[PromptChoice]:
 
 
 def completion_logprobs(tokens: Sequence[TokenLogprob], offset: int) -> CompletionLogprobs:
-    """The probabilities of ``tokens``, the first of which begins ``offset`` characters behind the begin."""
+    """Build the probabilities of ``tokens``. The first begins at ``offset`` characters of the completion."""
     offsets = []
     for each in tokens:
         offsets.append(offset)
@@ -212,7 +218,7 @@ def completion_logprobs(tokens: Sequence[TokenLogprob], offset: int) -> Completi
 
 
 def add_usages(usages: Iterable[tuple[PromptChoice, Usage]]) -> Usage:
-    """The tokens of all completions. A prompt counts once, however many completions it has."""
+    """Add the tokens of all completions. A prompt counts once, even if it has several completions."""
     prompt = text = 0
     for choice, used in usages:
         prompt += used.prompt_tokens if choice.counts_prompt else 0
@@ -221,10 +227,10 @@ def add_usages(usages: Iterable[tuple[PromptChoice, Usage]]) -> Usage:
 
 
 def encode_completion(answer: Completion) -> bytes:
-    """A whole answer as JSON."""
+    """Encode a complete response as JSON."""
     return _encode(answer)
 
 
 def encode_completion_event(answer: Completion) -> bytes:
-    """One server-sent event."""
+    """Encode one server-sent event."""
     return b"data: %b\n\n" % _encode(answer)

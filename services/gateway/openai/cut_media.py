@@ -1,8 +1,9 @@
-"""Media of a chat's data URLs, cut out of its body before the JSON is decoded.
+"""Data URLs of a chat's body, cut out before decoding the JSON.
 
-To decode a megabyte of base64 as a JSON string scans it, copies it, and copies it once more for the part behind the
-comma. Here it is a view of the body instead, with a mark in its place: nothing of it is read before it is decoded.
-A mark cannot be guessed. Where one turns up anywhere but as the URL of an item of media, the whole body is parsed.
+Decoding a megabyte of base64 as a JSON string scans it, copies it, and copies the part after the comma again. Instead,
+the request gets a view of the body, and a marker replaces the base64 during JSON decoding. The base64 is not read
+before the media are decoded. Clients cannot guess a marker. If one appears anywhere except as the URL of an item of
+media, the gateway parses the whole body.
 """
 
 import secrets
@@ -16,13 +17,13 @@ from services.gateway.openai.chat_request import AudioUrlPart, ChatRequest, File
 from services.gateway.openai.encoded_url import MAX_HEADER_CHARS, EncodedUrl, parse_header
 from services.gateway.openai.parse import parse_chat
 
-#: Bytes of base64 that are worth a cut.
+#: Shortest base64 that is cut, in bytes.
 MIN_CUT_BYTES = 16 << 10
-#: Places in one body that are looked at; what comes behind them is decoded as it is.
+#: Limit of the places in a body that are checked; base64 after them is decoded with the JSON.
 MAX_PLACES = 256
 _BASE64 = b";base64,"
 _BEGIN = b'"data:'
-#: Has characters that base64 has not, so that nobody takes it for data.
+#: Contains characters that are not base64, so that it is never taken for data.
 _MARK = f"*{secrets.token_hex(16)}-"
 
 
@@ -34,9 +35,9 @@ class _Cut(NamedTuple):
 
 
 def parse_chat_media(body: bytes) -> ChatRequest:
-    """Parse as ``parse_chat``; long data URLs of media are an ``EncodedUrl`` of the request.
+    """Parse like ``parse_chat``, with long data URLs of media as ``EncodedUrl`` objects.
 
-    A body of less than ``MIN_CUT_BYTES`` has none.
+    A body shorter than ``MIN_CUT_BYTES`` has no such objects.
     """
     cuts = list(_find_cuts(body))
     if not cuts:
@@ -44,7 +45,7 @@ def parse_chat_media(body: bytes) -> ChatRequest:
     try:
         request = parse_chat(_cut_body(body, cuts))
     except (BadRequest, TooLarge):
-        return parse_chat(body)  # it says what is wrong with the body as it came
+        return parse_chat(body)  # raises the error for the original body
     return request if _bind_views(request, memoryview(body), cuts) else parse_chat(body)
 
 
@@ -62,13 +63,13 @@ def _find_cuts(body: bytes) -> Iterator[_Cut]:
         at = end = body.find(b'"', begin)
         if end < 0:
             return
-        # What is escaped in JSON is not what it says.
+        # Escaped text in JSON differs from its value.
         if end - begin >= MIN_CUT_BYTES and body.find(b"\\", begin, end) < 0:
             yield _Cut(begin, end)
 
 
 def _cut_body(body: bytes, cuts: list[_Cut]) -> bytes:
-    """``body`` with a mark in the place of each cut."""
+    """Return ``body`` with a marker in place of each cut."""
     view, pieces, at = memoryview(body), list[bytes | memoryview](), 0
     for number, cut in enumerate(cuts):
         pieces += (view[at : cut.begin], f"{_MARK}{number}".encode())
@@ -77,21 +78,21 @@ def _cut_body(body: bytes, cuts: list[_Cut]) -> bytes:
 
 
 def _bind_views(request: ChatRequest, body: memoryview, cuts: list[_Cut]) -> bool:
-    """Put views of ``body`` in the places of all marks. False where a mark is not the data of a URL of media."""
+    """Put views of ``body`` in place of all markers. Returns False if a marker is not the data of a URL of media."""
     bound = 0
     for holder, field in _media_urls(request):
         header, _, number = getattr(holder, field).partition(_MARK)
         url = parse_header(header) if number else None
         if url is not None and url.is_base64:
             begin, end = cuts[int(number)]
-            # Nobody else has the request yet.
+            # No other code has the request yet.
             msgspec.structs.force_setattr(holder, field, EncodedUrl(header, body[begin:end]))
             bound += 1
     return bound == len(cuts)
 
 
 def _media_urls(request: ChatRequest) -> Iterator[tuple[msgspec.Struct, str]]:
-    """Parts of messages that have the URL of an item, and its field."""
+    """Yield the parts of messages with a URL, and the field's name."""
     for message in request.messages:
         content = getattr(message, "content", None)
         for part in content if isinstance(content, list) else ():

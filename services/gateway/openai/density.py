@@ -1,19 +1,19 @@
-"""JSON of a great many values is refused before anything is built of it.
+"""Rejection of JSON with too many values, before decoding it.
 
-A body is decoded on the event loop that all tenants share. That is fast for long strings, which is what media are; but
-sixty megabytes of brackets would hold it up for many seconds. So what is between values is counted first: brackets and
-commas, of which base64 has none. Only where there are many is it looked at which of them are text.
+The event loop that all tenants share decodes bodies. Long strings, such as media, decode fast, but sixty megabytes of
+brackets would block it for many seconds. So the gateway first counts the characters between values: brackets and
+commas, which base64 does not contain. Only if there are many does it check which of them are inside strings.
 """
 
 import numpy as np
 
 from omnibus.errors import TooLarge
 
-#: Values that the JSON of one request may have.
+#: Limit of the values in the JSON of one request.
 MAX_VALUES = 200_000
-#: Bytes that a value may take outside of strings, on average.
+#: Limit of the bytes outside strings, on average per value.
 _VALUE_BYTES = 16
-#: Quotes that are looked at, in the search for what is text.
+#: Limit of the quotes that the search for strings examines.
 _MAX_QUOTES = 50_000
 _PIECE_BYTES = 1 << 20
 _MARKS = b"[{,"
@@ -21,13 +21,13 @@ _BACKSLASH = 0x5C
 
 
 def check_values(body: bytes | bytearray | memoryview) -> None:
-    """Raises ``TooLarge`` for more than ``VALUES`` values."""
+    """Raises ``TooLarge`` for more than ``MAX_VALUES`` values."""
     if len(body) > MAX_VALUES and _has_marks(body) and _has_values(bytes(body)):
-        raise TooLarge(f"The request body has more than {MAX_VALUES} values, the most accepted.")
+        raise TooLarge(f"The request body has more than {MAX_VALUES} values, which is the limit.")
 
 
 def _has_marks(body: bytes | bytearray | memoryview) -> bool:
-    """Return whether there are more marks than values may be, be they text or not."""
+    """Return whether there are more marks than allowed values, even inside strings."""
     count, letters = 0, np.frombuffer(body, np.uint8)
     for at in range(0, len(letters), _PIECE_BYTES):
         piece = letters[at : at + _PIECE_BYTES]
@@ -38,7 +38,10 @@ def _has_marks(body: bytes | bytearray | memoryview) -> bool:
 
 
 def _has_values(body: bytes) -> bool:
-    """Return whether there are more marks than values may be outside of strings; also when it is too long a search."""
+    """Return whether there are too many marks outside strings.
+
+    Also True if there are more quotes than the search examines.
+    """
     inside, count, outside, at = False, 0, 0, 0
     for _ in range(_MAX_QUOTES):
         quote = body.find(b'"', at)
@@ -56,7 +59,7 @@ def _has_values(body: bytes) -> bool:
 
 
 def _is_escaped(body: bytes, start: int, quote: int) -> bool:
-    """Return whether the quote is part of the string that has begun; ``start`` is behind the quote before."""
+    """Return whether the quote is part of the open string. ``start`` follows the previous quote."""
     if quote == start or body[quote - 1] != _BACKSLASH:
         return False
     piece = body[start:quote]

@@ -1,4 +1,4 @@
-"""Requests and answers of ``/v1/embeddings``. Source: the types of the ``openai`` package, 3.52."""
+"""Requests and responses of ``/v1/embeddings``. Source: the types of the ``openai`` package, 3.52."""
 
 import base64
 from typing import Annotated, Literal, cast
@@ -13,10 +13,10 @@ from services.gateway.openai.parse import decode_body
 
 PATH = "/v1/embeddings"
 
-#: Texts of one request.
+#: Limit of the texts of one request.
 MAX_TEXTS = 2048
 
-#: Tokens of one text.
+#: Limit of the tokens of one text.
 MAX_TOKENS = 1 << 20
 
 Text = Annotated[str, Meta(min_length=1)]
@@ -25,15 +25,15 @@ Tokens = Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_TOKENS)]
 
 
 class EmbeddingRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Texts to be embedded, each in words or as ids of the model's own tokens. None: the client did not say."""
+    """Texts to embed, as strings or token ids. None means that the client did not set the field."""
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     #: A text, or a list of texts; the tokens of a text, or a list of such.
     input: Text | Annotated[list[Text | TokenId | Tokens], Meta(min_length=1, max_length=MAX_TOKENS)]
-    #: Numbers that are left of each vector, which then has length 1 again; for models that were trained for it.
+    #: Number of dimensions to keep. The vectors then get length 1 again. Only for models that were trained for it.
     dimensions: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
     encoding_format: Literal["float", "base64"] | None = None
-    #: An extra: what is taken of a text's tokens, the mean unless something else is asked for.
+    #: An extra: how the token vectors of a text are pooled. The default is the mean.
     pooling: Literal["mean", "last"] | None = None
     user: str | None = None
 
@@ -45,7 +45,7 @@ class EmbeddingRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Embedding(Struct, frozen=True):
-    """``embedding`` is a list of numbers, or base64 of float32 in little-endian order."""
+    """One vector. ``embedding`` is a list of numbers, or base64 of float32 in little-endian order."""
 
     index: int
     embedding: list[float] | str
@@ -75,12 +75,12 @@ def parse_embedding_request(body: bytes) -> EmbeddingRequest:
     if ids and ids < len(request.input):
         raise BadRequest("Send the tokens of one text, or a list of texts, not both in one list.", param="input")
     if len(request.texts) > MAX_TEXTS:
-        raise BadRequest(f"Send at most {MAX_TEXTS} texts at a time.", param="input")
+        raise BadRequest(f"input must have at most {MAX_TEXTS} texts, not {len(request.texts)}.", param="input")
     return request
 
 
 def encode_embeddings(request: EmbeddingRequest, vectors: NDArray[np.float32], tokens: int) -> bytes:
-    """The body of an answer to ``vectors`` [texts, width]. Raises ``BadRequest`` for more dimensions than there are."""
+    """Encode the response to ``vectors`` [texts, width]. Raises ``BadRequest`` if ``dimensions`` exceeds the width."""
     if request.dimensions is not None:
         vectors = _truncate_vectors(vectors, request.dimensions)
     data = [Embedding(index, _encode_vector(request, vector)) for index, vector in enumerate(vectors)]
@@ -89,7 +89,9 @@ def encode_embeddings(request: EmbeddingRequest, vectors: NDArray[np.float32], t
 
 def _truncate_vectors(vectors: NDArray[np.float32], count: int) -> NDArray[np.float32]:
     if count > vectors.shape[1]:
-        raise BadRequest(f"vectors of this model have {vectors.shape[1]} dimensions, not {count}", param="dimensions")
+        raise BadRequest(
+            f"dimensions must be at most {vectors.shape[1]} for this model, not {count}", param="dimensions"
+        )
     cut = vectors[:, :count]
     return cut / np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), np.finfo(np.float32).tiny)
 

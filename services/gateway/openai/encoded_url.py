@@ -1,13 +1,13 @@
-"""Headers of data URLs, and data URLs whose data has not been read.
+"""Headers of data URLs, and data URLs with encoded data.
 
-Recorders of browsers write headers that RFC 2397 does not allow, such as ``video/webm;codecs=vp8,opus`` with a comma,
+Browsers' recorders write headers that RFC 2397 does not allow, such as ``video/webm;codecs=vp8,opus`` with a comma,
 values in quotes, and blanks after semicolons. Source: RFC 2397, the Fetch standard (data URLs).
 """
 
 import re
 from typing import NamedTuple
 
-#: Characters between "data:" and the data.
+#: Limit of the characters between "data:" and the data.
 MAX_HEADER_CHARS = 1024
 _MIME = r"data:\s*(?P<mime>[\w.+-]+/[\w.+-]+)?"
 _QUOTED = r'"(?:[^"\\]|\\.)*+"\s*'
@@ -18,7 +18,7 @@ _PLAIN = re.compile(rf"{_MIME}(?:\s*;\s*[\w-]+\s*=(?:\s*{_QUOTED}|[^;,\"]*+))*\s
 
 
 class UrlHeader(NamedTuple):
-    """``end`` is where the data begins."""
+    """The header of a data URL. The data begins at ``end``."""
 
     mime: str
     is_base64: bool
@@ -26,7 +26,7 @@ class UrlHeader(NamedTuple):
 
 
 class EncodedUrl(str):
-    """A data URL up to its comma; ``encoded`` is what follows it, base64 in a body that has not been decoded."""
+    """A data URL up to its comma. ``encoded`` is the base64 after it, a view of the request's body."""
 
     __slots__ = ("encoded",)
     encoded: memoryview
@@ -38,7 +38,7 @@ class EncodedUrl(str):
 
 
 def parse_header(url: str) -> UrlHeader | None:
-    """Read the header of a data URL, None for a malformed one. A comma inside a parameter of base64 does not end it."""
+    """Read the header of a data URL; None if it is malformed. A comma inside a base64 parameter does not end it."""
     head = url[:MAX_HEADER_CHARS]
     found, is_base64 = _BASE64.match(head), True
     if found is None:

@@ -1,4 +1,4 @@
-"""Errors as HTTP: status, headers and OpenAI's body with the request id and the failing stage added."""
+"""Errors as HTTP: status, headers, and OpenAI's body with the request id and the failing stage."""
 
 from math import ceil
 
@@ -9,7 +9,7 @@ from omnibus.errors import OmnibusError, ProblemDetails, Unauthorized, from_prob
 
 
 class ErrorDetail(Struct, frozen=True, omit_defaults=True):
-    """``param``, ``code``, ``request_id`` and ``stage`` are always there, null when unknown."""
+    """An error. ``param``, ``code``, ``request_id`` and ``stage`` are always present, null if unknown."""
 
     message: str
     type: str
@@ -27,21 +27,21 @@ class ErrorBody(Struct, frozen=True):
 
 #: Clients of OpenAI ignore a larger ``Retry-After`` and retry within seconds (before 3.0), or give up above 120 s.
 MAX_RETRY_AFTER_SECONDS = 60
-#: With its two retries a client waits no longer than this; a request that has to wait longer is not worth one.
+#: A client waits no longer than this with its two retries, so the gateway advises against a retry after more.
 _MAX_WAIT_SECONDS = 2 * MAX_RETRY_AFTER_SECONDS
 
 _ENCODER = msgspec.json.Encoder()
 
 
 def status_of(error: OmnibusError | ProblemDetails) -> int:
-    """The HTTP status."""
+    """Return the HTTP status."""
     return _typed_error(error).status
 
 
 def error_headers(error: OmnibusError | ProblemDetails) -> dict[str, str]:
-    """Extra response headers: x-should-retry, Retry-After (1 to 60 whole seconds) and WWW-Authenticate.
+    """Return extra response headers: x-should-retry, Retry-After (1 to 60 whole seconds) and WWW-Authenticate.
 
-    Clients of OpenAI retry each 408, 409, 429 and 5xx twice unless ``x-should-retry`` says otherwise.
+    Clients of OpenAI retry each 408, 409, 429 and 5xx twice, unless ``x-should-retry`` is ``false``.
     """
     typed = _typed_error(error)
     wait = ceil(getattr(typed, "retry_after", 0.0))
@@ -54,7 +54,7 @@ def error_headers(error: OmnibusError | ProblemDetails) -> dict[str, str]:
 
 
 def error_body(error: OmnibusError | ProblemDetails, request_id: str = "") -> bytes:
-    """``{"error": {message, type, param, code, request_id, stage, executor?, attempt?}}`` as JSON."""
+    """Encode ``{"error": {message, type, param, code, request_id, stage, executor?, attempt?}}`` as JSON."""
     problem = error.to_problem() if isinstance(error, OmnibusError) else error
     detail = ErrorDetail(
         message=problem.message,

@@ -10,24 +10,24 @@ from services.gateway.openai.parse import invalid_request
 
 FILES, FILE, CONTENT = "/v1/files", "/v1/files/{file_id}", "/v1/files/{file_id}/content"
 
-#: Purposes that clients may name; files of all of them are treated alike.
+#: Purposes that clients may set; files of all purposes are treated the same.
 Purpose = Literal["assistants", "batch", "fine-tune", "vision", "user_data", "evals"]
 AnyPurpose = Purpose | Literal["assistants_output", "batch_output"]
-#: Seconds that a client may ask for: an hour to 30 days.
+#: Seconds that a client may request: an hour to 30 days.
 Seconds = Annotated[int, Meta(ge=3600, le=2592000)]
-#: Brackets in the names of a form's fields, as clients write ``expires_after[seconds]``.
+#: Prefix of a form's fields, which clients write as ``expires_after[seconds]``.
 _EXPIRES = "expires_after"
 
 
 class ExpiresAfter(Struct, frozen=True, forbid_unknown_fields=True):
-    """Time at which a file is forgotten."""
+    """Expiry of a file."""
 
     seconds: Seconds
     anchor: Literal["created_at"] = "created_at"
 
 
 class FileForm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The fields of ``POST /v1/files`` that are no files."""
+    """The fields of ``POST /v1/files`` except the file."""
 
     purpose: Purpose
     expires_after: ExpiresAfter | None = None

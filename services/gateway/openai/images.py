@@ -1,6 +1,6 @@
-"""Requests and answers of ``/v1/images``, as the ``openai`` client sends and reads them, plus some extras.
+"""Requests and responses of ``/v1/images``, as in the ``openai`` client, plus extras.
 
-Source: the types of the ``openai`` package, 3.52. A field that would silently not be obeyed is an error.
+Source: the types of the ``openai`` package, 3.52. A field that the gateway would silently ignore is an error.
 """
 
 import re
@@ -17,18 +17,18 @@ from services.gateway.openai.parse import decode_body, invalid_request
 
 PATH, EDITS, VARIATIONS = "/v1/images/generations", "/v1/images/edits", "/v1/images/variations"
 
-#: Qualities that mean what a model does anyway. Other ones, as ``hd``, would change nothing either: they are refused.
+#: Qualities that mean the model's default. Others, such as ``hd``, would change nothing either, so they are rejected.
 _USUAL_QUALITY = ("auto", "standard", "medium")
 _SIZE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})")
 
 
 class ImageOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Fields that generations and edits have in common. None means that the client did not say."""
+    """Fields that generations and edits have in common. None means that the client did not set the field."""
 
     prompt: Annotated[str, Meta(min_length=1, max_length=32_000)]
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     n: Annotated[int, Meta(ge=1, le=10)] | None = None
-    #: Width and height, as 1024x768; ``auto``: the model's usual size, or that of the picture to edit.
+    #: Width and height, as 1024x768; ``auto``: the model's usual size, or that of the image to edit.
     size: Size | None = None
     response_format: Literal["url", "b64_json"] | None = None
     output_format: Literal["png", "jpeg", "webp"] | None = None
@@ -37,7 +37,7 @@ class ImageOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     stream: bool | None = None
     partial_images: Annotated[int, Meta(ge=0, le=3)] | None = None
 
-    # Extras that other open servers accept too. Those in one line are names of one thing.
+    # Extras that other open servers also accept. Fields that follow each other may be synonyms.
     negative_prompt: Annotated[str, Meta(max_length=32_000)] | None = None
     seed: Annotated[int, Meta(ge=0, lt=2**62)] | None = None
     steps: Steps | None = None
@@ -55,7 +55,7 @@ class ImageOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     frame_duration_ms: int | None = None
     svg: Any = None
 
-    # Accepted and ignored: nothing is filtered or billed here.
+    # Accepted and ignored: the gateway neither filters nor bills images.
     moderation: Literal["low", "auto"] | None = None
     safety_identifier: str | None = None
     user: str | None = None
@@ -70,12 +70,12 @@ class ImageOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def url(self) -> bool:
-        """True if URLs are wanted in the place of bytes."""
+        """True if the client requests URLs instead of bytes."""
         return self.response_format == "url"
 
     @property
     def extent(self) -> tuple[int, int] | None:
-        """Width and height; None where the model or a picture says it."""
+        """Width and height; None if the model or an input image sets them."""
         found = _SIZE.fullmatch(self.size or "auto")
         return (int(found[1]), int(found[2])) if found else None
 
@@ -104,25 +104,25 @@ class ImageRequest(ImageOptions, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class EditForm(ImageOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The fields of ``POST /v1/images/edits`` that are no files."""
+    """The fields of ``POST /v1/images/edits`` except the files."""
 
     input_fidelity: str | None = None
 
 
 class ImageReference(Struct, frozen=True, forbid_unknown_fields=True):
-    """A picture to go by: a file that was uploaded, or an https or data URL."""
+    """A reference image: the id of an uploaded file, or an https or data URL."""
 
     file_id: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
     image_url: Annotated[str, Meta(min_length=1)] | None = None
 
 
 class EditRequest(EditForm, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The body of ``POST /v1/images/edits`` as JSON: pictures are named instead of sent."""
+    """The body of ``POST /v1/images/edits`` as JSON. It references images instead of uploading them."""
 
     images: Annotated[list[ImageReference], Meta(min_length=1, max_length=16)]
 
 
-# Answers
+# Responses
 
 
 class InputDetails(Struct, frozen=True):
@@ -136,7 +136,7 @@ class OutputDetails(Struct, frozen=True):
 
 
 class ImageUsage(Struct, frozen=True):
-    """Tokens: of the prompt as the text encoder reads it, and of pictures, one for 16 x 16 pixels."""
+    """Token counts: of the prompt by the text encoder, and of images, one per 16 x 16 pixels."""
 
     input_tokens: int
     output_tokens: int
@@ -146,7 +146,7 @@ class ImageUsage(Struct, frozen=True):
 
 
 class Image(Struct, frozen=True, omit_defaults=True):
-    """A picture: ``b64_json`` is its file, base64 in JSON, or ``url`` where that can be fetched for a while."""
+    """An image. ``b64_json`` is its file, base64 in JSON; ``url`` is a link to it that expires."""
 
     b64_json: bytes | UnsetType = UNSET
     url: str | UnsetType = UNSET
@@ -162,7 +162,7 @@ class ImagesResponse(Struct, frozen=True):
 
 
 class PartialImage(Struct, frozen=True):
-    """A picture in the making, as a file of the whole size."""
+    """An unfinished image, as a file of the full size."""
 
     type: Literal["image_generation.partial_image", "image_edit.partial_image"]
     b64_json: bytes
@@ -191,7 +191,10 @@ _encode = msgspec.json.Encoder().encode
 
 
 def image_usage(text: int, pixels: int, images: int = 0) -> ImageUsage:
-    """Usage of a prompt of ``text`` and ``images`` tokens and pictures of all in all ``pixels``."""
+    """Return the usage of a request.
+
+    The prompt has ``text`` and ``images`` tokens. The generated images have ``pixels`` in total.
+    """
     made = pixels // 256
     return ImageUsage(
         text + images, made, text + images + made, InputDetails(images, text), OutputDetails(image_tokens=made)
@@ -199,12 +202,12 @@ def image_usage(text: int, pixels: int, images: int = 0) -> ImageUsage:
 
 
 def encode_response(created: int, data: list[Image], format: PictureFormat, size: str, used: ImageUsage) -> bytes:
-    """The body of a whole answer."""
+    """Encode the body of a complete response."""
     return _encode(ImagesResponse(created, data, format, size, used))
 
 
 def encode_event(said: PartialImage | CompletedImage) -> bytes:
-    """One server-sent event."""
+    """Encode one server-sent event."""
     return b"event: %b\ndata: %b\n\n" % (said.type.encode(), _encode(said))
 
 
@@ -219,7 +222,7 @@ def parse_generation(body: bytes) -> ImageRequest:
 
 
 def parse_edit(fields: Mapping[str, Any]) -> EditForm:
-    """Check the fields of an edit that are no files. Raises ``BadRequest`` with ``param``."""
+    """Check the fields of an edit except its files. Raises ``BadRequest`` with ``param``."""
     try:
         form = msgspec.convert(fields, EditForm, strict=False)
     except msgspec.ValidationError as error:
@@ -229,36 +232,37 @@ def parse_edit(fields: Mapping[str, Any]) -> EditForm:
 
 
 def parse_edit_json(body: bytes) -> EditRequest:
-    """Decode and check an edit of pictures that are named. Raises ``BadRequest`` with ``param``."""
+    """Decode and check an edit that references its images. Raises ``BadRequest`` with ``param``."""
     request = decode_body(_EDIT, body)
     _check_edit(request)
     for index, each in enumerate(request.images):
         if (each.file_id is None) == (each.image_url is None):
-            raise BadRequest("An image has a file_id, or an image_url.", param=f"images[{index}]")
+            raise BadRequest("An image must have either a file_id or an image_url.", param=f"images[{index}]")
     return request
 
 
 def _check_edit(form: EditForm) -> None:
     check_options(form)
     if form.input_fidelity is not None:
-        raise _unsupported_value("input_fidelity", "models say themselves how close they stay to a picture")
+        raise _unsupported_value("input_fidelity", "the model decides how closely to follow an image; omit it")
 
 
 def check_options(request: ImageOptions) -> None:
-    """Raises ``BadRequest`` that names the first field which cannot be obeyed."""
+    """Raises ``BadRequest`` with the name of the first unsupported field."""
     if request.background == "transparent":
-        raise _unsupported_value("background", "images here are opaque, so send opaque or auto, or leave it out")
+        raise _unsupported_value("background", "images are always opaque; send opaque or auto, or omit it")
     if request.quality not in (None, *_USUAL_QUALITY):
         raise _unsupported_value(
             "quality",
-            f"an image is as good as its `steps`, so send these, and {', '.join(_USUAL_QUALITY)} or nothing for the "
-            "model's usual ones",
+            f"set `steps` instead, and send {', '.join(_USUAL_QUALITY)} or nothing for the model's default",
         )
     for name in ("style", "complexity", "frame_count", "frame_duration_ms", "svg"):
         if getattr(request, name) is not None:
-            raise _unsupported_value(name, "leave it out")
+            raise _unsupported_value(name, "omit it")
     if request.output_compression is not None and request.format == "png":
-        raise BadRequest("png files have no quality: ask for jpeg or webp.", param="output_compression")
+        raise BadRequest(
+            "output_compression is not supported for png: request jpeg or webp.", param="output_compression"
+        )
     _check_once(request, "steps", "num_inference_steps")
     _check_once(request, "guidance", "guidance_scale", "true_cfg_scale")
     _check_stream(request)
@@ -267,7 +271,7 @@ def check_options(request: ImageOptions) -> None:
 def _check_once(request: ImageOptions, *names: str) -> None:
     said = [name for name in names if getattr(request, name) is not None]
     if len(said) > 1:
-        raise BadRequest(f"'{said[0]}' and '{said[1]}' mean the same: send one of them.", param=said[1])
+        raise BadRequest(f"'{said[0]}' and '{said[1]}' are synonyms: send only one of them.", param=said[1])
 
 
 def _check_stream(request: ImageOptions) -> None:
@@ -276,10 +280,10 @@ def _check_stream(request: ImageOptions) -> None:
             raise BadRequest("partial_images is only allowed when stream is true.", param="partial_images")
         return
     if (request.n or 1) > 1:
-        raise BadRequest("A stream holds one picture: leave n out, or stream.", param="n")
+        raise BadRequest("A stream has only one image: omit n or stream.", param="n")
     if request.url:
-        raise BadRequest("A stream holds pictures, no URLs: leave response_format out.", param="response_format")
+        raise BadRequest("A stream cannot return URLs: omit response_format.", param="response_format")
 
 
 def _unsupported_value(param: str, instead: str) -> BadRequest:
-    return BadRequest(f"The value of '{param}' is not supported here: {instead}.", param=param)
+    return BadRequest(f"The value of '{param}' is not supported: {instead}.", param=param)

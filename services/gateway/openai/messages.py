@@ -1,4 +1,4 @@
-"""From a chat request to what a thinker reads and what has to be fetched."""
+"""Conversion of a chat request to messages and media items."""
 
 import re
 from collections.abc import Sequence
@@ -27,12 +27,12 @@ from services.gateway.openai.tools import ToolCall
 
 
 class MediaRef(Struct, frozen=True):
-    """One media item of a request, not yet fetched: ``url``, base64 ``data`` or ``file_id`` is set.
+    """One media item of a request, before the fetch: ``url``, base64 ``data`` or ``file_id`` is set.
 
     ``declared`` is a short format name ("wav") or "". ``param`` is the item's JSON path for errors.
     """
 
-    modality: str  # image | video | audio, or FILE_PART until it is known which
+    modality: str  # image | video | audio, or FILE_PART until it is known
     url: str = ""
     data: str = ""
     declared: str = ""
@@ -40,15 +40,15 @@ class MediaRef(Struct, frozen=True):
     file_id: str = ""
 
 
-#: Modality of a file that is known by its id alone.
+#: Modality of a file that has only an id.
 FILE_PART = "file"
 _DATA_URL = re.compile(r"data:(image|audio|video)/", re.IGNORECASE)
 
 
 def convert_messages(request: ChatRequest) -> tuple[list[dict[str, Any]], list[MediaRef]]:
-    """The messages as ``Thinker.prompt`` takes them, and the media items in order of appearance.
+    """Return the messages in ``Thinker.prompt`` format, and the media items in order.
 
-    ``developer`` becomes ``system``. Raises ``BadRequest`` for parts that cannot be served.
+    ``developer`` becomes ``system``. Raises ``BadRequest`` for unsupported parts.
     """
     items: list[MediaRef] = []
     called: dict[str, str] = {}  # names of functions, by the ids of their calls
@@ -75,7 +75,7 @@ def _convert_message(message: Message, param: str, items: list[MediaRef]) -> dic
 
 
 def _convert_assistant(message: AssistantMessage, called: dict[str, str], param: str) -> dict[str, Any]:
-    """Fields of an assistant's message that chat templates read besides its content; its calls go into ``called``."""
+    """Return the fields other than the content that chat templates read. Adds the calls to ``called``."""
     more: dict[str, Any] = {}
     if message.reasoning_content:
         more["reasoning_content"] = message.reasoning_content
@@ -88,19 +88,19 @@ def _convert_assistant(message: AssistantMessage, called: dict[str, str], param:
 
 
 def _convert_call(call: ToolCall, param: str) -> dict[str, Any]:
-    """A call as chat templates take it: its arguments are an object."""
+    """Convert a call for chat templates, whose arguments are an object."""
     try:
         arguments = msgspec.json.decode(call.function.arguments or "{}", type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError):
         place = f"{param}.function.arguments"
-        raise BadRequest("The arguments of a call are the text of a JSON object.", param=place) from None
+        raise BadRequest("The arguments of a call must be the text of a JSON object.", param=place) from None
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
 
 
 def _convert_tool_result(message: ToolMessage, called: dict[str, str], param: str) -> dict[str, Any]:
     if message.tool_call_id not in called:
         raise BadRequest(
-            "A message of role tool answers a call of an assistant's message before it: no call has this id.",
+            "Unknown tool_call_id: it must be the id of a call in an earlier assistant message.",
             param=f"{param}.tool_call_id",
         )
     return {"tool_call_id": message.tool_call_id, "name": called[message.tool_call_id]}
@@ -137,14 +137,13 @@ def _media_ref(part: Struct, param: str) -> MediaRef:
 
 def _file_ref(file: FileReference, param: str) -> MediaRef:
     if (file.file_id is None) == (file.file_data is None):
-        raise BadRequest("A file part has a file_id, or file_data.", param=param)
+        raise BadRequest("A file part must have either a file_id or file_data.", param=param)
     if file.file_id is not None:
         return MediaRef(FILE_PART, file_id=file.file_id, param=f"{param}.file_id")
     kind = _DATA_URL.match(file.file_data or "")
     if kind is None:
         raise BadRequest(
-            "Models here read images, audio and video: send one of these as a data URL, such as "
-            "data:image/png;base64,<data>.",
+            "file_data must be a data URL of an image, audio or video, such as data:image/png;base64,<data>.",
             param=f"{param}.file_data",
         )
     return MediaRef(kind[1].lower(), url=file.file_data or "", param=f"{param}.file_data")

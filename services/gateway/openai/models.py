@@ -1,4 +1,4 @@
-"""Answers of ``/v1/models``, as the ``openai`` client reads them."""
+"""Responses of ``/v1/models`` in the ``openai`` client's format."""
 
 from typing import Literal
 
@@ -8,11 +8,12 @@ PATH, MODEL = "/v1/models", "/v1/models/{model}"
 
 
 class ModelObject(Struct, frozen=True, kw_only=True):
-    """A model that is served. ``created`` in Unix seconds; ``owned_by`` is ``omnibus``, or the app that brings it.
+    """A served model. ``created`` is in Unix seconds; ``owned_by`` is ``omnibus`` or the app that provides it.
 
-    The fields behind these are extras, null where they are not known: modalities of requests and answers, voices, and
-    the most tokens of prompt and answer together, under the two names that clients of other servers read. The
-    ``parent`` of an adapter is the model that it adapts; ``root`` is its id of the hub, or the name of its directory.
+    The other fields are extras, null if unknown: modalities of requests and responses, voices, and a limit. That limit
+    is for the tokens of prompt and answer together; it has two names because clients of other servers read either. The
+    ``parent`` of an adapter is the model that it adapts. ``root`` is the model's id on the hub, or the name of its
+    directory.
     """
 
     id: str

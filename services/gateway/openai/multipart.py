@@ -1,4 +1,4 @@
-"""Forms with files (RFC 7578, multipart/form-data), read strictly from a body that is there as a whole."""
+"""Forms with files (RFC 7578, multipart/form-data), parsed strictly from a complete body."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -7,12 +7,12 @@ from msgspec import Struct
 
 from omnibus.errors import BadRequest, TooLarge
 
-#: Parts of one form, bytes of the headers of a part, and of a field that is no file.
+#: Limits: parts of a form, bytes of the headers of a part, and bytes of a field that is not a file.
 MAX_PARTS, MAX_HEADER_BYTES, MAX_FIELD_BYTES = 128, 4096, 1 << 20
 
 _KIND = re.compile(r"multipart/form-data\s*;(?:.*;)?\s*boundary=(?:\"([^\"]{1,70})\"|([^\s;\"]{1,70}))", re.I | re.S)
 _BOUNDARY = re.compile(r"[0-9A-Za-z'()+_,./:=? -]{1,70}(?<! )")
-# Possessive: a run of backslashes is read in one way alone, so that a missing end is found at once.
+# Possessive: a run of backslashes matches in only one way, so that the search for a missing end fails at once.
 _NAMED = re.compile(r"(?<![\w*])(?P<key>name|filename)=\"(?P<value>(?:\\[\\\"]|[^\"\r\n]){0,256}+)\"", re.I)
 _QUOTED_PAIR = re.compile(r"\\([\\\"])")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, section 5.6.2
@@ -20,7 +20,7 @@ _FORM_DATA = re.compile(r"form-data(\s*;.*)?", re.I | re.S)
 
 
 class FormPart(Struct, frozen=True):
-    """One part: ``filename`` is None for a plain field, ``mime`` what the client says its file is, or ""."""
+    """One part. ``filename`` is None for a plain field; ``mime`` is the client's type of the file, or ""."""
 
     name: str
     data: bytes
@@ -29,17 +29,17 @@ class FormPart(Struct, frozen=True):
 
 
 class Form:
-    """The parts of a form by name. ``name[]`` is ``name``, as clients write lists."""
+    """The parts of a form by name. ``name[]``, as clients write lists, is read as ``name``."""
 
     def __init__(self, parts: Sequence[FormPart]) -> None:
         self._parts = parts
 
     def files(self, *names: str) -> list[FormPart]:
-        """The files of these names, in order."""
+        """Return the files with these names, in order."""
         return [part for part in self._parts if part.filename is not None and part.name in names]
 
     def file(self, name: str) -> FormPart:
-        """The one file called ``name``. Raises ``BadRequest``."""
+        """Return the only file called ``name``. Raises ``BadRequest``."""
         found = self.files(name)
         if len(found) != 1:
             said = f"Missing required parameter: '{name}'." if not found else f"Send one '{name}', not {len(found)}."
@@ -47,7 +47,7 @@ class Form:
         return found[0]
 
     def fields(self, *lists: str) -> dict[str, str | list[str]]:
-        """The fields that are no files, as text; those of ``lists`` as lists. Raises ``BadRequest``."""
+        """Return the fields except files, as text; those of ``lists`` as lists. Raises ``BadRequest``."""
         found: dict[str, str | list[str]] = {}
         for part in self._parts:
             if part.filename is not None:
@@ -56,13 +56,13 @@ class Form:
             if part.name in lists:
                 found.setdefault(part.name, []).append(text)  # type: ignore[union-attr]
             elif part.name in found:
-                raise BadRequest(f"The field '{part.name}' comes twice.", param=part.name)
+                raise BadRequest(f"The field '{part.name}' appears twice: send it once.", param=part.name)
             else:
                 found[part.name] = text
         return found
 
     def check_file_names(self, *names: str) -> None:
-        """Raises ``BadRequest`` for a file that has none of these names."""
+        """Raises ``BadRequest`` for a file with any other name."""
         for part in self._parts:
             if part.filename is not None and part.name not in names:
                 raise BadRequest(f"Unrecognized file supplied: {part.name}", param=part.name)
@@ -73,13 +73,13 @@ def parse_form(body: bytes, kind: str) -> Form:
     found = _KIND.match(kind)
     boundary = (found[1] or found[2]) if found else ""
     if not _BOUNDARY.fullmatch(boundary):
-        raise BadRequest("The request is no form: send multipart/form-data with a boundary.")
+        raise BadRequest("The request must be a form: send multipart/form-data with a boundary.")
     return Form([_parse_part(body, *each) for each in _split_parts(body, b"--" + boundary.encode("ascii"))])
 
 
 def _split_parts(body: bytes, mark: bytes) -> Iterator[tuple[int, int]]:
-    """Yield where the bytes between each two marks begin and end: a file is copied once."""
-    at = body.find(mark, 0, len(mark) + 2)  # an empty line may come before the first
+    """Yield the begin and end of each part, without copying it."""
+    at = body.find(mark, 0, len(mark) + 2)  # an empty line may precede the first boundary
     if at < 0 or body[:at] not in (b"", b"\r\n"):
         raise _malformed_error()
     at += len(mark)
@@ -91,7 +91,7 @@ def _split_parts(body: bytes, mark: bytes) -> Iterator[tuple[int, int]]:
             raise _malformed_error()
         yield at + 2, end
         at = end + 2 + len(mark)
-    raise TooLarge(f"The form has more than {MAX_PARTS} parts, the most accepted.")
+    raise TooLarge(f"The form has more than {MAX_PARTS} parts, which is the limit.")
 
 
 def _parse_part(body: bytes, start: int, end: int) -> FormPart:
@@ -121,20 +121,20 @@ def _parse_headers(block: bytes) -> Iterator[tuple[str, str]]:
 
 
 def _unescape_name(value: str) -> str:
-    """The text that browsers (``%22``) and other clients (a backslash) escape in quotes."""
+    """Unescape a quoted name: browsers write ``%22``, other clients a backslash."""
     return _QUOTED_PAIR.sub(r"\1", value).replace("%22", '"').replace("%0D", "\r").replace("%0A", "\n")
 
 
 def _decode_text(part: FormPart) -> str:
     if len(part.data) > MAX_FIELD_BYTES:
         raise TooLarge(
-            f"The field '{part.name}' has more than {MAX_FIELD_BYTES} bytes, the most accepted.", param=part.name
+            f"The field '{part.name}' has more than {MAX_FIELD_BYTES} bytes, which is the limit.", param=part.name
         )
     try:
         return part.data.decode()
     except UnicodeDecodeError:
-        raise BadRequest(f"The field '{part.name}' is no text in UTF-8.", param=part.name) from None
+        raise BadRequest(f"The field '{part.name}' is not valid UTF-8.", param=part.name) from None
 
 
 def _malformed_error() -> BadRequest:
-    return BadRequest("The form is malformed, or cut short.")
+    return BadRequest("The form is malformed or truncated.")

@@ -1,4 +1,4 @@
-"""The OpenAI routes for the OpenAPI document, from the same structs that read and write them."""
+"""OpenAI routes of the OpenAPI document, generated from their structs."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ from services.gateway.openai.openapi_responses import RESPONSE_SHAPES, response_
 from services.gateway.openai.openapi_uploads import PART_FORM, UPLOAD_SHAPES, upload_paths
 
 PATH = "/v1/chat/completions"
-#: The rest of a streamed answer.
+#: The route that resumes a streamed answer.
 EVENTS = f"{PATH}/{{token}}/events"
 
 _SHAPES = (
@@ -72,7 +72,7 @@ _FILE = {"type": "string", "format": "binary"}
 
 
 def openapi_components() -> dict[str, Any]:
-    """The schemas of requests, answers, stream chunks and errors, by name, for ``components.schemas``."""
+    """Return all schemas by name, for ``components.schemas``."""
     _, components = msgspec.json.schema_components(_SHAPES, ref_template=REF)
     several = {"type": "array", "items": _FILE, "minItems": 1}
     return {
@@ -85,7 +85,7 @@ def openapi_components() -> dict[str, Any]:
 
 
 def openapi_paths() -> dict[str, Any]:
-    """The path items of all routes."""
+    """Return the path items of all routes."""
     return {
         PATH: {"post": _chat_operation()},
         EVENTS: {"get": _continue_chat_operation()},
@@ -105,10 +105,10 @@ def openapi_paths() -> dict[str, Any]:
 
 
 def _chat_operation() -> dict[str, Any]:
-    events = "The answer; with `stream`, server-sent events that each hold one chunk, then `[DONE]`."
+    events = "The completion. With `stream`: server-sent events of one chunk each, then `[DONE]`."
     return post_operation(
         "create_chat_completion",
-        "Answer a conversation with text, sound or both.",
+        "Answer a conversation with text, audio or both.",
         "Chat",
         json_content("ChatRequest"),
         {
@@ -119,32 +119,30 @@ def _chat_operation() -> dict[str, Any]:
 
 
 def _continue_chat_operation() -> dict[str, Any]:
-    """Continuing a streamed answer."""
-    last = "Id of the last event that came; without it the answer is sent from its beginning."
+    """Describe the route that resumes a streamed answer."""
+    last = "Id of the last received event; without it the stream starts from the beginning."
     header = {"name": "Last-Event-ID", "in": "header", "description": last, "schema": {"type": "string"}}
-    rest = {"description": "The events after that one.", "content": event_content("ChatCompletionChunk")}
+    rest = {"description": "The events after the last received one.", "content": event_content("ChatCompletionChunk")}
     failures = {status: failure_response(text) for status, text in FAILURES.items()}
     failures |= {
         "404": failure_response("No streamed answer has this token, or it has expired."),
-        "409": failure_response("The answer is continued on another connection."),
-        "502": failure_response("The answer came out differently: send the request again."),
+        "409": failure_response("Another connection already resumed the answer."),
+        "502": failure_response("The regenerated answer differs: send the request again."),
     }
-    continuing = operation(
-        "continue_chat_completion", "The rest of a streamed answer.", "Chat", {"200": rest, **failures}
-    )
+    continuing = operation("continue_chat_completion", "Resume a streamed answer.", "Chat", {"200": rest, **failures})
     return {**continuing, "parameters": [id_parameter("token"), header]}
 
 
 def _generation_operation() -> dict[str, Any]:
     return post_operation(
-        "create_image", "Make pictures of a text.", "Images", json_content("ImageRequest"), _images_response()
+        "create_image", "Generate images from a prompt.", "Images", json_content("ImageRequest"), _images_response()
     )
 
 
 def _edit_operation() -> dict[str, Any]:
     return post_operation(
         "edit_image",
-        "Make pictures of a text and pictures.",
+        "Generate images from a prompt and images.",
         "Images",
         {**form_content("EditForm"), **json_content("EditRequest")},
         _images_response(),
@@ -152,7 +150,7 @@ def _edit_operation() -> dict[str, Any]:
 
 
 def _images_response() -> dict[str, Any]:
-    said = "The pictures; with `stream`, server-sent events: partial images, then the completed one."
+    said = "The images. With `stream`: server-sent events of partial images, then the completed one."
     return {
         "description": said,
         "content": {**json_content("ImagesResponse"), **event_content("PartialImage", "CompletedImage")},
@@ -160,18 +158,16 @@ def _images_response() -> dict[str, Any]:
 
 
 def _embeddings_operation() -> dict[str, Any]:
-    made = {"description": "A vector of each text.", "content": json_content("EmbeddingList")}
-    return post_operation(
-        "create_embedding", "Make vectors of texts.", "Embeddings", json_content("EmbeddingRequest"), made
-    )
+    made = {"description": "One vector per text.", "content": json_content("EmbeddingList")}
+    return post_operation("create_embedding", "Embed texts.", "Embeddings", json_content("EmbeddingRequest"), made)
 
 
 def _speech_operation() -> dict[str, Any]:
     sound = {mime: {"schema": _FILE} for mime in sorted(MIME.values())}
-    said = "The sound, while it is being made; with `stream_format` sse, events with pieces of it."
+    said = "The audio, sent while it is generated. With `stream_format` sse: events with pieces of it."
     return post_operation(
         "create_speech",
-        "Speak a text as it is.",
+        "Synthesize speech from a text.",
         "Audio",
         json_content("SpeechRequest"),
         {"description": said, "content": {**sound, **event_content("SpeechDelta", "SpeechDone")}},
@@ -185,25 +181,27 @@ def _transcription_operation() -> dict[str, Any]:
     text = {"text/plain": {"schema": {"type": "string"}}}
     return post_operation(
         "create_transcription",
-        "Write what is said in a sound.",
+        "Transcribe audio to text.",
         "Audio",
         form_content("TranscriptionForm"),
         {
-            "description": "The text; with `stream`, server-sent events with pieces of it.",
+            "description": "The text. With `stream`: server-sent events with pieces of it.",
             "content": {**either, **text, **event_content("TranscriptDelta", "TranscriptDone")},
         },
     )
 
 
 def _model_paths() -> dict[str, Any]:
-    listed = {"description": "Models of the plan and of apps.", "content": json_content("ModelList")}
-    about = {"description": "About the model.", "content": json_content("ModelObject")}
-    gone = {"404": failure_response("There is no such model.")}
+    listed = {"description": "The models of the plan and of apps.", "content": json_content("ModelList")}
+    about = {"description": "The model.", "content": json_content("ModelObject")}
+    gone = {"404": failure_response("The model is unknown.")}
     return {
-        models.PATH: {"get": operation("list_models", "Models that this gateway serves.", "Models", {"200": listed})},
+        models.PATH: {
+            "get": operation("list_models", "List the models that this gateway serves.", "Models", {"200": listed})
+        },
         models.MODEL: {
             "parameters": [id_parameter("model")],
-            "get": operation("show_model", "One model.", "Models", {"200": about, **gone}),
+            "get": operation("show_model", "Retrieve a model.", "Models", {"200": about, **gone}),
         },
     }
 
@@ -211,57 +209,57 @@ def _model_paths() -> dict[str, Any]:
 def _file_paths() -> dict[str, Any]:
     bytes_ = {"description": "The file.", "content": {"application/octet-stream": {"schema": _FILE}}}
     gone = {"404": failure_response("The file was not found, or has expired.")}
-    about = {"description": "About the file.", "content": json_content("FileObject")}
-    removed = {"description": "It is gone.", "content": json_content("FileDeleted")}
+    about = {"description": "The file's metadata.", "content": json_content("FileObject")}
+    removed = {"description": "The file is removed.", "content": json_content("FileDeleted")}
     page = {"description": "Your files.", "content": json_content("FileList")}
-    wrong = {"400": failure_response("The request cannot be obeyed; `param` names the place.")}
+    wrong = {"400": failure_response("The request is invalid; `param` names the field.")}
     made = post_operation("upload_file", "Upload a file.", "Files", form_content("FileForm"), about)
     listed = operation("list_files", "List your files.", "Files", {"200": page, **wrong})
     return {
         files.FILES: {"post": made, "get": {**listed, "parameters": query_parameters(files.FileQuery)}},
         files.FILE: {
             "parameters": [id_parameter("file_id")],
-            "get": operation("show_file", "About a file.", "Files", {"200": about, **gone}),
+            "get": operation("show_file", "Retrieve a file's metadata.", "Files", {"200": about, **gone}),
             "delete": operation("remove_file", "Remove a file.", "Files", {"200": removed, **gone}),
         },
         files.CONTENT: {
             "parameters": [id_parameter("file_id")],
-            "get": operation("fetch_file", "The file itself.", "Files", {"200": bytes_, **gone}),
+            "get": operation("fetch_file", "Download a file.", "Files", {"200": bytes_, **gone}),
         },
     }
 
 
 def _video_paths() -> dict[str, Any]:
     gone = {"404": failure_response("The video was not found, or has expired.")}
-    job = {"description": "The video, and how far it is.", "content": json_content("Video")}
-    page = {"description": "Videos in the order in which they were asked for.", "content": json_content("VideoList")}
+    job = {"description": "The video and its progress.", "content": json_content("Video")}
+    page = {"description": "Videos in the order of their requests.", "content": json_content("VideoList")}
     removed = {
-        "description": "It is gone; if it was being made, that has stopped.",
+        "description": "The video is removed; if it was still being generated, its generation is cancelled.",
         "content": json_content("VideoDeleted"),
     }
     file = {"video/mp4": {"schema": _FILE}, "image/webp": {"schema": _FILE}}
-    fetched = {"description": "The file; with a `Range` header, 206 and that part of it.", "content": file}
+    fetched = {"description": "The file. With a `Range` header: status 206 and that part of it.", "content": file}
     early = {"400": failure_response("The video is not completed."), **gone}
     body = {**json_content("VideoRequest"), **form_content("VideoRequest")}
-    made = post_operation("create_video", "Have a video made of a text; the answer is its job.", "Videos", body, job)
-    wrong = {"400": failure_response("The query cannot be used; `param` names the place.")}
+    made = post_operation("create_video", "Start a job that generates a video from a prompt.", "Videos", body, job)
+    wrong = {"400": failure_response("The query is invalid; `param` names the field.")}
     listed = operation("list_videos", "List videos.", "Videos", {"200": page, **wrong, **gone})
     return {
         videos.PATH: {"post": made, "get": {**listed, "parameters": query_parameters(videos.ListQuery)}},
         videos.VIDEO: {
             "parameters": [id_parameter("video_id")],
-            "get": operation("show_video", "How far a video is.", "Videos", {"200": job, **gone}),
-            "delete": operation("remove_video", "Remove a video, made or not.", "Videos", {"200": removed, **gone}),
+            "get": operation("show_video", "Retrieve a video's progress.", "Videos", {"200": job, **gone}),
+            "delete": operation("remove_video", "Remove a video, complete or not.", "Videos", {"200": removed, **gone}),
         },
         videos.CONTENT: {
             "parameters": [id_parameter("video_id"), *query_parameters(videos.ContentQuery)],
-            "get": operation("fetch_video", "The video itself.", "Videos", {"200": fetched, **early}),
+            "get": operation("fetch_video", "Download a video.", "Videos", {"200": fetched, **early}),
         },
     }
 
 
 def _with_files(schema: dict[str, Any], **parts: Any) -> dict[str, Any]:
-    """A form's schema with the files that go with its fields, all of them required."""
+    """Add the form's files, all of them required, to its schema."""
     return {
         **schema,
         "properties": {**parts, **schema["properties"]},

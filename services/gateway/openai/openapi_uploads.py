@@ -26,19 +26,25 @@ PART_FORM = {
 
 
 def upload_paths() -> dict[str, Any]:
-    """The path items of uploads."""
+    """Return the path items of uploads."""
     upload = {"description": "The upload.", "content": json_content("UploadObject")}
     part = {"description": "The part.", "content": json_content("UploadPartObject")}
     over = {"409": failure_response("The upload is completed, cancelled or expired.")}
     gone = {"404": failure_response("The upload was not found.")}
     begun = post_operation(
-        "create_upload", "Announce a file that comes in parts.", "Files", json_content("UploadRequest"), upload
+        "create_upload", "Start the upload of a file in parts.", "Files", json_content("UploadRequest"), upload
     )
-    added = post_operation("add_upload_part", "Send a part of it.", "Files", form_content("UploadPartForm"), part)
+    added = post_operation("add_upload_part", "Add a part to an upload.", "Files", form_content("UploadPartForm"), part)
     completed = post_operation(
-        "complete_upload", "Make a file of the parts.", "Files", json_content("CompleteUploadRequest"), upload
+        "complete_upload",
+        "Complete an upload: join its parts to a file.",
+        "Files",
+        json_content("CompleteUploadRequest"),
+        upload,
     )
-    cancelled = operation("cancel_upload", "Forget the parts.", "Files", {"200": upload, **gone, **over})
+    cancelled = operation(
+        "cancel_upload", "Cancel an upload and remove its parts.", "Files", {"200": upload, **gone, **over}
+    )
     id = id_parameter("upload_id")
     return {
         uploads.UPLOADS: {"post": begun},

@@ -1,4 +1,4 @@
-"""From the bytes of an HTTP body to a checked ``ChatRequest``."""
+"""Parsing of HTTP bodies to a checked ``ChatRequest``."""
 
 import asyncio
 import re
@@ -27,11 +27,11 @@ _DECODER = msgspec.json.Decoder(ChatRequest)
 _APP_DECODER: msgspec.json.Decoder[ChatRequest] = msgspec.json.Decoder(AppChatRequest)
 _PLACE = re.compile(r"(?P<text>.*?)(?: - at (?:`key` in )?`\$\.?(?P<param>.*)`)?", re.DOTALL)
 _INTEGER_IS_FLOAT = re.compile(r"Expected `[^`]*\bint\b[^`]*`, got `float`")
-#: The largest integer up to which a float has all integers.
+#: The largest integer up to which floats represent all integers.
 MAX_EXACT_INTEGER = 2**53
 _FIELD = re.compile(r"Object (?P<kind>missing required|contains unknown) field `(?P<name>.*)`", re.DOTALL)
 Body = TypeVar("Body")
-#: Fields of text that an answer of pictures cannot obey.
+#: Text fields that an answer with images does not support.
 _TEXT_FIELDS = (
     "tools",
     "response_format",
@@ -43,13 +43,13 @@ _TEXT_FIELDS = (
     "structured_outputs",
     *GUIDED,
 )
-#: Parts that the messages of a chat may have together.
+#: Limit of the parts of all messages of a chat.
 MAX_PARTS = 4096
-#: Beginnings of the decoder's complaints about a value that is none of those accepted.
+#: Beginnings of the decoder's messages about a value that is not accepted.
 _WRONG_CHOICE = ("Invalid enum value", "Invalid value")
-#: Bytes of a piece of a body that is kept as it came until all are there.
+#: Size from which a piece of a body is stored as received until the body is complete, in bytes.
 _OWN_PIECE_BYTES = 4 << 10
-_MAX_QUOTED_CHARS = 160  # characters of a client's own text that an error may repeat
+_MAX_QUOTED_CHARS = 160  # limit of the client's text that an error may repeat
 
 
 #: Fields of ``vllm_params.check_vllm_params``, read in one call.
@@ -66,7 +66,7 @@ def _one_of(*values: object) -> Callable[[Any], bool]:
     return lambda value: value in values
 
 
-# What each field may hold without changing the answer. Everything else is refused by name.
+# Values of each field that do not change the answer. Any other value is rejected with the field's name.
 _ACCEPTED_VALUES: dict[str, Callable[[Any], bool]] = {
     "store": _one_of(False),
     "functions": _one_of([]),
@@ -80,8 +80,8 @@ _ACCEPTED_VALUES: dict[str, Callable[[Any], bool]] = {
 async def read_body(chunks: AsyncIterable[bytes], limit: int, declared: int | None = None) -> bytes:
     """Collect a request body of at most ``limit`` bytes.
 
-    ``declared`` is the Content-Length, if any: too large a body is refused before it is read.
-    Raises ``TooLarge``, ``TooSlow``, and ``Overloaded`` when this gateway has no room for it now.
+    ``declared`` is the Content-Length, if any: a body that is too large is rejected before it is read.
+    Raises ``TooLarge``, ``TooSlow``, and ``Overloaded`` if this gateway currently has no room for it.
     """
     upload = body_budget.current_upload()
     _check_body(declared or 0, limit)
@@ -101,7 +101,7 @@ async def read_body(chunks: AsyncIterable[bytes], limit: int, declared: int | No
 async def _collect_body(
     chunks: AsyncIterable[bytes], limit: int, upload: Upload, on_more: Callable[[int], None] = lambda _: None
 ) -> bytes:
-    """Pieces are joined at the end. Small ones share a buffer: a million single bytes would take 40 times as much."""
+    """Join the pieces at the end. Small ones share a buffer: a million single bytes would take 40 times the memory."""
     pieces: list[bytes | bytearray] = []
     received = 0
     async for chunk in chunks:
@@ -122,7 +122,7 @@ async def _collect_body(
 
 
 def decode_body(decoder: msgspec.json.Decoder[Body], body: bytes) -> Body:
-    """The body of a request, as ``decoder`` has it. Raises ``BadRequest`` with ``param``, and ``TooLarge``."""
+    """Decode the body of a request. Raises ``BadRequest`` with ``param``, and ``TooLarge``."""
     check_values(body)
     try:
         return decode_json(decoder, body)
@@ -133,7 +133,7 @@ def decode_body(decoder: msgspec.json.Decoder[Body], body: bytes) -> Body:
 
 
 def decode_json(decoder: msgspec.json.Decoder[Body], body: bytes | bytearray | memoryview) -> Body:
-    """``body`` as ``decoder`` has it, where a number such as ``24.0`` is an integer too, as in JSON Schema.
+    """Decode ``body``. A number such as ``24.0`` is an integer too, as in JSON Schema.
 
     Raises the errors of ``msgspec``.
     """
@@ -146,7 +146,7 @@ def decode_json(decoder: msgspec.json.Decoder[Body], body: bytes | bytearray | m
 
 
 def convert_json(found: Any, kind: type[Body]) -> Body:
-    """``found``, decoded JSON, as ``kind``; integers as with ``decode_json``. Raises the errors of ``msgspec``."""
+    """Convert decoded JSON to ``kind``, with integers as in ``decode_json``. Raises the errors of ``msgspec``."""
     try:
         return msgspec.convert(found, kind)
     except msgspec.ValidationError as error:
@@ -164,10 +164,10 @@ _INTEGRAL_DECODER = msgspec.json.Decoder(float_hook=_as_number)
 
 
 def parse_chat(body: bytes | bytearray | memoryview, *, app: bool = False) -> ChatRequest:
-    """Decode and check one chat request; one to an ``app`` need not name a model.
+    """Decode and check one chat request. For an ``app``, ``model`` is optional.
 
     Raises ``BadRequest``; ``param`` is the JSON path in OpenAI's style (``messages[0].content``). Raises ``TooLarge``
-    for more values, or more parts of messages, than are accepted.
+    for too many values or too many parts of messages.
     """
     check_values(body)
     try:
@@ -183,9 +183,9 @@ def parse_chat(body: bytes | bytearray | memoryview, *, app: bool = False) -> Ch
 
 
 def check_chat(request: ChatRequest) -> None:
-    """Raises ``BadRequest`` that names the first field which cannot be obeyed, and ``TooLarge``."""
+    """Raises ``BadRequest`` with the name of the first unsupported field, and ``TooLarge``."""
     if sum(len(parts) for parts in map(_message_parts, request.messages)) > MAX_PARTS:
-        raise TooLarge(f"The messages have more than {MAX_PARTS} parts, the most accepted.", param="messages")
+        raise TooLarge(f"The messages have more than {MAX_PARTS} parts, which is the limit.", param="messages")
     _check_supported(request)
     _check_audio(request)
     _check_images(request)
@@ -209,20 +209,20 @@ def _message_parts(message: Message) -> Sequence[object]:
 
 def _check_body(nbytes: int, limit: int) -> None:
     if nbytes > limit:
-        raise TooLarge(f"The request body has more than {limit} bytes, the most accepted.")
+        raise TooLarge(f"The request body has more than {limit} bytes, which is the limit.")
 
 
 def invalid_request(complaint: str, body: Any = None, sent: Any = None) -> BadRequest:
-    """The decoder's complaint in OpenAI's words and with OpenAI's way to name the place.
+    """Convert the decoder's message to OpenAI's wording and style of paths.
 
-    ``body`` is the type of what was ``sent``, as JSON or decoded: what a wrong value may be instead is read from both.
+    ``body`` is the type of the value ``sent``, which is JSON or decoded. The accepted values are read from both.
     """
     place = _PLACE.fullmatch(complaint)
     text, param = (place["text"], place["param"] or "") if place else (complaint, "")
     field = _FIELD.fullmatch(text)
     if field is None:
         values = accepted_values(body, param, sent) if body is not None and text.startswith(_WRONG_CHOICE) else ()
-        hint = f": it is one of {', '.join(values)}" if values else ""
+        hint = f": it must be one of {', '.join(values)}" if values else ""
         return BadRequest(f"Invalid request: {text[:_MAX_QUOTED_CHARS]}{hint}.", param=param[:_MAX_QUOTED_CHARS])
     name = field["name"][:_MAX_QUOTED_CHARS]
     full = f"{param}.{name}" if param else name
@@ -242,14 +242,14 @@ def _check_supported(request: ChatRequest) -> None:
 
 def _check_audio(request: ChatRequest) -> None:
     if request.wants_audio and request.audio is None:
-        raise BadRequest("Audio output needs audio: {voice, format}.", param="audio")
+        raise BadRequest("Audio output requires audio: {voice, format}.", param="audio")
 
 
 def _check_images(request: ChatRequest) -> None:
     if request.wants_images and request.wants_audio:
-        raise BadRequest("An answer has pictures or sound, not both.", param="modalities")
+        raise BadRequest("modalities must not have both image and audio: request one of them.", param="modalities")
     if request.image_config is not None and not request.wants_images:
-        raise BadRequest("image_config is only allowed when modalities hold image.", param="image_config")
+        raise BadRequest("image_config is only allowed when modalities contain image.", param="image_config")
 
 
 def _check_stream(request: ChatRequest) -> None:
@@ -261,9 +261,9 @@ def _check_choices(request: ChatRequest) -> None:
     if request.choice_count == 1:
         return
     if request.wants_audio:
-        raise BadRequest("Several answers are made in text only: leave n out, or audio of modalities.", param="n")
+        raise BadRequest("n must be 1 for audio: omit n, or audio in modalities.", param="n")
     if request.wants_images:
-        raise BadRequest("image_config.n is how many pictures an answer has: leave n out.", param="n")
+        raise BadRequest("n must be 1 for images: omit it, and set image_config.n to the number of images.", param="n")
 
 
 def _check_shapes(request: ChatRequest) -> None:
@@ -271,18 +271,18 @@ def _check_shapes(request: ChatRequest) -> None:
     if request.top_logprobs and not request.logprobs:
         raise BadRequest("top_logprobs is only allowed when logprobs is true.", param="top_logprobs")
     if request.ignore_eos and request.is_shaped:
-        raise BadRequest("An answer of a given shape ends with it: leave ignore_eos out.", param="ignore_eos")
+        raise BadRequest("ignore_eos is not supported for structured answers: omit it.", param="ignore_eos")
     if request.wants_images:
         for name in _TEXT_FIELDS:
             if getattr(request, name):
-                raise BadRequest(f"An answer of pictures has no text: leave '{name}' out.", param=name)
+                raise BadRequest(f"'{name}' is not supported for answers with images: omit it.", param=name)
 
 
 def _check_message(message: Message, param: str, draws: bool) -> None:
     if isinstance(message, FunctionMessage):
         role = message.__struct_config__.tag
         raise BadRequest(
-            f"Messages of role {role!r} are not supported here: system, developer, user, assistant and tool are.",
+            f"Messages of role {role!r} are not supported: use system, developer, user, assistant or tool.",
             param=f"{param}.role",
         )
     if isinstance(message, AssistantMessage):
@@ -298,4 +298,4 @@ def _check_assistant(message: AssistantMessage, param: str) -> None:
 
 
 def _unsupported_value(param: str) -> BadRequest:
-    return BadRequest(f"The value of '{param}' is not supported here: leave it out.", param=param)
+    return BadRequest(f"The value of '{param}' is not supported: omit it.", param=param)

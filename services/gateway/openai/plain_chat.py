@@ -1,6 +1,6 @@
-"""Plain chats: those in text alone that refer to nothing, answered in text or speech.
+"""Plain chats: text messages without references, answered in text or speech.
 
-Fields that are not named here make a chat no plain one, those of tomorrow included.
+A chat with any field that is not listed here is not plain. This includes fields added in the future.
 """
 
 from operator import attrgetter
@@ -22,7 +22,7 @@ PLAIN_FIELDS = frozenset(
 _OTHER_FIELDS = tuple(name for name in ChatRequest.__struct_fields__ if name not in PLAIN_FIELDS)
 _read_other_fields = attrgetter(*_OTHER_FIELDS)  # all of them in one call
 _NO_OTHER_FIELDS = (None,) * len(_OTHER_FIELDS)
-#: What an assistant's message may have beside its text, and a plain one has not.
+#: Fields of an assistant's message other than its text; a plain chat has none of them.
 _BESIDES = tuple(name for name in AssistantMessage.__struct_fields__ if name != "content")
 _read_besides = attrgetter(*_BESIDES)
 _NOTHING_BESIDES = (None,) * len(_BESIDES)
@@ -30,7 +30,7 @@ _TEXT_MESSAGES = (UserMessage, SystemMessage, DeveloperMessage)
 
 
 def is_plain_chat(request: ChatRequest) -> bool:
-    """Return whether ``request`` has no other fields than plain ones, and messages of text alone."""
+    """Return whether ``request`` has only plain fields and messages of text alone."""
     return (
         _read_other_fields(request) == _NO_OTHER_FIELDS
         and not request.wants_images

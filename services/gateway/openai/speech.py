@@ -1,5 +1,7 @@
-"""Requests and events of ``/v1/audio/speech``. Source: the types of the ``openai`` package, 3.52; its events have none,
-and are as OpenAI's documentation has them."""
+"""Requests and events of ``/v1/audio/speech``.
+
+Source: the types of the ``openai`` package, 3.52, and for the events, OpenAI's documentation.
+"""
 
 from typing import Annotated, Literal
 
@@ -16,19 +18,19 @@ SpeechFormat = Literal["mp3", "opus", "aac", "flac", "wav", "pcm"]
 
 
 class SpeechRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A text to be spoken as it is. None means that the client did not say."""
+    """A text to speak unchanged. None means that the client did not set the field."""
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     input: Annotated[str, Meta(min_length=1, max_length=4096)]
     voice: Annotated[str, Meta(min_length=1, max_length=128)] | VoiceId
-    #: How to speak, in words.
+    #: Description of the manner of speech.
     instructions: Annotated[str, Meta(max_length=4096)] | None = None
-    #: ``pcm`` is 16-bit little-endian mono at the model's own rate; ``mp3`` unless something else is asked for.
+    #: ``pcm`` is 16-bit little-endian mono at the model's sample rate. The default is ``mp3``.
     response_format: SpeechFormat | None = None
     speed: Annotated[float, Meta(ge=MIN_SPEED, le=MAX_SPEED)] | None = None
     stream_format: Literal["sse", "audio"] | None = None
 
-    # Extras. ``max_tokens`` is the most codec codes to speak, which bounds the seconds of sound.
+    # Extras. ``max_tokens`` limits the codec codes, which bounds the seconds of audio.
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     max_tokens: Count | None = None
@@ -39,12 +41,12 @@ class SpeechRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def voice_name(self) -> str:
-        """The voice's name or id."""
+        """The name or id of the voice."""
         return self.voice if isinstance(self.voice, str) else self.voice.id
 
 
 class SpeechUsage(Struct, frozen=True):
-    """Tokens: of the text with what is said around it, and of the sound."""
+    """Token counts of the text, including its instructions, and of the audio."""
 
     input_tokens: int
     output_tokens: int
@@ -71,5 +73,5 @@ def parse_speech_request(body: bytes) -> SpeechRequest:
 
 
 def encode_event(said: SpeechDelta | SpeechDone) -> bytes:
-    """One server-sent event."""
+    """Encode one server-sent event."""
     return b"data: %b\n\n" % _encode(said)

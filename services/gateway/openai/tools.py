@@ -1,4 +1,4 @@
-"""Tools of a chat, the choice between them, calls of them, and the shape that an answer must have.
+"""Tools of a chat: definitions, the choice between them, calls, and the format of an answer.
 
 Source: the request types of the ``openai`` package, 3.52.
 """
@@ -10,7 +10,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from omnibus.errors import BadRequest
 
-#: Tools that one request may name, as at OpenAI.
+#: Limit of the tools of one request, as in OpenAI's API.
 MAX_TOOLS = 128
 
 Name = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_.-]+$")]
@@ -19,7 +19,7 @@ Description = Annotated[str, Meta(max_length=65_536)]
 
 
 class FunctionDefinition(Struct, frozen=True, omit_defaults=True):
-    """A function that a model may call. ``parameters`` is a JSON schema, to which a call holds that is required."""
+    """A function that a model may call. ``parameters`` is a JSON schema, which required calls satisfy."""
 
     name: Name
     description: Description | None = None
@@ -36,7 +36,7 @@ class FunctionName(Struct, frozen=True):
 
 
 class NamedToolChoice(Struct, frozen=True, tag_field="type", tag="function"):
-    """The one function that has to be called."""
+    """The choice of one function that the model must call."""
 
     function: FunctionName
 
@@ -47,7 +47,7 @@ class AllowedTools(Struct, frozen=True):
 
 
 class AllowedToolChoice(Struct, frozen=True, tag_field="type", tag="allowed_tools"):
-    """Some of the tools, the only ones that may be called."""
+    """A choice that allows only some of the tools."""
 
     allowed_tools: AllowedTools
 
@@ -56,28 +56,28 @@ ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice | AllowedTool
 
 
 class FunctionCall(Struct, frozen=True):
-    """``arguments`` is the text of a JSON object."""
+    """A function call. ``arguments`` is the text of a JSON object."""
 
     name: Name
     arguments: str
 
 
 class ToolCall(Struct, frozen=True, tag_field="type", tag="function"):
-    """A call that an earlier answer made."""
+    """A call in an earlier answer."""
 
     id: Id
     function: FunctionCall
 
 
 class CallDeltaFunction(Struct, frozen=True, omit_defaults=True):
-    """Part of a call: the name once, and more of the text of its arguments."""
+    """A part of a call: more of the text of its arguments. Only the first part has the name."""
 
     arguments: str
     name: str | UnsetType = UNSET
 
 
 class CallDelta(Struct, frozen=True, omit_defaults=True):
-    """Part of call number ``index``; ``id`` and ``type`` come once, with the name."""
+    """A part of call number ``index``. Only the part with the name has ``id`` and ``type``."""
 
     index: int
     function: CallDeltaFunction
@@ -97,11 +97,11 @@ class TextFormat(Struct, frozen=True, tag_field="type", tag="text"):
 
 
 class JsonObjectFormat(Struct, frozen=True, tag_field="type", tag="json_object"):
-    """A JSON object, whichever."""
+    """Any JSON object."""
 
 
 class JsonSchemaFormat(Struct, frozen=True, tag_field="type", tag="json_schema"):
-    """JSON that holds to a schema."""
+    """JSON that satisfies a schema."""
 
     json_schema: JsonSchema
 
@@ -110,9 +110,9 @@ ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
 
 
 def tool_params(tools: list[FunctionTool], choice: ToolChoice | None, *, parallel: bool) -> dict[str, Any]:
-    """The parameters of text generation that stand for ``tools`` and the ``choice``; empty where none may be called.
+    """Convert ``tools`` and ``choice`` to parameters of text generation. Returns {} if no tool may be called.
 
-    ``tools`` are as chat templates take them, ``tool_choice`` is ``auto`` or ``required``. Raises ``BadRequest``.
+    ``tools`` has the format of chat templates, ``tool_choice`` is ``auto`` or ``required``. Raises ``BadRequest``.
     """
     if not tools or choice == "none":
         return {}
@@ -126,11 +126,11 @@ def tool_params(tools: list[FunctionTool], choice: ToolChoice | None, *, paralle
 
 
 def check_tools(tools: list[FunctionTool] | None, choice: ToolChoice | None) -> None:
-    """Raises ``BadRequest`` for tools with the same name, and for a choice of one that there is not."""
+    """Raises ``BadRequest`` for duplicate names of tools and for unknown choices."""
     names = [tool.function.name for tool in tools or ()]
     for index, name in enumerate(names):
         if name in names[:index]:
-            raise BadRequest(f"Two tools are called '{name}'.", param=f"tools[{index}].function.name")
+            raise BadRequest(f"Two tools have the name '{name}': rename one.", param=f"tools[{index}].function.name")
     if choice is None or choice in ("none", "auto"):
         return
     if not names:
@@ -148,7 +148,7 @@ def check_response_format(format: ResponseFormat | None) -> None:
 
 
 def _read_choice(tools: list[FunctionTool], choice: ToolChoice | None) -> tuple[str, list[str]]:
-    """Mode and names of ``choice``; no names mean that all tools may be called."""
+    """Return the mode and the names of ``choice``. An empty list of names allows all tools."""
     named: list[str] = []
     mode = "auto"
     if isinstance(choice, NamedToolChoice):
@@ -160,5 +160,5 @@ def _read_choice(tools: list[FunctionTool], choice: ToolChoice | None) -> tuple[
     known = {tool.function.name for tool in tools}
     for name in named:
         if name not in known:
-            raise BadRequest(f"tool_choice names '{name}', which is none of the tools.", param="tool_choice")
+            raise BadRequest(f"Unknown tool '{name}' in tool_choice: it must be one of tools.", param="tool_choice")
     return mode, named

@@ -1,4 +1,4 @@
-"""Requests, answers and events of ``/v1/audio/transcriptions``. Source: the types of the ``openai`` package, 3.52."""
+"""Requests, responses and events of ``/v1/audio/transcriptions``. Source: the ``openai`` package's types, 3.52."""
 
 from collections.abc import Mapping
 from math import ceil
@@ -14,7 +14,7 @@ from services.gateway.openai.parse import invalid_request
 
 PATH = "/v1/audio/transcriptions"
 
-#: Fields of a form that may come several times.
+#: Fields of a form that may appear several times.
 LISTS = (
     "include",
     "timestamp_granularities",
@@ -26,18 +26,18 @@ LISTS = (
 
 
 class TranscriptionForm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The fields of a request that are no files. None means that the client did not say."""
+    """The fields of a request except its file. None means that the client did not set the field."""
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     #: ISO 639, as ``en``.
     language: Annotated[str, Meta(pattern=r"^[A-Za-z]{2,3}(-[A-Za-z0-9]{2,8})*$", max_length=16)] | None = None
-    #: What the sound is about, or continues.
+    #: Subject of the audio, or the text before it.
     prompt: Annotated[str, Meta(max_length=4096)] | None = None
     response_format: Literal["json", "text", "verbose_json", "srt", "vtt", "diarized_json"] | None = None
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
     stream: bool | None = None
 
-    # Extras: the most tokens to write, and the seed of sampling.
+    # Extras: the limit of tokens, and the seed of sampling.
     max_tokens: Count | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
 
@@ -64,7 +64,7 @@ class TranscriptionUsage(Struct, frozen=True, tag_field="type", tag="tokens"):
 
 
 class DurationUsage(Struct, frozen=True, tag_field="type", tag="duration"):
-    """Whole ``seconds``, rounded up: clients read an integer."""
+    """Duration in whole ``seconds``, rounded up, because clients read an integer."""
 
     seconds: int
 
@@ -75,7 +75,10 @@ class Transcription(Struct, frozen=True):
 
 
 class VerboseTranscription(Struct, frozen=True):
-    """``duration`` in seconds, null where the file's header does not say; ``language`` is what the client said."""
+    """A transcription with metadata.
+
+    ``duration`` is in seconds, null if the file's header does not contain it. ``language`` is the request's.
+    """
 
     text: str
     language: str
@@ -97,13 +100,13 @@ SYSTEM = "You are a speech recognition model."
 USER = "Transcribe the audio into text. Write what is said, and nothing else."
 LANGUAGE = " Its language is {language}."
 PROMPT = " It continues, or is about: {prompt}"
-#: Containers round times to milliseconds: that does not make another second.
+#: Tolerance for containers that round times to milliseconds, so that rounding does not add a second.
 _ROUNDING_SECONDS = 0.005
 _encode = msgspec.json.Encoder().encode
 
 
 def instruct_transcription(language: str | None, prompt: str | None) -> str:
-    """Instruction to a model that writes down a sound, with what the client says of its language and subject."""
+    """Build the instruction to the model, with the client's language and subject."""
     said = USER
     if language:
         said += LANGUAGE.format(language=language)
@@ -118,41 +121,41 @@ def parse_transcription_form(fields: Mapping[str, Any]) -> TranscriptionForm:
         raise invalid_request(str(error), TranscriptionForm) from None
     if form.response_format in ("srt", "vtt", "diarized_json"):
         raise _unsupported_value(
-            "response_format", "models here say no times and no speakers: json, text or verbose_json"
+            "response_format", "transcripts have no timestamps or speakers; use json, text or verbose_json"
         )
     if form.chunking_strategy not in (None, "auto"):
-        raise _unsupported_value("chunking_strategy", "the sound is heard as a whole")
+        raise _unsupported_value("chunking_strategy", "audio is transcribed as a whole; omit it")
     for name in LISTS:
         if getattr(form, name):
-            raise _unsupported_value(name, "leave it out")
+            raise _unsupported_value(name, "omit it")
     if form.stream and form.response_format not in (None, "json"):
-        raise BadRequest("A stream has events of its own: leave response_format out.", param="response_format")
+        raise BadRequest("response_format must be json in a stream: omit it.", param="response_format")
     return form
 
 
 def encode_transcription(text: str, used: Usage) -> bytes:
-    """The body of a JSON answer."""
+    """Encode the body of a JSON response."""
     return _encode(Transcription(text, convert_usage(used)))
 
 
 def encode_verbose(text: str, language: str | None, seconds: float | None) -> bytes:
-    """The body of a verbose JSON answer."""
+    """Encode the body of a verbose JSON response."""
     whole = ceil(max(0.0, (seconds or 0.0) - _ROUNDING_SECONDS))
     return _encode(VerboseTranscription(text, language or "unknown", seconds, DurationUsage(whole)))
 
 
 def encode_delta(text: str) -> bytes:
-    """One server-sent event: more of the text."""
+    """Encode a server-sent event with more of the text."""
     return b"data: %b\n\n" % _encode(TranscriptDelta(text))
 
 
 def encode_done(text: str, used: Usage) -> bytes:
-    """The last server-sent event."""
+    """Encode the last server-sent event."""
     return b"data: %b\n\n" % _encode(TranscriptDone(text, convert_usage(used)))
 
 
 def convert_usage(used: Usage) -> TranscriptionUsage:
-    """A chat's usage in the words of transcriptions."""
+    """Convert the usage of a chat to that of a transcription."""
     sound = used.prompt_tokens_details.audio_tokens
     return TranscriptionUsage(
         used.prompt_tokens,
@@ -163,4 +166,4 @@ def convert_usage(used: Usage) -> TranscriptionUsage:
 
 
 def _unsupported_value(param: str, instead: str) -> BadRequest:
-    return BadRequest(f"The value of '{param}' is not supported here: {instead}.", param=param)
+    return BadRequest(f"The value of '{param}' is not supported: {instead}.", param=param)

@@ -13,13 +13,13 @@ PARTS = f"{UPLOADS}/{{upload_id}}/parts"
 COMPLETE = f"{UPLOADS}/{{upload_id}}/complete"
 CANCEL = f"{UPLOADS}/{{upload_id}}/cancel"
 
-#: Parts of one upload.
+#: Limit of the parts of one upload.
 MAX_PARTS = 1000
 PartId = Annotated[str, Meta(min_length=1, max_length=128)]
 
 
 class UploadRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A file that is to come in parts: its name, its type, and its bytes in all."""
+    """A file to upload in parts: its name, its type and its total size in bytes."""
 
     bytes: Annotated[int, Meta(ge=1, le=2**53)]
     filename: Annotated[str, Meta(min_length=1, max_length=255)]
@@ -29,14 +29,14 @@ class UploadRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class CompleteUploadRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Parts in the order in which they make the file; ``md5`` is that of the file, in hexadecimal digits."""
+    """Part ids in the order of the file. ``md5`` is the digest of the file, in hexadecimal digits."""
 
     part_ids: Annotated[list[PartId], Meta(min_length=1, max_length=MAX_PARTS)]
     md5: Annotated[str, Meta(pattern="^[0-9a-fA-F]{32}$")] | None = None
 
 
 class UploadObject(Struct, frozen=True, kw_only=True):
-    """An upload. Times are Unix seconds; ``file`` is there once it is completed."""
+    """An upload. Times are in Unix seconds. ``file`` is set once the upload is completed."""
 
     id: str
     bytes: int

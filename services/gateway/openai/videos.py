@@ -1,6 +1,6 @@
-"""Requests and answers of ``/v1/videos``, as the ``openai`` client sends and reads them, plus some extras.
+"""Requests and responses of ``/v1/videos``, as in the ``openai`` client, plus extras.
 
-Source: the types of the ``openai`` package, 3.52. A field that would silently not be obeyed is an error.
+Source: the types of the ``openai`` package, 3.52. A field that the gateway would silently ignore is an error.
 """
 
 from typing import Annotated, Any, Literal, NamedTuple
@@ -18,10 +18,10 @@ from services.gateway.openai.parse import decode_body, invalid_request
 
 PATH, VIDEO, CONTENT = "/v1/videos", "/v1/videos/{video_id}", "/v1/videos/{video_id}/content"
 
-#: The field of the image that a video begins with.
+#: The field of the first image of a video.
 REFERENCE = "input_reference"
 
-#: Routes of OpenAI that change a video: no family here can.
+#: Routes of OpenAI that change a video, which no family here supports.
 REMIX, EDITS, EXTENSIONS = f"{VIDEO}/remix", f"{PATH}/edits", f"{PATH}/extensions"
 
 Variant = Literal["video", "thumbnail"]
@@ -31,16 +31,16 @@ _Seconds = Annotated[float, Meta(ge=0, le=3600)]
 
 
 class VideoRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A video to be made, as JSON or as a form. None means that the client did not say."""
+    """A video to generate, as JSON or as a form. None means that the client did not set the field."""
 
     prompt: Annotated[str, Meta(min_length=1, max_length=32_000)]
     model: Annotated[str, Meta(min_length=1, max_length=256)]
-    #: As OpenAI's clients send it, or as a number.
+    #: A string, as OpenAI's clients send it, or a number.
     seconds: _Written | _Seconds | None = None
     #: Width and height, as 1280x720.
     size: _Extent | None = None
 
-    # Extras that other open servers accept too. Those in one line are names of one thing.
+    # Extras that other open servers also accept. Fields that follow each other may be synonyms.
     negative_prompt: Annotated[str, Meta(max_length=32_000)] | None = None
     seed: Annotated[int, Meta(ge=0, lt=2**62)] | None = None
     steps: Steps | None = None
@@ -48,10 +48,10 @@ class VideoRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     guidance: Guidance | None = None
     guidance_scale: Guidance | None = None
     fps: Annotated[float, Meta(ge=1, le=120)] | None = None
-    #: Whether there is sound; if nothing is said, there is where the model makes it.
+    #: Whether the video has audio. By default it does if the model generates audio.
     sound: bool | None = None
 
-    #: The image that the video begins with; in a form also a file.
+    #: The first image of the video; in a form it may also be a file.
     input_reference: ImageReference | None = None
 
     # Accepted and ignored.
@@ -76,7 +76,7 @@ class VideoRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class VideoOrder(NamedTuple):
-    """A request, and its ``input_reference``: as a file of the form, or as what is still to be fetched."""
+    """A request with its ``input_reference``: a file of the form, or a reference to fetch."""
 
     request: VideoRequest
     file: FormPart | None = None
@@ -87,7 +87,7 @@ class VideoOrder(NamedTuple):
 
     @property
     def image_ref(self) -> MediaRef | None:
-        """The image where it has to be fetched."""
+        """The image to fetch, if it is a reference."""
         named = self.request.input_reference
         if named is None:
             return None
@@ -95,7 +95,7 @@ class VideoOrder(NamedTuple):
 
 
 class VideoFault(Struct, frozen=True, kw_only=True):
-    """Reason why a video failed. ``code`` and ``type`` are those of the error that a request would have got."""
+    """Reason why a video failed. ``code`` and ``type`` are those of the error of a request."""
 
     code: str
     message: str
@@ -104,7 +104,7 @@ class VideoFault(Struct, frozen=True, kw_only=True):
 
 
 class Video(Struct, frozen=True, kw_only=True):
-    """A video that is made or to be made. Times are Unix seconds; ``progress`` is in percent."""
+    """A video, complete or not. Times are in Unix seconds; ``progress`` is in percent."""
 
     id: str
     model: str
@@ -112,10 +112,10 @@ class Video(Struct, frozen=True, kw_only=True):
     progress: int
     created_at: int
     prompt: str
-    #: As it was asked for: models make whole groups of frames.
+    #: As requested: models generate whole groups of frames.
     seconds: str
     size: str
-    #: What makes the same video again.
+    #: The seed that reproduces the video.
     seed: int
     fps: float
     completed_at: int | None = None
@@ -140,7 +140,7 @@ class VideoDeleted(Struct, frozen=True, kw_only=True):
 
 
 class ListQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The query of ``GET /v1/videos``: at most ``limit`` videos behind that with the id ``after``."""
+    """The query of ``GET /v1/videos``: at most ``limit`` videos, starting after the id ``after``."""
 
     after: Annotated[str, Meta(max_length=256)] = ""
     limit: Annotated[int, Meta(ge=1, le=100)] = 20
@@ -157,7 +157,7 @@ _DECODER = msgspec.json.Decoder(VideoRequest)
 
 
 def parse_video_request(body: bytes, kind: str) -> VideoOrder:
-    """Decode and check a request; ``kind`` is its content type, JSON unless it is that of a form.
+    """Decode and check a request. ``kind`` is its content type, read as JSON unless it is that of a form.
 
     Raises ``BadRequest`` with ``param``.
     """
@@ -165,10 +165,10 @@ def parse_video_request(body: bytes, kind: str) -> VideoOrder:
     order = _parse_form(body, kind) if is_form else VideoOrder(decode_body(_DECODER, body))
     request = order.request
     if (named := request.input_reference) is not None and (named.file_id is None) == (named.image_url is None):
-        raise BadRequest(f"'{REFERENCE}' has either an 'image_url' or a 'file_id'.", param=REFERENCE)
+        raise BadRequest(f"'{REFERENCE}' must have either an 'image_url' or a 'file_id'.", param=REFERENCE)
     for first, second in (("steps", "num_inference_steps"), ("guidance", "guidance_scale")):
         if getattr(request, first) is not None and getattr(request, second) is not None:
-            raise BadRequest(f"'{first}' and '{second}' mean the same: send one of them.", param=second)
+            raise BadRequest(f"'{first}' and '{second}' are synonyms: send only one of them.", param=second)
     return order
 
 
@@ -176,7 +176,7 @@ def parse_variant(query: dict[str, str]) -> Variant:
     """Return the variant to fetch. Raises ``BadRequest`` with ``param``."""
     asked = _convert_fields(query, ContentQuery).variant
     if asked == "spritesheet":
-        raise _unsupported_value("variant", "there are 'video' and 'thumbnail'")
+        raise _unsupported_value("variant", "use 'video' or 'thumbnail'")
     return asked
 
 
@@ -194,7 +194,7 @@ def _parse_form(body: bytes, kind: str) -> VideoOrder:
         fields[REFERENCE] = said
     file = _reference_file(form)
     if file is not None and REFERENCE in fields:
-        raise BadRequest(f"'{REFERENCE}' is a file or a reference, not both.", param=REFERENCE)
+        raise BadRequest(f"'{REFERENCE}' must be a file or a reference, not both.", param=REFERENCE)
     return VideoOrder(_convert_fields(fields, VideoRequest), file)
 
 
@@ -210,4 +210,4 @@ def _convert_fields(fields: Any, kind: Any) -> Any:
 
 
 def _unsupported_value(param: str, instead: str) -> BadRequest:
-    return BadRequest(f"The value of '{param}' is not supported here: {instead}.", param=param)
+    return BadRequest(f"The value of '{param}' is not supported: {instead}.", param=param)

@@ -1,12 +1,12 @@
-"""Chats as clients of vLLM-Omni send and read them, where a request says so: ``X-Omnibus-Dialect: vllm-omni``.
+"""Chats in the format of vLLM-Omni, for requests with the header ``X-Omnibus-Dialect: vllm-omni``.
 
-Source: its examples and its server, 2026. What differs from ``requests``, ``answers`` and ``stream``:
+Source: its examples and its server, 2026. Differences from the requests, responses and streams of OpenAI:
 
-- What is to be made need not be said: it is what the model makes. Nor need the model, where there is but one.
-- Pictures are asked for by fields beside the messages, or in a field ``extra_body``, and sound by ``speaker``; each
-  stage has its own sampling in ``sampling_params_list``: text, then sound.
-- Pictures are the ``content`` of an answer, as a list of parts. Sound is a choice of its own, behind that of the text.
-- Chunks of a stream name their ``modality``. The ``content`` of those of sound is a whole WAV file, base64.
+- ``modalities`` is optional and defaults to the model's output. ``model`` is optional if there is only one.
+- Fields next to the messages, or inside ``extra_body``, request images; ``speaker`` requests audio. Each stage has its
+  own sampling in ``sampling_params_list``: text, then audio.
+- Images are the ``content`` of an answer, as a list of parts. Audio is a separate choice after that of the text.
+- Chunks of a stream have a ``modality``. The ``content`` of audio chunks is a complete WAV file, base64.
 """
 
 import base64
@@ -35,10 +35,10 @@ from services.gateway.openai.parse import check_chat, convert_json, invalid_requ
 
 HEADER, NAME = "x-omnibus-dialect", "vllm-omni"
 
-#: Of a model, "" where none is named: its name, and what it makes unless something else is asked for.
+#: Returns the name and the default modalities of a model; "" stands for the only one.
 About = Callable[[str], tuple[str, list[str]]]
 
-#: What pictures are asked for by, and what that is called in ``image_config``.
+#: Fields that request images, with their names in ``image_config``.
 _IMAGE_FIELDS = {
     "size": "size",
     "num_inference_steps": "steps",
@@ -47,24 +47,24 @@ _IMAGE_FIELDS = {
     "negative_prompt": "negative_prompt",
     "num_outputs_per_prompt": "n",
 }
-#: What a stage may say of its sampling, and what of that a request has in any case.
+#: Sampling fields of a stage, and those that all requests also have.
 _SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "repetition_penalty", "max_tokens")
 _STAGE_FIELDS = frozenset({*_SAMPLING_FIELDS, "seed", "detokenize", "stop_token_ids"})
-#: Bytes of the header of a WAV file, and where in it the rate is.
+#: Size of the header of a WAV file in bytes, and the position of the rate in it.
 _WAV_HEADER_BYTES, _WAV_RATE_SLICE = 44, slice(24, 28)
 
 _encode = msgspec.json.Encoder().encode
 
 
 class OmniRequest(ChatRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A request in this dialect, in the words of all others. Its answer is in this dialect too."""
+    """A request in this dialect with OpenAI's fields. Its response uses this dialect too."""
 
 
 # Requests
 
 
 def translate_request(body: bytes, about: About) -> OmniRequest:
-    """Decode, translate and check a request. Raises ``BadRequest`` with ``param``, and what ``about`` raises."""
+    """Decode, translate and check a request. Raises ``BadRequest`` with ``param``, and the errors of ``about``."""
     said = _merge_extra_body(_decode_object(body))
     model = said.get("model")
     said["model"], made = about(model if isinstance(model, str) else "")
@@ -82,9 +82,9 @@ def translate_request(body: bytes, about: About) -> OmniRequest:
         raise invalid_request(str(error), OmniRequest, said) from None
     check_chat(request)
     if request.choice_count > 1:
-        raise BadRequest("A chat of this dialect has one answer: leave n out.", param="n")
+        raise BadRequest("n must be 1 in this dialect: omit it.", param="n")
     if request.stream and request.audio is not None and request.audio.format != "wav":
-        raise BadRequest("A stream of this dialect holds WAV files: leave audio.format out.", param="audio.format")
+        raise BadRequest("audio.format must be wav in a stream of this dialect: omit it.", param="audio.format")
     return request
 
 
@@ -100,10 +100,10 @@ def _decode_object(body: bytes) -> dict[str, Any]:
 
 
 def _merge_extra_body(said: dict[str, Any]) -> dict[str, Any]:
-    """``said`` and its ``extra_body``, which the ``openai`` client puts in there by itself."""
+    """Merge ``extra_body``, which the ``openai`` client puts next to the other fields."""
     more = said.pop("extra_body", None) or {}
     if not isinstance(more, dict):
-        raise BadRequest("It holds more fields of the request, as an object.", param="extra_body")
+        raise BadRequest("extra_body must be an object with more fields of the request.", param="extra_body")
     for name in more.keys() & said.keys():
         raise BadRequest(f"'{name}' is in the request and in its extra_body: send it once.", param=f"extra_body.{name}")
     return {**more, **said}
@@ -113,7 +113,7 @@ def _translate_images(said: dict[str, Any]) -> None:
     width, height = said.pop("width", None), said.pop("height", None)
     if width is not None or height is not None:
         if said.get("size") is not None or not (_is_count(width) and _is_count(height)):
-            raise BadRequest("Say a width and a height, or a size.", param="size")
+            raise BadRequest("Send either width and height as positive integers, or size.", param="size")
         said["size"] = f"{width}x{height}"
     wish = said["image_config"] = said.get("image_config") or {}
     for name, called in _IMAGE_FIELDS.items():
@@ -136,17 +136,22 @@ def _translate_audio(said: dict[str, Any]) -> None:
 
 
 def _translate_sampling(said: dict[str, Any], speaks: bool) -> None:
-    """Sampling of text is that of the request, that of sound goes to ``audio``; a vocoder samples nothing."""
+    """Move sampling of text to the request, and of audio to ``audio``.
+
+    A vocoder has no sampling.
+    """
     stages = said.pop("sampling_params_list", None)
     if stages is None:
         return
     if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):
-        raise BadRequest("It is a list of objects, one for each stage.", param="sampling_params_list")
+        raise BadRequest(
+            "sampling_params_list must be a list of objects, one for each stage.", param="sampling_params_list"
+        )
     for place, stage in enumerate(stages):
         _check_stage(stage, f"sampling_params_list[{place}]", place)
     seeds = {stage["seed"] for stage in stages if _is_count(stage.get("seed")) or stage.get("seed") == 0}
     if len(seeds) > 1:
-        raise BadRequest("All stages sample from one seed: send the same.", param="sampling_params_list")
+        raise BadRequest("All stages must have the same seed.", param="sampling_params_list")
     first, second = [*stages, {}, {}][:2]
     _merge_fields(said, {**_sampling_fields(first), **({"seed": seeds.pop()} if seeds else {})})
     if speaks and _sampling_fields(second):
@@ -158,9 +163,9 @@ def _translate_sampling(said: dict[str, Any], speaks: bool) -> None:
 def _check_stage(stage: dict[str, Any], param: str, place: int) -> None:
     for name in stage:
         if name not in _STAGE_FIELDS or (name == "stop_token_ids" and not place and stage[name]):
-            raise BadRequest(f"'{name}' is not supported here: leave it out.", param=f"{param}.{name}")
+            raise BadRequest(f"'{name}' is not supported: omit it.", param=f"{param}.{name}")
     if stage.get("detokenize") is False:
-        raise BadRequest("Answers are text: leave it out.", param=f"{param}.detokenize")
+        raise BadRequest("detokenize must be true: omit it.", param=f"{param}.detokenize")
 
 
 def _sampling_fields(stage: dict[str, Any]) -> dict[str, Any]:
@@ -170,14 +175,14 @@ def _sampling_fields(stage: dict[str, Any]) -> dict[str, Any]:
 def _merge_fields(said: dict[str, Any], more: dict[str, Any]) -> None:
     for name, value in more.items():
         if said.setdefault(name, value) != value:
-            raise BadRequest(f"'{name}' has two different values.", param="sampling_params_list")
+            raise BadRequest(f"'{name}' has two different values: send it once.", param="sampling_params_list")
 
 
 # Answers
 
 
 class OmniMessage(chat_response.ChatCompletionMessage, frozen=True):
-    """Variant of ``answers.Message`` in which pictures are the content."""
+    """Variant of ``chat_response.ChatCompletionMessage`` with images as the content."""
 
     content: str | list[ChatCompletionImage] | None = None  # type: ignore[assignment]
 
@@ -194,7 +199,7 @@ def encode_completion(  # noqa: PLR0913 - named one by one, and never passed by 
     fingerprint: str = "",
     parts: StructuredParts = NO_PARTS,
 ) -> bytes:
-    """Encode a whole answer, with the arguments of ``answers.completion``."""
+    """Encode a complete response, with the arguments of ``chat_response.encode_completion``."""
     choices = [] if text is None else [_text_choice(id, text, finish_reason, parts)]
     if audio is not None:
         choices.append(ChatCompletionChoice(OmniMessage(audio=audio), "stop"))
@@ -210,12 +215,12 @@ def _text_choice(id: str, text: str, reason: FinishReason, parts: StructuredPart
 def encode_image_completion(
     *, id: str, model: str, created: int, text: str | None, usage: Usage, images: list[ChatCompletionImage]
 ) -> bytes:
-    """Encode pictures, with the arguments of ``answers.drawn``. ``text`` is left out: pictures take its place."""
+    """Encode images as ``chat_response.encode_image_completion`` does, but ignore ``text``: images replace it."""
     return _encode(ChatCompletion(id, created, model, [ChatCompletionChoice(OmniMessage(images), "stop")], usage))
 
 
 class OmniStream(ChatStream):
-    """Variant of ``ChatStream``. Sound comes as the pieces of one WAV file, and leaves as a file for each piece."""
+    """Variant of ``ChatStream`` that sends each piece of audio as WAV."""
 
     _begun = b""
 
@@ -255,12 +260,12 @@ class OmniStream(ChatStream):
 
 
 def _with_modality(frame: bytes, modality: str) -> bytes:
-    """``frame`` with its modality."""
+    """Add the modality to ``frame``."""
     return b'%b,"modality":"%b"}\n\n' % (frame.removesuffix(b"}\n\n"), modality.encode())
 
 
 class AnswerEncoders(NamedTuple):
-    """Encoders of answers: of a whole one, of one of pictures, of a stream."""
+    """Encoders of complete responses, of images and of streams."""
 
     completion: Callable[..., bytes]
     drawn: Callable[..., bytes]
@@ -274,5 +279,5 @@ _OPENAI_ENCODERS, _OMNI_ENCODERS = (
 
 
 def answer_encoders(request: ChatRequest) -> AnswerEncoders:
-    """The shapes of the answer to ``request``."""
+    """Return the encoders for the response to ``request``."""
     return _OMNI_ENCODERS if isinstance(request, OmniRequest) else _OPENAI_ENCODERS

@@ -1,4 +1,4 @@
-"""Parameters that vLLM's server takes beside OpenAI's: obeyed by both engines, or rejected with what to use instead.
+"""Parameters of vLLM's server in addition to OpenAI's. Both engines obey them, or the gateway suggests an alternative.
 
 Source: ``vllm/entrypoints/openai/{chat_completion,completion}/protocol.py`` of vLLM 0.32, and the ``guided_*``
 parameters of earlier versions. docs/routes.md has the table.
@@ -24,7 +24,7 @@ Choices = Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1,
 
 
 class StructuredOutputs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One shape of an answer. ``json`` is a schema, also as text; ``grammar`` is one of Lark or GBNF."""
+    """One constraint on the answer. ``json`` is a schema, also as text; ``grammar`` is in Lark or GBNF format."""
 
     json: dict[str, Any] | str | None = None
     regex: Pattern | None = None
@@ -32,13 +32,13 @@ class StructuredOutputs(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     grammar: Pattern | None = None
     json_object: bool | None = None
     structural_tag: Any = None
-    disable_any_whitespace: bool | None = None  # accepted: answers have one layout anyway
+    disable_any_whitespace: bool | None = None  # accepted: answers always have the same layout
     disable_additional_properties: bool | None = None
     whitespace_pattern: str | None = None
 
 
 class VllmParams(Struct, frozen=True, kw_only=True):
-    """Parameters of vLLM that requests for text have. None means that the client did not say."""
+    """Parameters of vLLM for requests that generate text. None means that the client did not set the field."""
 
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None
@@ -51,7 +51,7 @@ class VllmParams(Struct, frozen=True, kw_only=True):
     bad_words: BadWords | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None  # no tokenizer here puts any
+    spaces_between_special_tokens: bool | None = None  # no tokenizer here adds any
     truncate_prompt_tokens: TruncateTokens | None = None
     prompt_logprobs: Any = None
     priority: Any = None
@@ -60,15 +60,15 @@ class VllmParams(Struct, frozen=True, kw_only=True):
 
     @property
     def has_vllm_shape(self) -> bool:
-        """True if one of these says what the answer may be."""
+        """True if one of these parameters constrains the answer."""
         return _read_shapes(self) != _NO_SHAPES
 
     def vllm_params(self) -> dict[str, Any]:
-        """These parameters alone."""
+        """Return only these parameters."""
         return {name: getattr(self, name) for name in VllmParams.__struct_fields__}
 
 
-#: Parameters that are sent to engines as they are, and what changes nothing.
+#: Parameters that are sent to engines unchanged, with the values that have no effect.
 _SENT: Mapping[str, Any] = {
     "stop_token_ids": [],
     "min_tokens": 0,
@@ -78,9 +78,9 @@ _SENT: Mapping[str, Any] = {
     "skip_special_tokens": True,
     "truncate_prompt_tokens": None,
 }
-#: Where an answer begins, as options of the chat template.
+#: Options of the chat template that decide where an answer begins.
 _PLACES = ("add_generation_prompt", "continue_final_message")
-#: Names of shapes before ``structured_outputs``.
+#: Names of constraints before ``structured_outputs``.
 GUIDED: Mapping[str, str] = {
     "guided_json": "json",
     "guided_regex": "regex",
@@ -97,46 +97,50 @@ def _is_nothing(value: Any) -> bool:
     return not value
 
 
-#: What is not obeyed: values that change nothing all the same, and what to use instead.
+#: Unsupported parameters: values that have no effect, and the alternative.
 _REJECTED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "echo": (_is_nothing, "A chat does not repeat its messages: use /v1/completions with echo."),
-    "best_of": (lambda value: value == 1, "All answers that are made are sent: use n."),
-    "prompt_logprobs": (lambda value: False, "Prompts have no logprobs: use logprobs, which are those of the answer."),
+    "best_of": (lambda value: value == 1, "All generated answers are returned: use n."),
+    "prompt_logprobs": (lambda value: False, "Prompts have no logprobs: use logprobs for those of the answer."),
     "priority": (
         _is_nothing,
-        "Requests take fair turns by tenant: use a key of another --weight, or a batch for what can wait.",
+        "Requests share the system fairly by tenant: use a key with another --weight, or a batch.",
     ),
     "mm_processor_kwargs": (
         lambda value: isinstance(value, Mapping) and not any(value.values()),
-        "Media are prepared as preprocessor_config.json and video_preprocessor_config.json of the checkpoint say: set "
-        "min_pixels, max_pixels and fps there, or scale media before you send them; send the audio of a video as a "
-        "part of its own.",
+        "The checkpoint's preprocessor_config.json and video_preprocessor_config.json configure media: set "
+        "min_pixels, max_pixels and fps there, or scale media before you send them. Send the audio of a video as a "
+        "separate part.",
     ),
     "sampling_params_list": (
         _is_nothing,
-        "Stages have parameters of their own in one dialect alone: send the header X-Omnibus-Dialect: vllm-omni, or "
+        "Only one dialect has parameters per stage: send the header X-Omnibus-Dialect: vllm-omni, or "
         "use the request's parameters for text and those of audio for speech.",
     ),
 }
 
 
 def check_vllm_params(request: Any) -> None:
-    """Raises ``BadRequest`` for parameters that cannot be obeyed, or not together. ``request`` is a chat's or another
-    one's, which may lack some of them."""
-    own = ("echo", "best_of") if hasattr(request, "prompt") else ()  # completions have them
+    """Raises ``BadRequest`` for unsupported parameters or combinations.
+
+    ``request`` may be of any kind; it may lack some of the parameters.
+    """
+    own = ("echo", "best_of") if hasattr(request, "prompt") else ()  # completions support these
     for name, (is_harmless, instead) in _REJECTED.items():
         value = None if name in own else getattr(request, name, None)
         if value is not None and not is_harmless(value):
-            raise BadRequest(f"The value of '{name}' is not supported here. {instead}", param=name)
+            raise BadRequest(f"The value of '{name}' is not supported. {instead}", param=name)
     _check_shape(request)
     limit = request.token_limit if hasattr(request, "token_limit") else request.max_tokens
     if request.min_tokens and limit is not None and request.min_tokens > limit:
-        raise BadRequest(f"min_tokens is {request.min_tokens}, more than max_tokens, {limit}.", param="min_tokens")
+        raise BadRequest(
+            f"min_tokens must be at most max_tokens ({limit}), not {request.min_tokens}.", param="min_tokens"
+        )
     if request.truncate_prompt_tokens == 0:
         raise BadRequest("truncate_prompt_tokens must be -1 or at least 1.", param="truncate_prompt_tokens")
     if getattr(request, "continue_final_message", None) and request.add_generation_prompt:
         raise BadRequest(
-            "add_generation_prompt opens a new answer: leave it out, or continue_final_message.",
+            "add_generation_prompt starts a new answer: omit it or continue_final_message.",
             param="continue_final_message",
         )
 
@@ -148,35 +152,37 @@ def _check_shape(request: Any) -> None:
     if getattr(request, "response_format", None) is not None:
         given.append("response_format")
     if len(given) > 1:
-        raise BadRequest(f"An answer has one shape: send one of {', '.join(given)}.", param=given[1])
+        raise BadRequest(f"Only one constraint is allowed: send one of {', '.join(given)}.", param=given[1])
     wanted = request.structured_outputs
     if wanted is not None:
         _check_structured_outputs(wanted)
     shape = vllm_shape(request) or {}
     if "grammar" in shape and getattr(request, "tools", None):
-        raise BadRequest("A grammar of the whole answer leaves no room for calls: leave tools out.", param=given[0])
+        raise BadRequest(
+            "tools are not supported with a grammar, which constrains the whole answer: omit tools.", param=given[0]
+        )
     for name in ("ignore_eos", "min_tokens"):
         if getattr(request, name):
-            raise BadRequest(f"An answer of a given shape ends with it: leave {name} out.", param=name)
+            raise BadRequest(f"{name} is not supported for structured answers: omit it.", param=name)
 
 
 def _check_structured_outputs(wanted: StructuredOutputs) -> None:
     for name, instead in (
         ("structural_tag", "use tools with tool_choice, or grammar"),
-        ("whitespace_pattern", "answers have a space behind commas and colons, and none elsewhere: leave it out"),
-        ("disable_additional_properties", "say additionalProperties false in the schema"),
+        ("whitespace_pattern", "answers have spaces only after commas and colons; omit it"),
+        ("disable_additional_properties", "set additionalProperties to false in the schema"),
     ):
         if getattr(wanted, name):
-            raise BadRequest(
-                f"The value of '{name}' is not supported here: {instead}.", param=f"structured_outputs.{name}"
-            )
+            raise BadRequest(f"The value of '{name}' is not supported: {instead}.", param=f"structured_outputs.{name}")
     given = [kind for kind in _KINDS if getattr(wanted, kind)]
     if len(given) != 1:
-        raise BadRequest(f"Send one of {', '.join(_KINDS)}.", param="structured_outputs")
+        raise BadRequest(
+            f"structured_outputs must have exactly one of {', '.join(_KINDS)}.", param="structured_outputs"
+        )
 
 
 def vllm_shape(request: Any) -> dict[str, Any] | None:
-    """The shape of the answer by vLLM's parameters, as ``omnibus.structured.shapes`` has it. Raises ``BadRequest``."""
+    """Return the constraint in ``omnibus.structured.shapes`` format, or None. Raises ``BadRequest``."""
     wanted = request.structured_outputs
     if wanted is not None:
         for kind in _KINDS:
@@ -195,12 +201,12 @@ def _read_schema(value: Any, param: str) -> dict[str, Any]:
         except (msgspec.DecodeError, RecursionError):
             raise BadRequest("The schema is not valid JSON.", param=param) from None
     if not isinstance(value, dict):
-        raise BadRequest("A schema is a JSON object.", param=param)
+        raise BadRequest("The schema must be a JSON object.", param=param)
     return value
 
 
 def vllm_params(request: Any) -> dict[str, Any]:
-    """Fields of ``TextParams`` that vLLM's parameters stand for."""
+    """Return the fields of ``TextParams`` for vLLM's parameters."""
     sent = {
         name: value
         for name, harmless in _SENT.items()
@@ -212,6 +218,6 @@ def vllm_params(request: Any) -> dict[str, Any]:
 
 
 def template_places(request: Any) -> dict[str, bool]:
-    """Options of the chat template that say where the answer begins."""
+    """Return the chat template's options for where the answer begins."""
     said = {name: value for name in _PLACES if (value := getattr(request, name)) is not None}
     return {"add_generation_prompt": False, **said} if said.get("continue_final_message") else said

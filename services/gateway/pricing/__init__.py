@@ -1,1 +1,1 @@
-"""Prices of requests: their usage by the plan's prices, and quotes before they run."""
+"""Prices of requests by the plan's prices: their usage, and quotes before they run."""

@@ -1,4 +1,4 @@
-"""Seconds of stages by the sizes of requests, learned from those that have ended. No I/O."""
+"""Seconds of stages by the sizes of requests, learned from finished requests. No I/O."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -10,23 +10,23 @@ from numpy.typing import NDArray
 from omnibus.profile import QUANTITIES, CostLine
 from services.gateway.pricing.quantities import SIZES, WORK
 
-#: Part of what was learned that each new observation leaves.
+#: Factor of earlier observations at each new one.
 _DECAY = 0.98
-#: Observations before what was learned is believed.
+#: Number of observations after which a fit is used.
 MIN_OBSERVATIONS = 8
-#: Weight of the assumption that a size costs nothing, as a part of that of what was observed of it.
+#: Weight of the assumption that a size costs nothing, relative to the weight of its observations.
 _RIDGE = 1e-6
-#: Seconds between two requests that are learned from: more would cost a busy gateway time.
+#: Seconds between two requests to learn from: more would cost a busy gateway time.
 LEARN_PERIOD_SECONDS = 0.02
-#: Part of the newest in means.
+#: Weight of the newest value in means.
 _NEWEST_WEIGHT = 0.1
 COMPLETION, SPEECH = QUANTITIES.index("completion_tokens"), QUANTITIES.index("speech_seconds")
 
 
 class StageKey(NamedTuple):
-    """A component as an option of a model runs it: batches, and so seconds, differ between options.
+    """A component in an option of a model: batches, and so seconds, differ between options.
 
-    ``modalities`` are those that it encodes: nothing else of a request can make it slower.
+    ``modalities`` are those that it encodes: only these affect its time.
     """
 
     model: str
@@ -36,33 +36,33 @@ class StageKey(NamedTuple):
 
     @property
     def columns(self) -> list[int]:
-        """Places in ``SIZES`` of the sizes that its seconds depend on."""
+        """Indices in ``SIZES`` of the sizes that its seconds depend on."""
         if not self.modalities:
             return list(range(len(SIZES)))
         return [*(QUANTITIES.index(f"{modality}_tokens") for modality in self.modalities), WORK]
 
 
 class StageFit:
-    """Seconds of one stage, as ``base`` and so much per unit of each size: least squares over what came lately."""
+    """Linear least-squares fit of the seconds of one stage, over recent requests."""
 
     def __init__(self, columns: Sequence[int] = range(len(SIZES))) -> None:
-        self._columns = columns  # places in ``SIZES``
+        self._columns = columns  # indices in ``SIZES``
         size = len(columns) + 1
         self._squares = np.zeros((size, size))
         self._products = np.zeros(size)
         self.count = 0
 
     def observe_job(self, sizes: Sequence[float], seconds: float) -> None:
-        """Learn that a request of these ``sizes``, in the order of ``SIZES``, took ``seconds``."""
+        """Add a request of ``sizes``, ordered as ``SIZES``, that took ``seconds``."""
         row = self._select_row(sizes)
         self._squares = self._squares * _DECAY + np.outer(row, row)
         self._products = self._products * _DECAY + row * seconds
         self.count += 1
 
     def predict_seconds(self, sizes: Sequence[float]) -> float:
-        """Return the seconds of a request of these ``sizes``; never less than 0."""
+        """Return the seconds of a request of these ``sizes``, at least 0."""
         scale = np.sqrt(np.diag(self._squares))
-        scale[scale == 0.0] = 1.0  # of what was never observed
+        scale[scale == 0.0] = 1.0  # sizes that were never observed
         matrix = self._squares / np.outer(scale, scale) + _RIDGE * np.eye(len(scale))
         found = np.linalg.solve(matrix, self._products / scale) / scale
         return max(0.0, float(found @ self._select_row(sizes)))
@@ -72,7 +72,7 @@ class StageFit:
 
 
 class CostFits:
-    """Everything that one gateway has learned: seconds by stage, and lengths of answers by model and request type."""
+    """Fits of one gateway: seconds by stage, and lengths of answers by model and request type."""
 
     def __init__(self, period: float = LEARN_PERIOD_SECONDS) -> None:
         self._period = period
@@ -81,7 +81,7 @@ class CostFits:
         self._answers: dict[tuple[str, str], list[float]] = {}  # mean tokens, and seconds of speech per token
 
     def take_turn(self) -> bool:
-        """Return whether it is time to learn from a request again."""
+        """Return whether it is time to learn from another request."""
         now = time.monotonic()
         if now < self._next:
             return False
@@ -89,14 +89,14 @@ class CostFits:
         return True
 
     def observe_stage(self, key: StageKey, sizes: Sequence[float], seconds: float) -> None:
-        """Learn what a stage took for a request of ``sizes``, in the order of ``SIZES``."""
+        """Add a stage's ``seconds`` for ``sizes``, ordered as ``SIZES``."""
         fit = self._stages.get(key)
         if fit is None:
             fit = self._stages[key] = StageFit(key.columns)
         fit.observe_job(sizes, seconds)
 
     def observe_answer(self, model: str, kind: str, quantities: Sequence[float]) -> None:
-        """Learn how long answers are."""
+        """Add the length of an answer to the means."""
         tokens, spoken = quantities[COMPLETION], quantities[SPEECH]
         if not tokens:
             return
@@ -107,7 +107,7 @@ class CostFits:
         ]
 
     def expected_answer(self, model: str, kind: str, limit: float, *, whole: bool) -> tuple[float, float]:
-        """Return the tokens of an answer of at most ``limit``, and its seconds of speech. A ``whole`` one has all."""
+        """Return the expected tokens, up to ``limit``, and seconds of speech. A ``whole`` answer reaches the limit."""
         tokens, spoken = self._answers.get((model, kind), (limit, 0.0))
         length = limit if whole else min(limit, tokens)
         return length, spoken * length
@@ -115,7 +115,11 @@ class CostFits:
     def predict_stage(
         self, key: StageKey, sizes: Sequence[float], lines: Mapping[str, CostLine]
     ) -> tuple[float, str] | None:
-        """Seconds of a stage and how they are known: ``measured``, or by the ``lines`` of the model's ``profile``."""
+        """Return the seconds of a stage and their source.
+
+        The source is ``measured``, or ``profile`` for those by the ``lines`` of the model's profile. None if there is
+        neither.
+        """
         fit = self._stages.get(key)
         if fit is not None and fit.count >= MIN_OBSERVATIONS:
             return fit.predict_seconds(sizes), "measured"

@@ -1,4 +1,4 @@
-"""Headers by which clients ask what a request costs, and limit it. Bodies stay those of OpenAI."""
+"""Headers that request the price of a request or limit it. Bodies stay those of OpenAI."""
 
 import math
 from collections.abc import Mapping
@@ -11,8 +11,10 @@ _YES, _NO = (b"1", b"true"), (b"", b"0", b"false")
 
 
 class PriceOptions(NamedTuple):
-    """``usage``: the answer says what it took. ``quote``: the price is the answer, and nothing runs. ``limit``: what
-    the request may be expected to cost at most, in the plan's currency.
+    """Price options of a request.
+
+    ``usage`` adds the usage to the answer. With ``quote``, the answer is the price, and the request does not run.
+    ``limit`` is the highest expected cost, in the plan's currency.
     """
 
     usage: bool = False
@@ -21,7 +23,7 @@ class PriceOptions(NamedTuple):
 
     @property
     def before(self) -> bool:
-        """True if the price has to be known before the request runs."""
+        """True if the price must be known before the request runs."""
         return self.quote or self.limit is not None
 
 
@@ -29,17 +31,17 @@ NO_PRICES = PriceOptions()
 
 
 def read_price_options(headers: Mapping[bytes, bytes]) -> PriceOptions:
-    """Read the headers. Raises ``BadRequest`` that names the one at fault."""
+    """Read the headers. Raises ``BadRequest`` with the name of the invalid one."""
     if not (USAGE_HEADER in headers or QUOTE_HEADER in headers or LIMIT_HEADER in headers):
         return NO_PRICES
     return PriceOptions(_read_flag(headers, USAGE_HEADER), _read_flag(headers, QUOTE_HEADER), _read_limit(headers))
 
 
 def refuse_price_options(headers: Mapping[bytes, bytes]) -> None:
-    """Raise ``BadRequest`` where nothing is priced: a limit that nobody holds would be worse than none."""
+    """Raise ``BadRequest`` for price headers on routes without prices."""
     if read_price_options(headers).before:
         name = (QUOTE_HEADER if QUOTE_HEADER in headers else LIMIT_HEADER).decode()
-        raise BadRequest(f"{name} is for single requests that a model of the plan answers: leave it out", param=name)
+        raise BadRequest(f"{name} is only for single requests to models of the plan: omit it", param=name)
 
 
 def _read_flag(headers: Mapping[bytes, bytes], name: bytes) -> bool:
@@ -47,7 +49,7 @@ def _read_flag(headers: Mapping[bytes, bytes], name: bytes) -> bool:
     if given in _YES:
         return True
     if given not in _NO:
-        raise BadRequest(f"{name.decode()} is 1 or 0, not {given[:40].decode('latin-1')!r}", param=name.decode())
+        raise BadRequest(f"{name.decode()} must be 1 or 0, not {given[:40].decode('latin-1')!r}", param=name.decode())
     return False
 
 
@@ -60,5 +62,5 @@ def _read_limit(headers: Mapping[bytes, bytes]) -> float | None:
     except ValueError:
         limit = math.nan
     if not (math.isfinite(limit) and limit >= 0):
-        raise BadRequest(f"{name} is an amount of the plan's currency, as 0.002, not {given!r}", param=name)
+        raise BadRequest(f"{name} must be an amount in the plan's currency, such as 0.002, not {given!r}", param=name)
     return limit

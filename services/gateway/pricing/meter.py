@@ -1,4 +1,4 @@
-"""Usage of requests by the prices of the plan in force."""
+"""Usage of requests by the prices of the current plan."""
 
 import asyncio
 from collections.abc import Sequence
@@ -11,27 +11,27 @@ from services.gateway.pricing.cost_fit import CostFits, StageKey
 from services.gateway.pricing.quantities import SIZES, WORK, Estimates, add_quantities, apply_estimates
 from services.gateway.routing.router import Router
 
-#: Seconds that an answer which says its usage waits for the last times of its stages.
+#: Timeout for the times of the last stages, if an answer includes its usage, in seconds.
 REPORT_SECONDS = 1.0
 
 _UNKNOWN = StageRate("", 1, None)
 
 
 class UsageMeter:
-    """Measures requests of the plan that ``router`` follows."""
+    """Measures requests of the plan of ``router``."""
 
     def __init__(self, router: Router) -> None:
         self._router = router
         self._plan: Plan | None = None
         self._rates: dict[tuple[str, str], StageRate] = {}  # by model and option, of that plan
-        #: What it has learned of the requests that have ended.
+        #: Fits of the finished requests.
         self.fits = CostFits()
 
     def learn(self, running: InflightInvocation, estimates: Estimates, *, by_work: bool = False) -> None:
-        """Learn from a request that is done; ``estimates`` are the sizes that it came with.
+        """Learn from a finished request; ``estimates`` are its sizes on arrival.
 
-        ``by_work`` is True for one whose stages cost by their estimated work where it came with no sizes. Several
-        answers to one prompt share its cost: they say nothing about requests with one.
+        ``by_work`` is True for a request without sizes, the stages of which cost by their estimated work. Several
+        answers to one prompt share its cost, so they do not represent requests with one answer.
         """
         if not (estimates or by_work) or not self.fits.take_turn() or not running.all_reported:
             return
@@ -43,19 +43,19 @@ class UsageMeter:
         if estimates:
             add_quantities(sizes, running.streams.values())
             self.fits.observe_answer(invocation.model, invocation.type, sizes)
-        apply_estimates(sizes, estimates)  # as they are known when a quote is asked for
+        apply_estimates(sizes, estimates)  # as in a quote
         for key, (seconds, work) in self._sum_stages(running).items():
             sizes[WORK] = 0.0 if estimates else work
             self.fits.observe_stage(key, sizes, seconds)
 
     def stage_key(self, model: str, option: str, component: str) -> StageKey:
-        """The key of what is learned of ``component`` in ``option`` of ``model``."""
+        """Return the key for the fits of ``component`` in ``option`` of ``model``."""
         known = self._router.plan.models.get(model) if self._router.plan is not None else None
         encoders = known.encoders if known is not None else {}
         return StageKey(model, option, component, tuple(name for name, part in encoders.items() if part == component))
 
     def _sum_stages(self, running: InflightInvocation) -> dict[StageKey, tuple[float, float]]:
-        """Seconds and estimated work of the nodes of each stage of ``running``."""
+        """Return the seconds and estimated work of each stage of ``running``."""
         invocation, sums = running.invocation, dict[StageKey, tuple[float, float]]()
         for index, (node, option) in enumerate(zip(invocation.nodes, invocation.options, strict=True)):
             key = self.stage_key(node.model or invocation.model, option, node.component)
@@ -65,12 +65,12 @@ class UsageMeter:
 
     @property
     def currency(self) -> str:
-        """Currency of the plan's prices; empty where it has none."""
+        """Currency of the plan's prices; "" if it has none."""
         plan = self._router.plan
         return plan.prices.currency if plan is not None else ""
 
     def find_rate(self, model: str, option: str) -> StageRate:
-        """The rate of an executor of ``option``."""
+        """Return the rate of an executor of ``option``."""
         return self._plan_rate(self._router.plan, model, option)
 
     def _plan_rate(self, plan: Plan | None, model: str, option: str) -> StageRate:
@@ -82,12 +82,12 @@ class UsageMeter:
         return rate
 
     def _device_rate(self, rate: StageRate, executor: str) -> StageRate:
-        """``rate``, of a place without a GPU where ``executor`` says that it computes on the CPU."""
+        """Return ``rate``, without a GPU if ``executor`` computes on the CPU."""
         member = self._router.members.get(executor)
         return _without_gpu(rate) if member is not None and member.status.device == CPU else rate
 
     def measure(self, running: InflightInvocation) -> RequestUsage:
-        """The usage of ``running`` as far as its stages have reported."""
+        """Return the usage of ``running`` by the stages that have reported."""
         invocation, hops, plan = running.invocation, running.hops, self._router.plan
         stages, nbytes = [], 0
         if running.pull_log is not None:
@@ -97,7 +97,7 @@ class UsageMeter:
             if hop is None:
                 continue
             rate = self._plan_rate(plan, node.model or invocation.model, option)
-            if not rate.gpu:  # the plan names no type: the executor knows its device
+            if not rate.gpu:  # the plan has no type: the executor reports its device
                 rate = self._device_rate(rate, hop.executor)
             stages.append(stage_usage(index, node.component, option, rate, hop.computed, hop.joules))
             if hop.pulls:
@@ -110,7 +110,7 @@ class UsageMeter:
         return sum_stages(stages, currency, nbytes, complete=len(hops) == len(invocation.nodes))
 
     async def measure_request(self, segments: Sequence[InflightInvocation]) -> RequestUsage:
-        """The usage of a request whose results have all come; waits a moment for the times of its stages."""
+        """Return the usage of a finished request; waits for the times of its last stages."""
         for running in segments:
             await _wait_reported(running)
         return join_usages(map(self.measure, segments))
@@ -130,7 +130,7 @@ async def _wait_reported(running: InflightInvocation) -> None:
         async with asyncio.timeout(REPORT_SECONDS):
             await reported.wait()
     except TimeoutError:
-        pass  # the usage says that it is not complete
+        pass  # the usage is marked as incomplete
     finally:
         running.on_settled = None
 
@@ -145,7 +145,7 @@ def _option_rate(plan: Plan | None, model: str, name: str) -> StageRate:
 
 
 def _find_option(plan: Plan | None, model: str, name: str) -> DeploymentOption | None:
-    """The option whose executors run it: those of another model where a component is shared."""
+    """Return the option of the executors; a shared component is another model's."""
     known = plan.models.get(model) if plan is not None else None
     option = known.options.get(name) if known is not None else None
     if option is None or not option.of:
@@ -155,7 +155,7 @@ def _find_option(plan: Plan | None, model: str, name: str) -> DeploymentOption |
 
 
 def _gpu_type(option: DeploymentOption, prices: PriceList) -> str:
-    """The type of the GPUs: the one that is declared, where there is one alone and the option names none."""
+    """Return the GPU type of ``option``, else the only declared type, else ""."""
     if option.gpu or not option.gpus:
         return option.gpu or CPU
     types = [name for name in prices.per_hour if name != CPU]

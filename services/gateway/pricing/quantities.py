@@ -1,4 +1,4 @@
-"""Sizes of a request in the quantities of profiles: estimates when it comes, and what its answer tells."""
+"""Sizes of a request in the quantities of profiles: estimates, then measurements."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -6,14 +6,14 @@ from typing import Any
 from omnibus.profile import QUANTITIES
 from services.gateway.dispatch.streams import ResultStream
 
-#: What one request may claim of a quantity: it comes from engines, which may be an app's own code.
+#: Limit of a quantity of one request, because quantities come from engines, which may be an app's code.
 MAX_QUANTITY = 1 << 32
 
-#: Quantities of a request as they are estimated on arrival, by their places in ``QUANTITIES``.
+#: Estimated quantities of a request on arrival, by their indices in ``QUANTITIES``.
 Estimates = Sequence[tuple[int, float]]
 
-#: Sizes by which the seconds of a stage are predicted: quantities, and the work of the stage's nodes as its composite
-#: task estimates it, which alone counts for requests that are no chats.
+#: Sizes that predict the seconds of a stage: quantities, and the work of the stage's nodes. The composite task
+#: estimates the work; requests other than chats have no other size.
 SIZES = (*QUANTITIES, "work")
 WORK = len(QUANTITIES)
 
@@ -22,7 +22,7 @@ _SPEECH_INDEX = _QUANTITY_INDEX["speech_seconds"]
 
 
 def apply_estimates(sizes: list[float], estimates: Estimates) -> None:
-    """Set ``sizes`` to what was estimated of them, of which each medium has a part."""
+    """Replace the estimated ``sizes`` by the sums of their estimates; each medium adds a part."""
     for place, _ in estimates:
         sizes[place] = 0.0
     for place, value in estimates:
@@ -30,7 +30,7 @@ def apply_estimates(sizes: list[float], estimates: Estimates) -> None:
 
 
 def add_quantities(sums: list[float], streams: Iterable[ResultStream]) -> None:
-    """Add what ``streams`` tell of their request: tokens as its thinker counted them, seconds of sound."""
+    """Add the quantities in ``streams``: tokens by the thinker's count, and seconds of audio."""
     for stream in streams:
         usage = stream.closing.get("usage")
         if type(usage) is dict:
@@ -43,5 +43,5 @@ def add_quantities(sums: list[float], streams: Iterable[ResultStream]) -> None:
 
 
 def _audio_seconds(samples: int, about: Mapping[str, Any]) -> float:
-    rate = about.get("rate")  # what has none is no sound
+    rate = about.get("rate")  # only audio has a rate
     return samples / rate if isinstance(rate, int | float) and 1 <= rate < MAX_QUANTITY else 0.0

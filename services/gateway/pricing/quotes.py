@@ -1,4 +1,4 @@
-"""Prices before a request runs: what each path of the plan would cost by the sizes of the request."""
+"""Prices before a request runs: its cost on each path of the plan, by its sizes."""
 
 import inspect
 import time
@@ -22,14 +22,14 @@ from services.gateway.pricing.quantities import SIZES, WORK, Estimates, apply_es
 from services.gateway.routing.assignment import ModelPart
 from services.gateway.routing.router import Router
 
-#: Images that cost nothing, at most.
+#: Limit of images that cost nothing.
 MAX_ALLOWED = 1 << 20
-#: Seconds for which profiles that were read from the store are good.
+#: Lifetime of profiles that were read from the store, in seconds.
 PROFILE_SECONDS = 60.0
 
 
 class QuoteReady(Exception):
-    """The quote that a request asked for, ``body``, is its answer: raised where the request would be sent."""
+    """The quote ``body``, raised as the answer instead of sending the request."""
 
     def __init__(self, body: bytes) -> None:
         super().__init__("the quote is the answer")
@@ -39,8 +39,8 @@ class QuoteReady(Exception):
 class ExpectedSizes(NamedTuple):
     """Sizes of a request that are known before it runs.
 
-    ``estimates`` are those of a chat; where there are none, stages are priced by their estimated work. ``answers``
-    answers of at most ``tokens`` each are expected; a ``whole`` one has all of them.
+    ``estimates`` are those of a chat; without them, stages are priced by their estimated work. ``answers`` is the
+    number of expected answers, of at most ``tokens`` each. A ``whole`` answer has all of these tokens.
     """
 
     estimates: Estimates = ()
@@ -50,8 +50,9 @@ class ExpectedSizes(NamedTuple):
 
 
 class PathQuote(msgspec.Struct, frozen=True):
-    """Expected usage along ``path``, which the plan gives ``share`` of such requests. ``basis``: "measured", or
-    "profile" where a stage has not been measured here yet.
+    """Expected usage on ``path``, which the plan gives ``share`` of such requests.
+
+    ``basis`` is "measured", or "profile" if this gateway has not measured one of the stages yet.
     """
 
     path: str
@@ -61,8 +62,9 @@ class PathQuote(msgspec.Struct, frozen=True):
 
 
 class Quote(msgspec.Struct, frozen=True):
-    """Expected price of a request: that of its paths by their shares, and of each. ``money`` is absent where the plan
-    has no price for a stage of them.
+    """Expected price of a request: the mean of its paths by their shares, and the price of each.
+
+    ``money`` is absent if the plan has no price for one of the stages.
     """
 
     model: str
@@ -72,12 +74,12 @@ class Quote(msgspec.Struct, frozen=True):
     paths: tuple[PathQuote, ...]
     money: float | UnsetType = UNSET
     currency: str | UnsetType = UNSET
-    #: Of one image that the answer may call for; the price above has it.
+    #: Quote of one image that the answer may call for; the price above includes it.
     image: "Quote | UnsetType" = UNSET
     object: str = "quote"
 
     def with_image(self, image: "Quote") -> "Quote":
-        """This quote with the price of ``image`` on top."""
+        """Return this quote with the price of ``image`` added."""
         money: float | UnsetType = UNSET
         if self.money is not UNSET and image.money is not UNSET:
             money = round(self.money + image.money, 12)
@@ -96,7 +98,10 @@ class Quote(msgspec.Struct, frozen=True):
 
 
 class Quotes:
-    """Quotes of one gateway, by what its ``meter`` has learned, and by profiles from ``store`` until that is enough."""
+    """Quotes of one gateway.
+
+    They use the fits of ``meter``, or the profiles in ``store`` until there are enough requests.
+    """
 
     def __init__(self, router: Router, meter: UsageMeter) -> None:
         self._router = router
@@ -106,9 +111,9 @@ class Quotes:
         self._read = -PROFILE_SECONDS
 
     def open_check(self, prices: PriceOptions, task: CompositeTask | None) -> "PriceCheck | None":
-        """The check of a request to ``task`` by its ``prices``; None where they ask for none.
+        """Return the check of a request to ``task``; None if ``prices`` need none.
 
-        Raises ``BadRequest`` for a task whose graph follows from results, and for None: an app.
+        Raises ``BadRequest`` for a task with a graph that depends on results, and for None, which is an app.
         """
         if not prices.before:
             return None
@@ -116,9 +121,9 @@ class Quotes:
         return PriceCheck(self, prices)
 
     async def quote(self, model: str, segment: Segment, expected: ExpectedSizes) -> Quote:
-        """The quote of a request to ``model`` whose graph is ``segment``.
+        """Return the quote of a request to ``model`` with the graph ``segment``.
 
-        Raises ``CostLimitExceeded`` where nothing is known of a stage: there is neither a profile nor a request yet.
+        Raises ``CostLimitExceeded`` if a stage has neither a profile nor a finished request.
         """
         await self._read_profiles()
         assignment = self._router.assign(segment.nodes, model)
@@ -142,7 +147,7 @@ class Quotes:
         )
 
     def _expected_sizes(self, part: ModelPart, expected: ExpectedSizes) -> list[float]:
-        """Sizes of the request but for its work, which each stage has for itself."""
+        """Return the sizes of the request, except for the stages' work."""
         sizes = [0.0] * WORK
         if expected.estimates:
             tokens, speech = self._meter.fits.expected_answer(
@@ -166,8 +171,8 @@ class Quotes:
             )
             if found is None:
                 raise CostLimitExceeded(
-                    f"nothing is known yet of what {component} takes in option {option!r}: send some requests without "
-                    "a limit of cost, or measure the model with `omnibus profile --put`",
+                    f"the cost of {component} in option {option!r} is unknown: send some requests without "
+                    "a cost limit, or measure the model with `omnibus profile --put`",
                     stage=component,
                 )
             seconds, known = found
@@ -184,22 +189,22 @@ class Quotes:
         self._read = now
         try:
             self._profiles = await self.store.profiles()
-        except StoreUnavailable:  # what was learned is enough, or the quote says that it is not
+        except StoreUnavailable:  # the fits may be enough; otherwise the quote fails
             self._read = -PROFILE_SECONDS
 
 
 class ImageAllowance(NamedTuple):
-    """Images that a limit of cost leaves room for beside the answer that calls for them, and the path of each."""
+    """Number of images that a cost limit covers, and their path."""
 
     most: int
     path: str
 
 
 class PriceCheck:
-    """Check of the price of one request, before it is sent. ``expected`` are its sizes, which its route knows.
+    """Check of the price of one request before it is sent. The route sets ``expected``, its sizes.
 
-    ``image`` is the quote of an image that its answer may call for: there has to be room for one, and ``images`` says
-    afterwards for how many there is; None where there is no limit.
+    ``image`` is the quote of an image that the answer may call for; the limit must cover at least one. ``images`` is
+    then the number that it covers, or None without a limit.
     """
 
     def __init__(self, quotes: Quotes, prices: PriceOptions) -> None:
@@ -210,10 +215,9 @@ class PriceCheck:
         self.images: ImageAllowance | None = None
 
     async def choose_path(self, model: str, segment: Segment, pinned: str) -> str:
-        """The path that a request to ``model`` with the graph ``segment`` has to take: ``pinned``, or another in the
-        limit.
+        """Return the path for a request to ``model``: ``pinned``, or one within the limit.
 
-        Raises ``QuoteReady`` for a request that wants no more than its price, and ``CostLimitExceeded``.
+        Raises ``QuoteReady`` for a request that only needs its price, and ``CostLimitExceeded``.
         """
         quote = await self._quotes.quote(model, segment, self.expected)
         if self._prices.quote or self._prices.limit is None:
@@ -230,27 +234,35 @@ class PriceCheck:
 
 
 def require_static(task: CompositeTask | None) -> None:
-    """Raises ``BadRequest`` for a task whose graph follows from results, and for None: an app."""
+    """Raises ``BadRequest`` for a task with a dynamic graph and for None.
+
+    A graph is dynamic if it depends on results. None is an app.
+    """
     if task is None or inspect.iscoroutinefunction(task.invoke):
-        raise BadRequest("a model whose graph follows from results has no price before it runs", param="model")
+        raise BadRequest(
+            "the price of a model with a dynamic graph is unknown before it runs: omit the price headers", param="model"
+        )
 
 
 def path_prices(quote: Quote, pinned: str = "") -> dict[str, float]:
-    """Money by path, of ``pinned`` alone if it is not empty. Raises ``CostLimitExceeded`` where a price is missing."""
+    """Return the money by path, or that of ``pinned`` alone.
+
+    Raises ``CostLimitExceeded`` if a price is missing.
+    """
     paths = [each for each in quote.paths if each.path == pinned] if pinned else quote.paths
     known = {each.path: float(each.usage.money) for each in paths if each.usage.money is not UNSET}
     if not known or len(known) < len(paths):
         raise CostLimitExceeded(
-            "this plan has no prices in money, so that a limit of cost cannot be held: declare a currency and prices"
+            "this plan has no prices, so it cannot enforce a cost limit: declare a currency and prices"
         )
     return known
 
 
 def choose_path(quote: Quote, limit: float, pinned: str = "", more: float = 0.0) -> str:
-    """The path to take within ``limit`` of money: empty for any, else the cheapest one. Raises ``CostLimitExceeded``.
+    """Return the path within ``limit`` of money: ``pinned`` if all fit, else the cheapest one.
 
-    ``more`` is what has to fit beside it. Without prices the limit is refused: a limit that nobody can check would be
-    no limit.
+    ``more`` is an amount that must also fit. Raises ``CostLimitExceeded``, also without prices, because the gateway
+    could not enforce the limit.
     """
     known = {path: money + more for path, money in path_prices(quote, pinned).items()}
     if max(known.values()) <= limit:
@@ -258,15 +270,18 @@ def choose_path(quote: Quote, limit: float, pinned: str = "", more: float = 0.0)
     path = min(known, key=lambda each: known[each])
     if known[path] > limit:
         raise CostLimitExceeded(
-            f"this request is expected to cost {known[path]:.9f} {quote.currency}, and {limit:.9f} are allowed: "
-            "ask for less, or allow more",
+            f"the expected cost of this request is {known[path]:.9f} {quote.currency}, above the limit {limit:.9f}: "
+            "request less, or raise the limit",
             param="x-omnibus-max-cost",
         )
     return path
 
 
 def _stage_work(part: ModelPart, work: Sequence[int]) -> Counter[int]:
-    """Work of all nodes of each component, by its first node: what is known of a component is of them together."""
+    """Sum the work of each component's nodes, by its first node.
+
+    Fits are per component, so its nodes count together.
+    """
     first: dict[str, int] = {}
     sums = Counter[int]()
     for node, component in zip(part.nodes, part.components, strict=True):

@@ -1,1 +1,1 @@
-"""Conversations by voice over one WebSocket each, for every model that chats."""
+"""Voice conversations over WebSockets, for every chat model."""

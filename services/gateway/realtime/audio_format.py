@@ -1,4 +1,4 @@
-"""Audio of a session: its bytes to samples, its length, and files that models read."""
+"""Audio formats of a session: bytes to samples, durations, and files for models."""
 
 from functools import cache
 
@@ -29,17 +29,17 @@ def sample_bytes(format: AudioFormat) -> int:
 
 
 def to_milliseconds(nbytes: int, format: AudioFormat) -> int:
-    """The length of ``nbytes`` of audio."""
+    """Return the duration of ``nbytes`` of audio in milliseconds."""
     return nbytes // sample_bytes(format) * 1000 // rate_of(format)
 
 
 def to_bytes(milliseconds: int, format: AudioFormat) -> int:
-    """The bytes of so much audio, whole samples."""
+    """Return the number of bytes of this much audio, in whole samples."""
     return milliseconds * rate_of(format) // 1000 * sample_bytes(format)
 
 
 def encoder_format(format: AudioFormat) -> TelephoneFormat:
-    """The name under which ``omnibus.encoding.audio`` makes this format."""
+    """Return the name of this format in ``omnibus.encoding.audio``."""
     if isinstance(format, MuLawFormat):
         return "pcmu"
     return "pcma" if isinstance(format, ALawFormat) else "pcm24k"
@@ -51,7 +51,7 @@ def to_wav(data: bytes | bytearray, format: AudioFormat) -> bytes:
 
 
 def to_pcm(data: bytes | bytearray, format: AudioFormat) -> bytes:
-    """``data`` as 16-bit little-endian samples; half a sample at the end is left out."""
+    """Return ``data`` as 16-bit little-endian samples, without an incomplete last sample."""
     if isinstance(format, PcmFormat):
         return bytes(data[: len(data) // 2 * 2])
     table = _mu_law_samples() if isinstance(format, MuLawFormat) else _a_law_samples()

@@ -1,4 +1,4 @@
-"""Changes of a session's configuration, checked against what its model can do."""
+"""Configuration of a session: updates are validated against the abilities of its model."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from services.gateway.tasks.chat import OPENAI_VOICES
 
 
 class ModelAbilities(NamedTuple):
-    """Abilities of a model of the plan; an app's model is held to be able to do anything."""
+    """Abilities of a model of the plan. The model of an app counts as able to do everything."""
 
     speaks: bool = True
     hears: bool = True
@@ -42,7 +42,7 @@ class ModelAbilities(NamedTuple):
         return self.voices[0] if self.voices else OPENAI_VOICES[0]
 
 
-#: Fields that mean the same in a session and in one response, with the value that null stands for.
+#: Fields with the same meaning in a session and in one response, and the value that null stands for.
 _SHARED_DEFAULTS: dict[str, Any] = {
     "instructions": "",
     "tool_choice": "auto",
@@ -53,14 +53,14 @@ _SHARED_DEFAULTS: dict[str, Any] = {
 }
 
 
-#: Abilities where nothing is answered: transcripts are made by the model that the session names.
+#: Abilities of a session without responses: the model that the session names transcribes.
 TRANSCRIBES = ModelAbilities(speaks=False)
-#: Fields of an update that a session of transcription has besides its ``type``.
+#: Fields that an update of a transcription session may have, with its ``type``.
 _TRANSCRIPTION_FIELDS = frozenset({"type", "audio", "include", "tracing"})
 
 
 def default_config(model: str, abilities: ModelAbilities, kind: SessionKind = "realtime") -> SessionConfig:
-    """The configuration of a session of which its client has said nothing."""
+    """Return the configuration of a session before its first update."""
     if kind == "transcription":
         written = InputTranscription(model) if model else None
         return SessionConfig(model=model, kind=kind, modality="text", turn_detection=ServerVad(), transcription=written)
@@ -75,7 +75,10 @@ def default_config(model: str, abilities: ModelAbilities, kind: SessionKind = "r
 def apply_update(
     config: SessionConfig, update: SessionUpdate, abilities: ModelAbilities, *, has_spoken: bool
 ) -> SessionConfig:
-    """``config`` with the fields that ``update`` has. Raises ``BadRequest`` that names what cannot be obeyed."""
+    """Return ``config`` with the fields of ``update``.
+
+    Raises ``BadRequest`` that names the first invalid field.
+    """
     if update.type != config.kind:
         raise BadRequest(f"The type of a session is fixed: it is {config.kind!r}.", param="session.type")
     if config.kind == "transcription":
@@ -86,7 +89,7 @@ def apply_update(
     changes = _shared_changes(update, abilities, "session")
     if is_given(update.truncation):
         if update.truncation not in (None, "auto", "disabled"):
-            raise BadRequest("truncation is 'auto' or 'disabled'.", param="session.truncation")
+            raise BadRequest("truncation must be 'auto' or 'disabled'.", param="session.truncation")
         changes["truncation"] = update.truncation or "auto"
     if update.audio is not None and update.audio is not UNSET:
         changes |= _input_changes(update.audio.input, abilities)
@@ -97,24 +100,24 @@ def apply_update(
 
 
 def _check_transcription(update: SessionUpdate) -> None:
-    """Raises ``BadRequest`` for fields that only sessions with responses have."""
+    """Raise ``BadRequest`` for a field that only sessions with responses have."""
     given = [name for name in update.__struct_fields__ if is_given(getattr(update, name))]
     others = [name for name in given if name not in _TRANSCRIPTION_FIELDS]
     if update.audio is not None and update.audio is not UNSET and is_given(update.audio.output):
         others.append("audio.output")
     if others:
         raise BadRequest(
-            "A session of transcription has audio.input alone: leave it out.", param=f"session.{others[0]}"
+            "A transcription session accepts only audio.input: omit this field.", param=f"session.{others[0]}"
         )
 
 
 def check_update(update: SessionUpdate) -> None:
-    """Raises ``BadRequest`` for what no model can obey."""
+    """Raise ``BadRequest`` for an update that no model supports."""
     apply_update(SessionConfig(model="", kind=update.type), update, ModelAbilities(), has_spoken=False)
 
 
 def apply_options(config: SessionConfig, options: ResponseOptions, abilities: ModelAbilities) -> SessionConfig:
-    """``config`` as it is for one response. Raises ``BadRequest``."""
+    """Return ``config`` with the ``options`` of one response. Raises ``BadRequest``."""
     _refuse(options, {"prompt": (None,)}, "response")
     changes = _shared_changes(options, abilities, "response")
     if options.audio is not None and options.audio is not UNSET:
@@ -174,13 +177,13 @@ def _output_changes(
 def _checked_voice(voice: Any, abilities: ModelAbilities, param: str) -> str:
     name = voice_name(voice) if voice is not None else abilities.default_voice
     if abilities.voices and name not in (*abilities.voices, *OPENAI_VOICES):
-        raise BadRequest(f"unknown voice {name[:64]!r}; there are {', '.join(abilities.voices)}", param=param)
+        raise BadRequest(f"unknown voice {name[:64]!r}: use one of {', '.join(abilities.voices)}", param=param)
     return str(name)
 
 
 def _refuse(update: Any, accepted: Mapping[str, tuple[Any, ...]], place: str = "session") -> None:
-    """Raises ``BadRequest`` for a field with a value that cannot be obeyed."""
+    """Raise ``BadRequest`` for a field with an unsupported value."""
     for name, values in accepted.items():
         value = getattr(update, name)
         if is_given(value) and value not in values:
-            raise BadRequest(f"{name} is not supported with this value: leave it out.", param=f"{place}.{name}")
+            raise BadRequest(f"{name} is not supported with this value: omit it.", param=f"{place}.{name}")

@@ -1,4 +1,4 @@
-"""Items of a conversation in their order. One connection changes them, so there is no lock."""
+"""Ordered items of a conversation. Only one connection changes them, so there is no lock."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,18 +21,19 @@ from services.gateway.openai.realtime.session import AudioFormat
 from services.gateway.realtime.audio_format import to_bytes, to_milliseconds
 from services.gateway.realtime.errors import unknown_item_error
 
-#: Name of the place before the first item.
+#: Id that stands for the position before the first item.
 ROOT = "root"
-#: Items of one conversation.
+#: Maximum number of items of one conversation.
 MAX_ITEMS = 4096
 _OBJECT = "realtime.item"
 
 
 @dataclass
 class ItemPart:
-    """Part of a message. ``text`` is what is written, or the transcript of what is said; ``audio`` its bytes.
+    """Part of a message: ``text`` is its text or the transcript of its ``audio``.
 
-    Of these a model hears the first ``model_bytes``; 0 for all of them."""
+    The model receives the first ``model_bytes`` of the audio, or all of it if 0.
+    """
 
     type: str
     text: str = ""
@@ -44,16 +45,16 @@ class ItemPart:
 
     @property
     def model_audio(self) -> bytes:
-        """The audio that a model hears."""
+        """Audio that the model receives."""
         return bytes(self.audio[: self.model_bytes or len(self.audio)])
 
     @property
     def milliseconds(self) -> int:
-        """The length of its audio."""
+        """Duration of its audio."""
         return to_milliseconds(len(self.audio), self.format) if self.format is not None else 0
 
     def to_event(self, *, with_audio: bool = False) -> dict[str, Any]:
-        """The part as events have it; raw audio is in few of them."""
+        """Return the part as an event contains it; few events contain raw audio."""
         if self.type == "input_image":
             return {"type": self.type, "image_url": self.image_url, "detail": self.detail or "auto"}
         if self.type not in ("input_audio", "output_audio"):
@@ -64,7 +65,7 @@ class ItemPart:
 
 @dataclass
 class ConversationItem:
-    """A message, a call of a function, or what came of one. ``text`` is a call's arguments, or a call's output."""
+    """Message, function call, or the output of one. ``text`` is the arguments or the output of a call."""
 
     id: str
     type: str
@@ -77,11 +78,11 @@ class ConversationItem:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it takes, about."""
+        """Approximate size in bytes."""
         return len(self.text) + sum(len(each.audio) + len(each.text) + len(each.image_url) for each in self.parts)
 
     def to_event(self, *, with_audio: bool = False) -> dict[str, Any]:
-        """The item as events have it."""
+        """Return the item as an event contains it."""
         head = {"id": self.id, "object": _OBJECT, "type": self.type, "status": self.status}
         if self.type == "message":
             parts = [each.to_event(with_audio=with_audio) for each in self.parts]
@@ -91,9 +92,9 @@ class ConversationItem:
         return {**head, "call_id": self.call_id, "output": self.text}
 
     def truncate_audio(self, index: int, milliseconds: int) -> None:
-        """Forget what of part ``index`` comes after so much audio, its words too. Raises ``BadRequest``.
+        """Truncate part ``index`` after this much audio, with its transcript. Raises ``BadRequest``.
 
-        Words are not timed: as much of the transcript remains as of the sound, up to the last whole word.
+        The words have no timestamps. The transcript keeps the same share as the audio, up to the last whole word.
         """
         if self.role != "assistant" or self.type != "message":
             raise BadRequest("Only messages of the assistant can be truncated.", param="item_id")
@@ -102,7 +103,8 @@ class ConversationItem:
         part = self.parts[index]
         if milliseconds > part.milliseconds:
             raise BadRequest(
-                f"The audio of the item has {part.milliseconds} ms, less than {milliseconds}.", param="audio_end_ms"
+                f"audio_end_ms is {milliseconds}, but the audio of the item has {part.milliseconds} ms.",
+                param="audio_end_ms",
             )
         heard = to_bytes(milliseconds, part.format) if part.format is not None else 0
         if heard < len(part.audio):
@@ -111,7 +113,7 @@ class ConversationItem:
 
 
 def _played_words(transcript: str, share: float) -> str:
-    """The whole words in the first ``share`` of a transcript."""
+    """Return the whole words in the first ``share`` of a transcript."""
     end = int(len(transcript) * share)
     if end < len(transcript) and not transcript[end].isspace():
         end = max(transcript.rfind(" ", 0, end), 0)
@@ -119,7 +121,7 @@ def _played_words(transcript: str, share: float) -> str:
 
 
 class Conversation:
-    """Items by their ids, in order. ``changed`` is called with the bytes that an item adds or frees."""
+    """Ordered items by id. ``changed`` is called with the number of bytes that an item adds or frees."""
 
     def __init__(self, id: str, changed: Callable[[int], None] = lambda _: None) -> None:
         self.id = id
@@ -133,9 +135,10 @@ class Conversation:
         return id in self._items
 
     def count_with(self, changed: Callable[[int], None]) -> None:
-        """Call ``changed`` with the bytes of all items, and from now on with what they add or free.
+        """Report the bytes of all items to ``changed``, and then each change.
 
-        Raises ``Overloaded``."""
+        Raises ``Overloaded``.
+        """
         changed(sum(each.nbytes for each in self._items.values()))
         self._changed = changed
 
@@ -150,12 +153,13 @@ class Conversation:
         return self._items[id]
 
     def insert_item(self, item: ConversationItem, after: str | None = None) -> str | None:
-        """Put ``item`` behind the item ``after``, at the end if that is None; returns the id of the one before it.
+        """Insert ``item`` after the item ``after``, or at the end if None.
 
-        Raises ``NotFound``, ``Conflict`` for an id that is taken, and ``BadRequest`` where there are too many.
+        Returns the id of the item before it. Raises ``NotFound``, ``Conflict`` for a duplicate id, and ``BadRequest``
+        if the conversation is full.
         """
         if item.id in self._items:
-            raise Conflict(f"The conversation has an item {item.id!r} already.", param="item.id")
+            raise Conflict(f"The conversation already has an item {item.id!r}.", param="item.id")
         self.check_room()
         if after not in (None, ROOT):
             self.find_item(str(after), "previous_item_id")
@@ -168,12 +172,14 @@ class Conversation:
         return None if before == ROOT else before
 
     def check_room(self) -> None:
-        """Raises ``BadRequest`` where there are as many items as there may be."""
+        """Raise ``BadRequest`` if the conversation is full."""
         if len(self._items) >= MAX_ITEMS:
-            raise BadRequest(f"The conversation has {MAX_ITEMS} items, the most accepted: delete some.", param="item")
+            raise BadRequest(
+                f"The conversation has {MAX_ITEMS} items, the maximum: delete some before you add more.", param="item"
+            )
 
     def write_down(self, id: str, transcript: str, *, keeps_audio: bool) -> None:
-        """Keep what is said in the first part of an item, and forget its audio unless that is kept.
+        """Set the transcript of the first part of an item; drop its audio unless ``keeps_audio``.
 
         Raises ``NotFound`` and ``Overloaded``.
         """
@@ -185,13 +191,13 @@ class Conversation:
             part.audio = b""
 
     def delete_item(self, id: str) -> None:
-        """Remove an item. Raises ``NotFound``, and ``BadRequest`` for one that is being made."""
+        """Remove an item. Raises ``NotFound``, and ``BadRequest`` for an item in progress."""
         item = self._find_complete(id)
         del self._items[id]
         self._changed(-item.nbytes)
 
     def truncate_item(self, id: str, index: int, milliseconds: int) -> None:
-        """Forget what nobody heard of an item. Raises ``NotFound`` and ``BadRequest``."""
+        """Drop the end of an item that was not played. Raises ``NotFound`` and ``BadRequest``."""
         item = self._find_complete(id)
         before = item.nbytes
         item.truncate_audio(index, milliseconds)
@@ -200,11 +206,11 @@ class Conversation:
     def _find_complete(self, id: str) -> ConversationItem:
         item = self.find_item(id)
         if item.status == "in_progress":
-            raise BadRequest("The item is still being made: cancel its response first.", param="item_id")
+            raise BadRequest("The item is still being generated: cancel its response first.", param="item_id")
         return item
 
     def count_growth(self, nbytes: int) -> None:
-        """An item in it has ``nbytes`` more. Raises ``Overloaded``."""
+        """Report that an item has grown by ``nbytes``. Raises ``Overloaded``."""
         self._changed(nbytes)
 
 
@@ -220,7 +226,7 @@ def _insert_behind(
 
 
 def build_item(wanted: RealtimeItem, new_id: Callable[[str], str], format: AudioFormat) -> ConversationItem:
-    """``wanted`` as it is kept; its audio is of ``format``. Raises ``BadRequest``."""
+    """Build the item for ``wanted``, whose audio is in ``format``. Raises ``BadRequest``."""
     if isinstance(wanted, RealtimeFunctionCall):
         call_id = wanted.call_id or new_id("call_")
         return ConversationItem(
@@ -247,23 +253,25 @@ def _build_part(message: RealtimeMessage, index: int, format: AudioFormat) -> It
     type = part.__struct_config__.tag
     allowed = _PARTS_OF_ROLES[message.role]
     if type not in allowed:
-        raise BadRequest(f"A message of the {message.role} has {', '.join(allowed)}.", param=f"{param}.type")
+        raise BadRequest(
+            f"A {message.role} message accepts only parts of type {', '.join(allowed)}.", param=f"{param}.type"
+        )
     if isinstance(part, RealtimeInputAudio):
         return ItemPart("input_audio", part.transcript or "", decode_base64(part.audio, f"{param}.audio"), format)
     if isinstance(part, RealtimeInputImage):
         return ItemPart("input_image", image_url=part.image_url, detail=part.detail)
     if isinstance(part, RealtimeOutputAudio):
         if part.audio is not None:
-            raise BadRequest("Audio of an assistant cannot be given: send its transcript.", param=f"{param}.audio")
+            raise BadRequest("Assistant messages cannot contain audio: send its transcript.", param=f"{param}.audio")
         return ItemPart("output_audio", part.transcript)
     return ItemPart(str(type), part.text)
 
 
 def decode_base64(text: str, param: str) -> bytes:
-    """Raises ``BadRequest`` for text that is not base64."""
+    """Decode base64. Raises ``BadRequest`` for invalid text."""
     return data_url.decode_base64(text, len(text), param)
 
 
 def encode_base64(data: bytes | bytearray) -> str:
-    """``data`` as text."""
+    """Encode ``data`` as base64."""
     return pybase64.b64encode_as_string(data)

@@ -1,8 +1,8 @@
-"""Answers that are begun in the silence that may end a turn, before it is long enough to end it.
+"""Early answers: they start in a pause that is too short to end the turn.
 
-What a model hears of a turn is the same whether its answer was begun early or not, so the answer is, too. Until the
-turn has ended nothing of it is read, sent, logged or counted against its key's requests; where the user goes on
-speaking its request ends as any that is cancelled.
+The model receives the same audio whether or not its answer started early, so the answer is the same too. Before the
+turn ends, the output of an early answer is not read, sent, logged or counted against the request limit of the key. If
+the user continues to speak, the request of the early answer is cancelled.
 """
 
 from collections.abc import Callable
@@ -15,17 +15,17 @@ from services.gateway.realtime.conversation import ConversationItem
 from services.gateway.realtime.response_events import Event, ResponseEvents
 from services.gateway.realtime.turn import TURN_DETECTED, Turn
 
-#: Answers that are begun early in one turn: who pauses more often is answered when it has ended.
+#: Early answers in one turn; after more pauses, the answer starts when the turn has ended.
 MAX_PAUSES = 8
-#: Seconds of a turn beyond which no answer is begun early: all of its audio is encoded again at each pause.
+#: Longest turn, in seconds, for early answers: all of its audio is encoded again at each pause.
 MAX_SECONDS = 60
 
-#: Makes an answer to items that is not begun yet, and what builds its events.
+#: Creates a turn that answers items, not started yet, and the builder of its events.
 _CreateTurn = Callable[[SessionConfig, list[ConversationItem]], tuple[Turn, ResponseEvents]]
 
 
 class EarlyTurn(NamedTuple):
-    """A response that was begun before the last of the ``items`` that it answers was known to be complete."""
+    """Response that started before the last of its ``items`` was complete."""
 
     turn: Turn
     events: ResponseEvents
@@ -33,7 +33,7 @@ class EarlyTurn(NamedTuple):
     items: list[ConversationItem]
 
     def answers(self, config: SessionConfig, items: list[ConversationItem]) -> bool:
-        """Return whether it is the answer to ``items``."""
+        """Return True if it is the answer to ``items``."""
         *before, last = self.items
         return (
             self.config == config
@@ -45,15 +45,15 @@ class EarlyTurn(NamedTuple):
 
 
 class EarlyAnswers:
-    """The answer of one session that was begun early, at most one at a time."""
+    """Early answer of one session, at most one at a time."""
 
     def __init__(self, create_turn: _CreateTurn) -> None:
         self._create_turn = create_turn
         self._current: EarlyTurn | None = None
-        self._item_id, self._at_ms, self._count = "", 0, 0  # of the pause in which one was begun last
+        self._item_id, self._at_ms, self._count = "", 0, 0  # of the pause in which the last one started
 
     def is_due(self, item_id: str, begin_ms: int, at_ms: int) -> bool:
-        """Return whether to begin one, which is once a pause: the item that began ``begin_ms`` may end ``at_ms``."""
+        """Return True once per pause: the item that began at ``begin_ms`` may end at ``at_ms``."""
         if (item_id, at_ms) == (self._item_id, self._at_ms) or at_ms - begin_ms > MAX_SECONDS * 1000:
             return False
         self._count = self._count + 1 if item_id == self._item_id else 1
@@ -61,10 +61,10 @@ class EarlyAnswers:
         return self._count <= MAX_PAUSES
 
     def begin(self, config: SessionConfig, items: list[ConversationItem]) -> None:
-        """Begin to answer ``items``; nothing of it is seen unless it is taken."""
+        """Start an answer to ``items``; its output is not sent until ``take``."""
         try:
             turn, events = self._create_turn(config, items)
-        except OmnibusError:  # its client is told when the turn has ended
+        except OmnibusError:  # the client gets the error when the turn has ended
             return
         self._current = EarlyTurn(turn, events, config, items)
         turn.start()
@@ -72,7 +72,7 @@ class EarlyAnswers:
     def take(
         self, config: SessionConfig, items: list[ConversationItem], end: Callable[[Turn, list[Event]], None]
     ) -> EarlyTurn | None:
-        """The answer to ``items`` if it was begun and goes on; ``end`` is called when it is over."""
+        """Return the early answer to ``items`` if it is still running; it calls ``end`` when it ends."""
         early = self._current
         if early is None or not early.answers(config, items) or not early.turn.confirm(end):
             return None
@@ -81,7 +81,7 @@ class EarlyAnswers:
         return early
 
     async def drop(self) -> None:
-        """End what was begun: its user goes on speaking, or what it answers has changed."""
+        """Cancel the early answer: the user continues to speak, or the items have changed."""
         early, self._current = self._current, None
         if early is not None:
             await early.turn.cancel(TURN_DETECTED)

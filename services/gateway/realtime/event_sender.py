@@ -1,6 +1,7 @@
-"""Events on their way to one client, by a task of their own: none is lost when what made them is cancelled.
+"""Queue of outgoing events for one client.
 
-Where the session has a log, events are in it before they are sent.
+A separate task sends them, so that the cancellation of their producer loses none. If the session has a log, events are
+logged before they are sent.
 """
 
 import asyncio
@@ -11,16 +12,16 @@ from omnibus.errors import TooSlow
 from omnibus.recording.sessions import SessionEntry
 from services.gateway.realtime.session_log import SessionLog
 
-#: Bytes that wait for the client before whoever makes more has to wait too.
+#: Bytes waiting for the client at which ``wait_room`` blocks.
 MAX_WAITING_BYTES = 256 << 10
-#: Bytes at which a client is held not to read at all: what it sent itself is answered without waiting.
+#: Bytes waiting at which the client is too slow: replies to its own events do not wait for room.
 MAX_HELD_BYTES = 64 << 20
-#: Seconds that an entry without events may wait for others.
+#: Seconds that a log entry without events waits for others.
 LOG_DELAY_SECONDS = 0.1
 
 
 class EventSender:
-    """Sends texts in the order in which they were posted. A client that takes none for ``stalled_seconds`` is slow."""
+    """Sends texts in the order of ``post_texts``. A send longer than ``stalled_seconds`` raises ``TooSlow``."""
 
     def __init__(
         self, send: Callable[[str], Awaitable[None]], stalled_seconds: float, log: SessionLog | None = None
@@ -30,7 +31,7 @@ class EventSender:
         self._log = log
         self._waiting: deque[str] = deque()
         self._entries: list[SessionEntry] = []
-        self._writing: tuple[list[SessionEntry], int] = [], 0  # being logged, and the texts that may be sent then
+        self._writing: tuple[list[SessionEntry], int] = [], 0  # being logged, and how many texts to send after that
         self._nbytes = 0
         self._posted = asyncio.Event()
         self._room = asyncio.Event()
@@ -39,11 +40,11 @@ class EventSender:
 
     @property
     def has_log(self) -> bool:
-        """True if ``entry`` of what is posted is kept."""
+        """True if entries are logged."""
         return self._log is not None
 
     def post_texts(self, texts: Sequence[str], entry: SessionEntry | None = None) -> None:
-        """Log ``entry``, and send ``texts`` after those before it. Raises ``TooSlow`` for who reads nothing."""
+        """Log ``entry``, then send ``texts`` in order. Raises ``TooSlow`` if the client does not read."""
         if self._closed:
             return
         if self._nbytes > MAX_HELD_BYTES:
@@ -60,31 +61,34 @@ class EventSender:
             self._room.clear()
 
     async def wait_room(self) -> None:
-        """Wait until few bytes wait for the client."""
+        """Wait until few bytes are waiting for the client."""
         await self._room.wait()
 
     def close(self) -> None:
-        """Take no more, and forget what waits: the session goes on at another connection."""
+        """Accept no more and drop the queue: the session continues on another connection."""
         self._closed = True
         self._waiting.clear()
         self._entries.clear()
         self._room.set()
 
     async def send_texts(self) -> None:
-        """Send what is posted, for ever. Raises ``TooSlow``, ``Conflict``, and whatever ``send`` raises."""
+        """Send posted texts forever. Raises ``TooSlow``, ``Conflict``, and the errors of ``send``."""
         while True:
             await self._posted.wait()
             self._posted.clear()
             await self.flush_texts()
 
     async def flush_texts(self) -> None:
-        """Send all that waits. Raises ``TooSlow``, and ``Conflict`` where another connection has the session."""
+        """Send all waiting texts.
+
+        Raises ``TooSlow``, and ``Conflict`` if another connection has the session.
+        """
         while self._waiting or self._entries or self._writing[0]:
             if not self._writing[0]:
                 self._writing, self._entries = (self._entries, len(self._waiting)), []
             entries, count = self._writing
             if self._log is not None and entries:
-                await self._log.append(entries)  # once more where it was cancelled before
+                await self._log.append(entries)  # again, if the previous try was cancelled
             self._writing = [], 0
             for _ in range(min(count, len(self._waiting))):
                 await self._send_first()
@@ -104,4 +108,4 @@ class EventSender:
 
 
 def _slow_error() -> TooSlow:
-    return TooSlow("The client does not read the events that it is sent.")
+    return TooSlow("The client does not read the events sent to it.")

@@ -1,4 +1,4 @@
-"""Audio that a client has sent and not committed yet."""
+"""Audio that a client has appended and not committed yet."""
 
 from collections.abc import Callable
 
@@ -8,14 +8,14 @@ from services.gateway.openai.realtime.session import AudioFormat
 from services.gateway.realtime.audio_format import rate_of, sample_bytes, to_bytes
 from services.gateway.realtime.errors import EMPTY_COMMIT, EventRefused
 
-#: Seconds of audio of one turn.
+#: Maximum seconds of audio in one turn.
 MAX_SECONDS = 600
 
 
 class InputAudioBuffer:
-    """Bytes in the order in which they came. Positions count all audio of the session, also what was dropped.
+    """Audio bytes in order of arrival. Positions count all audio of the session, also dropped audio.
 
-    ``changed`` is called with the bytes that it holds more, or fewer.
+    ``changed`` is called with the number of bytes added, negative for bytes removed.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class InputAudioBuffer:
         self.format = format
         self._changed = changed
         self._data = bytearray(restored.data if restored is not None else b"")
-        self._begin_bytes, self._begin_ms = 0, 0.0  # of what is held
+        self._begin_bytes, self._begin_ms = 0, 0.0  # of the buffered audio
         if restored is not None:
             changed(len(self._data))
             self._begin_bytes = restored.end_bytes - len(self._data)
@@ -35,33 +35,33 @@ class InputAudioBuffer:
 
     @property
     def begin_ms(self) -> float:
-        """Milliseconds of audio that came before what is held."""
+        """Milliseconds of audio before the buffered audio."""
         return self._begin_ms
 
     @property
     def end_bytes(self) -> int:
-        """Bytes of audio that were ever appended."""
+        """Total bytes appended in the session."""
         return self._begin_bytes + len(self._data)
 
     @property
     def end_ms(self) -> float:
-        """Milliseconds of audio that were ever appended."""
+        """Total milliseconds appended in the session."""
         return self._begin_ms + self._length_ms(len(self._data))
 
     @property
     def held_ms(self) -> float:
-        """Milliseconds of audio that are held."""
+        """Milliseconds of buffered audio."""
         return self._length_ms(len(self._data))
 
     def append_audio(self, data: bytes) -> None:
-        """Take more. Raises ``TooLarge`` for more than one turn may have, and ``Overloaded``."""
+        """Append audio. Raises ``TooLarge`` if the turn gets too long, and ``Overloaded``."""
         if len(self._data) + len(data) > to_bytes(MAX_SECONDS * 1000, self.format):
             raise TooLarge(f"The input audio has more than {MAX_SECONDS} s: commit it, or clear it.", param="audio")
         self._changed(len(data))
         self._data += data
 
     def commit_audio(self, end_ms: float | None = None) -> bytes:
-        """All whole samples up to ``end_ms``, which are not held any more. Raises ``EventRefused`` for none."""
+        """Remove and return all whole samples up to ``end_ms``. Raises ``EventRefused`` if there are none."""
         size = len(self._data) // sample_bytes(self.format) * sample_bytes(self.format)
         if end_ms is not None:
             size = min(size, self._position(end_ms))
@@ -70,25 +70,25 @@ class InputAudioBuffer:
         return self._take_bytes(size)
 
     def read_until(self, end_ms: float) -> bytes:
-        """Read what ``commit_audio`` would take: it is held as before."""
+        """Return the audio that ``commit_audio`` would return, without removing it."""
         return bytes(self._data[: self._position(end_ms)])
 
     def drop_before(self, begin_ms: float) -> None:
-        """Drop the audio before a moment."""
+        """Drop the audio before ``begin_ms``."""
         self._take_bytes(min(self._position(begin_ms), len(self._data)))
 
     def clear_audio(self) -> None:
-        """Drop all."""
+        """Drop all audio."""
         self._take_bytes(len(self._data))
 
     def change_format(self, format: AudioFormat) -> None:
-        """Take audio of another format from now on; what is there is dropped, for it cannot be joined with it."""
+        """Change the format of new audio. Drops the audio in the old format: the two cannot be joined."""
         if format != self.format:
             self.clear_audio()
             self.format = format
 
     def read_after(self, position: int) -> bytes:
-        """Bytes that are held behind the first ``position`` bytes of the session."""
+        """Return the buffered bytes after the first ``position`` bytes of the session."""
         return bytes(self._data[max(0, position - self._begin_bytes) :])
 
     def _position(self, ms: float) -> int:

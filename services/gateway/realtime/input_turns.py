@@ -1,7 +1,7 @@
-"""Audio that a client appends, the turns in it, and what of it is logged.
+"""Audio that a client appends: detection of turns in it, and its log.
 
-While somebody speaks, and where the client finds turns itself, all of it is logged. Of silence only its length is,
-up to what may be the beginning of a turn: whoever goes on with the session has that sent once more.
+While the user speaks, and in sessions without turn detection, all audio is logged. Of silence, only the duration is
+logged, up to audio that may be the beginning of a turn. A client that resumes the session sends the rest again.
 """
 
 import asyncio
@@ -17,20 +17,20 @@ from services.gateway.realtime.input_audio import InputAudioBuffer
 from services.gateway.realtime.speech_detectors import EnergyDetector, FindDetector
 from services.gateway.realtime.turn_detection import SpeechEdge, TurnDetector
 
-#: Threads of the detectors that take long; they begin with the first session that has one.
+#: Threads for slow detectors, started with the first session that uses one.
 _CLASSIFIERS = ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2), "speech")
-#: Milliseconds of audio without speech that are held, for clients that commit it themselves.
+#: Milliseconds of audio without speech that are buffered, for clients that commit it themselves.
 MAX_SILENCE_MS = 30_000
-#: Milliseconds of silence after which its length is logged.
+#: Milliseconds of silence after which the log gets its duration.
 _LOGGED_SILENCE_MS = 1000
-#: Milliseconds before the end of silence that may belong to a turn already, however short its padding is.
+#: Last milliseconds of silence that may already belong to a turn, however short the padding of turns is.
 _LEAST_PREFIX_MS = 100
 
 
 class InputTurns:
-    """The input of one session; ``changed`` is called with the bytes that are held more, or fewer.
+    """Audio input of one session; ``changed`` is called with the change of the buffered bytes.
 
-    ``find_detector`` finds what tells speech from other sounds.
+    ``find_detector`` returns the speech detector for a model.
     """
 
     def __init__(
@@ -45,8 +45,8 @@ class InputTurns:
         self._buffer = InputAudioBuffer(config.input_format, changed, restored)
         self._detector = self._create_detector()
         self._logged_bytes = self._buffer.end_bytes
-        self._differs = False  # what is held is not what is logged, with more behind it
-        self.speech_id = ""  # of the message that is being spoken
+        self._differs = False  # the buffer is not the logged audio plus new audio
+        self.speech_id = ""  # of the message that the user is speaking
         if restored is not None:
             self.speech_id = restored.speech
             if self._detector is not None:
@@ -54,35 +54,38 @@ class InputTurns:
 
     @property
     def end_bytes(self) -> int:
-        """Bytes that were ever appended."""
+        """Total bytes appended in the session."""
         return self._buffer.end_bytes
 
     @property
     def pause_ms(self) -> int | None:
-        """The moment at which what is being said ends if nothing follows; None while somebody speaks, or nobody."""
+        """Moment at which the message ends if silence continues.
+
+        None while the user speaks, and if there is no message.
+        """
         return self._detector.pause_ms if self._detector is not None and self.speech_id else None
 
     @property
     def is_growing(self) -> bool:
-        """True while what is held is a message that goes on: somebody speaks, or its client finds turns itself."""
+        """True while new audio belongs to a message: the user speaks, or the client detects turns itself."""
         return self._detector is None or (bool(self.speech_id) and self._detector.pause_ms is None)
 
     @property
     def held_ms(self) -> int:
-        """Milliseconds of audio that are held."""
+        """Milliseconds of buffered audio."""
         return int(self._buffer.held_ms)
 
     @property
     def begin_ms(self) -> int:
-        """The moment at which what is held begins."""
+        """Moment at which the buffered audio begins."""
         return int(self._buffer.begin_ms)
 
     def read_until(self, end_ms: int) -> bytes:
-        """The audio of the message that is being spoken, up to ``end_ms``."""
+        """Return the audio of the current message up to ``end_ms``."""
         return self._buffer.read_until(end_ms)
 
     def configure(self, config: SessionConfig) -> None:
-        """Take audio as ``config`` says from now on."""
+        """Apply ``config`` to the audio that follows."""
         before, self._config = self._config, config
         self._buffer.change_format(config.input_format)
         if _detection_of(before) != _detection_of(config):
@@ -97,7 +100,7 @@ class InputTurns:
         return TurnDetector(detection, buffer.format, buffer.end_ms, create)
 
     async def append_audio(self, data: bytes) -> Sequence[bool]:
-        """Take more; returns which of its frames are speech, for ``find_edges``.
+        """Append audio; return True for each frame with speech, for ``find_edges``.
 
         Raises ``TooLarge`` and ``Overloaded``.
         """
@@ -110,7 +113,7 @@ class InputTurns:
         return detector.classify_audio(data)
 
     def find_edges(self, frames: Sequence[bool]) -> Iterator[SpeechEdge]:
-        """Yield begins and ends of speech in ``frames``."""
+        """Yield the beginnings and ends of speech in ``frames``."""
         if self._detector is None:
             return
         yield from self._detector.find_edges(frames)
@@ -118,29 +121,29 @@ class InputTurns:
             self._buffer.drop_before(self._buffer.end_ms - MAX_SILENCE_MS)
 
     def begin_speech(self, at_ms: int, id: str) -> None:
-        """Somebody speaks since ``at_ms``, in message ``id``."""
+        """Begin message ``id``: the user speaks since ``at_ms``."""
         self._buffer.drop_before(at_ms)
         self.speech_id, self._differs = id, True
 
     def commit_audio(self, end_ms: int | None = None) -> bytes:
-        """The audio of a message: all up to ``end_ms``, or until now. Raises ``EventRefused`` for none."""
+        """Remove and return the audio of a message, up to ``end_ms``. Raises ``EventRefused`` if empty."""
         data = self._buffer.commit_audio(end_ms)
         self.speech_id, self._differs = "", True
         return data
 
     def clear_audio(self) -> None:
-        """Drop all."""
+        """Drop all audio."""
         self._buffer.clear_audio()
         self.speech_id, self._differs = "", True
         self.end_turn()
 
     def end_turn(self) -> None:
-        """The client has ended the turn itself."""
+        """Reset the detector after a turn that the client ended."""
         if self._detector is not None:
             self._detector.end_turn()
 
     def take_change(self) -> InputChange | None:
-        """Changes since the last time, for the log; None for nothing."""
+        """Return the changes since the last call, for the log; None if there are none."""
         buffer, noise = self._buffer, self._detector.noise_db if self._detector is not None else None
         if self._detector is not None and not self.speech_id:
             return self._take_silence(self._detector, noise)
@@ -163,10 +166,10 @@ class InputTurns:
 
 
 def _hearing_model(config: SessionConfig) -> str:
-    """The model that what is said is for; empty while a session of transcription has none."""
+    """Return the model that receives the audio; empty for a transcription session without a model."""
     return config.model or (config.transcription.model if config.transcription is not None else "")
 
 
 def _detection_of(config: SessionConfig) -> tuple[object, ...]:
-    """All that a detector is made of."""
+    """Return the settings that a detector depends on."""
     return config.turn_detection, config.input_format, _hearing_model(config)

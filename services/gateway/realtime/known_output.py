@@ -1,7 +1,7 @@
-"""Output that the client of a response has already: left out when another gateway makes the response once more.
+"""Output that the client already has: a gateway that regenerates the response skips it.
 
-How many tokens share an event depends on how busy an executor is, so text, calls and audio are compared by what they
-add up to.
+The number of tokens per event depends on the load of the executor. Text, calls and audio are therefore compared by
+their concatenation.
 """
 
 from collections import deque
@@ -12,10 +12,10 @@ from services.gateway.realtime.conversation import ConversationItem
 
 
 class KnownOutput:
-    """The output in ``items``, of which nothing has been made again yet."""
+    """Output of ``items`` that the new response has not repeated yet."""
 
     def __init__(self, items: Iterable[ConversationItem] = ()) -> None:
-        self._said: deque[tuple[str, str]] = deque()  # kind, and what is left of it
+        self._said: deque[tuple[str, str]] = deque()  # kind, and the rest of its text
         self._audio_bytes = 0
         for item in items:
             if item.type == "function_call":
@@ -26,21 +26,21 @@ class KnownOutput:
 
     @classmethod
     def of_text(cls, text: str) -> "KnownOutput":
-        """Output that is ``text`` alone."""
+        """Create known output with ``text`` alone."""
         made = cls()
         made._said.append(("text", text))
         return made
 
     def skip_text(self, delta: str) -> str:
-        """The new part of more text."""
+        """Return the new part of a text delta."""
         return self._skip("text", delta)
 
     def skip_arguments(self, delta: str) -> str:
-        """The new part of more arguments of a call."""
+        """Return the new part of an arguments delta."""
         return self._skip("arguments", delta)
 
     def skip_call(self, name: str) -> bool:
-        """Return whether the call that begins is known."""
+        """Return True if the call that begins is known."""
         self._drop_passed()
         if not self._said:
             return False
@@ -49,13 +49,13 @@ class KnownOutput:
         return True
 
     def skip_audio(self, data: bytes) -> bytes:
-        """The new part of more audio."""
+        """Return the new part of an audio delta."""
         known = min(self._audio_bytes, len(data))
         self._audio_bytes -= known
         return data[known:]
 
     def check_passed(self) -> None:
-        """Raises ``CannotContinue`` if the response is over before all that is known of it has come."""
+        """Raise ``CannotContinue`` if the response has ended before all known output."""
         self._drop_passed()
         if self._said or self._audio_bytes:
             raise _diverged_error()
@@ -79,4 +79,4 @@ class KnownOutput:
 
 
 def _diverged_error() -> CannotContinue:
-    return CannotContinue("the response came out differently this time, so it cannot be continued: create another one")
+    return CannotContinue("the regenerated response differs from the first one: create another response")

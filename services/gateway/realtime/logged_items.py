@@ -1,4 +1,4 @@
-"""Items of a conversation as the log of their session has them."""
+"""Conversion of conversation items to and from the log of their session."""
 
 import msgspec
 
@@ -12,7 +12,7 @@ _decode_format = msgspec.json.Decoder(AudioFormat).decode
 
 
 def to_logged(item: ConversationItem) -> LoggedItem:
-    """``item`` whole, with its audio."""
+    """Convert ``item`` with its audio."""
     parts = tuple(
         LoggedPart(
             each.type,
@@ -29,7 +29,7 @@ def to_logged(item: ConversationItem) -> LoggedItem:
 
 
 def from_logged(item: LoggedItem) -> ConversationItem:
-    """The item that was logged. Raises ``ProtocolError``."""
+    """Convert a logged item. Raises ``ProtocolError``."""
     made = ConversationItem(item.id, item.type, item.role, call_id=item.call_id, name=item.name, text=item.text)
     for part in item.parts:
         format = _read_format(part.format)

@@ -1,9 +1,13 @@
-"""Events of one response, built from what a model gives.
+"""Events of one response, built from the output of a model.
 
-Order: response.created, then for each item response.output_item.added, conversation.item.added,
-response.content_part.added, its deltas, their ``done``, response.content_part.done, conversation.item.done,
-response.output_item.done; and response.done. A message that is spoken is done when all of its audio has come, which may
-be after the calls behind it have begun. A response that is cut short has all closing events too.
+The first event is ``response.created``, the last one ``response.done``. Between them, each item has, in this order:
+
+- ``response.output_item.added``, ``conversation.item.added``, ``response.content_part.added``
+- its deltas and their ``done`` events
+- ``response.content_part.done``, ``conversation.item.done``, ``response.output_item.done``
+
+A spoken message is done when all of its audio has arrived, which may be after later calls have begun. A response that
+is cut short also has all closing events.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +22,7 @@ Event = dict[str, Any]
 
 
 class ResponseEvents:
-    """Builds the events of response ``id``. Its items go into the ``conversation``, unless that is None."""
+    """Builds the events of response ``id``; its items also go into ``conversation``, if any."""
 
     def __init__(
         self,
@@ -37,30 +41,30 @@ class ResponseEvents:
         self._open: list[ConversationItem] = []  # a message, a call, or a call and the message before it
 
     def resume(self, items: Sequence[ConversationItem]) -> None:
-        """Go on behind ``items``, which have been made elsewhere and are in the conversation."""
+        """Continue after ``items``, which another gateway has made and the conversation contains."""
         self.items = list(items)
         self._open = [item for item in items if item.status == "in_progress"]
 
     def begin(self) -> list[Event]:
-        """The first event."""
+        """Return the first event."""
         return [{"type": "response.created", "response": self._response("in_progress")}]
 
     def add_text(self, delta: str) -> list[Event]:
-        """More of the answer's text: of what is written, or of what is said."""
+        """Add to the text, or to the transcript of a spoken answer."""
         events, item = self._grow_message(self._open[-1:], len(delta))
         item.parts[0].text += delta
         kind = "output_audio_transcript" if self._speaks else "output_text"
         return [*events, {"type": f"response.{kind}.delta", **self._place(item), "content_index": 0, "delta": delta}]
 
     def add_audio(self, data: bytes) -> list[Event]:
-        """The next bytes of the answer's audio."""
+        """Add the next bytes of audio."""
         events, item = self._grow_message(self._open, len(data))
         item.parts[0].audio += data
         place = {**self._place(item), "content_index": 0}
         return [*events, {"type": "response.output_audio.delta", **place, "delta": encode_base64(data)}]
 
     def begin_call(self, name: str, call_id: str) -> list[Event]:
-        """The model calls a function. Audio of what it has said before may still come."""
+        """Begin a function call. Audio of the message before it may still follow."""
         item = ConversationItem(
             self._new_id("item_"), "function_call", status="in_progress", call_id=call_id, name=name
         )
@@ -68,7 +72,7 @@ class ResponseEvents:
         return self._open_item(item, beside=message if self._speaks else None)
 
     def add_arguments(self, delta: str) -> list[Event]:
-        """More of the arguments of the call that has begun last."""
+        """Add to the arguments of the latest call."""
         item = self._open[-1] if self._open else None
         if item is None or item.type != "function_call":
             raise ProtocolError("the answer has arguments of a call that has not begun")
@@ -78,7 +82,7 @@ class ResponseEvents:
         return [{"type": "response.function_call_arguments.delta", **place, "delta": delta}]
 
     def finish(self, status: str, details: Event | None = None, usage: Usage | None = None) -> list[Event]:
-        """The closing events."""
+        """Return the closing events."""
         events = self._close_items("completed" if status == "completed" else "incomplete")
         response = self._response(status, details, usage)
         return [*events, {"type": "response.done", "response": response}]
@@ -90,7 +94,7 @@ class ResponseEvents:
         return self._config.modality == "audio"
 
     def _grow_message(self, among: Sequence[ConversationItem], nbytes: int) -> tuple[list[Event], ConversationItem]:
-        """Find room for ``nbytes``, then do as ``_open_message``; where there is none, no message is opened."""
+        """Reserve ``nbytes``, then open a message; if there is no room, open none."""
         self._grow(nbytes)
         try:
             return self._open_message(among)
@@ -99,7 +103,7 @@ class ResponseEvents:
             raise
 
     def _open_message(self, among: Sequence[ConversationItem]) -> tuple[list[Event], ConversationItem]:
-        """The message ``among`` open items, or a new one; and the events of its beginning."""
+        """Find or create an open message; returns its first events, too."""
         for item in among:
             if item.type == "message":
                 return [], item
@@ -112,8 +116,8 @@ class ResponseEvents:
         return [*events, {"type": "response.content_part.added", **place, "part": self._shown_part(part)}], item
 
     def _open_item(self, item: ConversationItem, beside: ConversationItem | None = None) -> list[Event]:
-        """The events of the end of all items before ``item`` but ``beside``, and of its beginning."""
-        # Where the conversation is full, nothing has changed.
+        """Close all open items except ``beside``, and open ``item``; return the events of both."""
+        # If the conversation is full, this raises before any change.
         before = self._conversation.insert_item(item) if self._conversation is not None else None
         events = self._close_items("completed", but=beside)
         self._open.append(item)
@@ -140,7 +144,7 @@ class ResponseEvents:
         return [*events, {"type": "response.output_item.done", **done}]
 
     def _part_events(self, item: ConversationItem) -> list[Event]:
-        """The events that say that what is in ``item`` is complete."""
+        """Return the events that close the part of ``item``."""
         place = self._place(item)
         if item.type == "function_call":
             place |= {"call_id": item.call_id, "name": item.name, "arguments": item.text}
@@ -156,7 +160,7 @@ class ResponseEvents:
         return {"response_id": self.id, "item_id": item.id, "output_index": self.items.index(item)}
 
     def _shown_part(self, part: ItemPart) -> Event:
-        """A part in events about parts, which call their types otherwise than items do."""
+        """Format a part for events about parts: its type has another name there."""
         return {"type": "audio", "transcript": part.text} if self._speaks else {"type": "text", "text": part.text}
 
     def _grow(self, nbytes: int) -> None:
@@ -201,10 +205,10 @@ def _shown_usage(usage: Usage) -> Event:
 
 
 def incomplete_details(reason: str) -> Event:
-    """Details of a response that was cut off, by the ``reason`` with which the model ended."""
+    """Return the details of a response that the finish ``reason`` cut off."""
     return {"type": "incomplete", "reason": "max_output_tokens" if reason == "length" else "content_filter"}
 
 
 def encode_events(events: Sequence[Event], new_id: Callable[[], str], encode: Callable[[Any], bytes]) -> list[bytes]:
-    """``events`` as JSON, each with an id of its own."""
+    """Encode ``events`` as JSON, each with its own id."""
     return [encode({"type": each["type"], "event_id": new_id(), **each}) for each in events]

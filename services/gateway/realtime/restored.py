@@ -1,4 +1,4 @@
-"""A session as its log tells it, for the gateway that goes on with it."""
+"""Session state rebuilt from its log by the gateway that resumes it."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -17,13 +17,13 @@ from services.gateway.realtime.logged_items import from_logged
 _decode_config = msgspec.json.Decoder(SessionConfig).decode
 _decode_event = msgspec.json.Decoder(dict[str, Any]).decode
 _TRANSCRIPTION = "conversation.item.input_audio_transcription."
-#: Bytes of events that are read in one turn of the event loop: less than a millisecond.
+#: Bytes of events that one step of the event loop reads, which takes less than a millisecond.
 MAX_BYTES_AT_ONCE = 256 << 10
 
 
 @dataclass
 class RestoredTurn:
-    """A response that was being made. ``input`` is what it answers, as that was when it began."""
+    """Response that was in progress. ``input`` contains the items that it answers, as they were when it began."""
 
     begun: BegunTurn
     config: SessionConfig
@@ -34,35 +34,35 @@ class RestoredTurn:
 
 
 class RestoredSession:
-    """A session whose log begins with ``first``; ``apply_entries`` reads that and what comes behind it.
+    """Session whose log begins with ``first``; ``apply_entries`` reads that entry and the ones after it.
 
-    Raises ``ProtocolError`` where that is not a beginning.
+    Raises ``ProtocolError`` if ``first`` is not the beginning of a log.
     """
 
     def __init__(self, first: SessionEntry) -> None:
         if first.origin is None:
-            raise ProtocolError("the log of a session has lost its beginning: it is kept no longer")
+            raise ProtocolError("the log of a session has lost its beginning: the session cannot be resumed")
         self.origin: SessionOrigin = first.origin
         self.conversation = Conversation(self.origin.conversation)
         self.config = SessionConfig(model=self.origin.model)
         self.turns: dict[str, RestoredTurn] = {}
-        self.transcripts: dict[str, str] = {}  # of items that are being transcribed, as far as they have come
-        self.events: list[bytes] = []  # that the client was sent
+        self.transcripts: dict[str, str] = {}  # so far, of the items in transcription
+        self.events: list[bytes] = []  # that the client has received
         self.has_spoken = False
         self.waits_for_turn = False
         self.over = ""
-        self._input: InputChange | None = None  # the last one, without the audio that is held
+        self._input: InputChange | None = None  # the latest one, without its audio
         self._held = bytearray()
 
     @property
     def input(self) -> InputChange | None:
-        """All audio that was appended, as one change; None where there was none."""
+        """All appended audio as one change; None if there was none."""
         return msgspec.structs.replace(self._input, data=bytes(self._held)) if self._input is not None else None
 
     async def apply_entries(self, entries: Sequence[SessionEntry]) -> None:
-        """Take the next ``entries``; a long history lets other sessions go on meanwhile.
+        """Apply the next ``entries``; other sessions run during a long history.
 
-        Raises ``ProtocolError`` for what cannot be read.
+        Raises ``ProtocolError`` for unreadable entries.
         """
         nbytes = 0
         try:
@@ -75,7 +75,7 @@ class RestoredSession:
             raise ProtocolError(f"the log of a session cannot be read: {error!r}") from error
 
     def _apply(self, entry: SessionEntry) -> int:
-        """Take one; returns the bytes of its events."""
+        """Apply an entry; returns the bytes of its events."""
         if bytes(entry.config):
             self.config = _decode_config(entry.config)
         if entry.input is not None:
@@ -114,7 +114,7 @@ class RestoredSession:
         self.turns[begun.id] = RestoredTurn(begun, config, answered)
         self.has_spoken = self.has_spoken or config.modality == "audio"
 
-    # Events, which have what responses are made of
+    # Events contain the output of responses
 
     def _apply_event(self, event: Mapping[str, Any]) -> None:
         type, turn = event["type"], self.turns.get(event.get("response_id", ""))
@@ -169,5 +169,5 @@ def _begin_part(config: SessionConfig, type: str) -> ItemPart:
 
 
 def _copy_item(item: ConversationItem) -> ConversationItem:
-    """``item`` as it is now, however it changes."""
+    """Return a copy that does not change with ``item``."""
     return replace(item, parts=[replace(each) for each in item.parts])

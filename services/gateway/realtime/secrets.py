@@ -1,4 +1,4 @@
-"""Client secrets: a server makes one for each browser, which opens sessions with it at any gateway."""
+"""Client secrets: a server creates one per browser, which opens sessions with it at any gateway."""
 
 import time
 from typing import Any
@@ -19,12 +19,12 @@ from services.gateway.openai.realtime.session import SessionUpdate
 from services.gateway.tenancy.shares import tenant_account
 from services.gateway.tenancy.tenant import current_tenant
 
-#: Client secrets of one tenant that are valid at a time.
+#: Maximum number of valid client secrets of one tenant.
 MAX_SECRETS = 1000
 
 
 class ClientSecrets:
-    """Makes and reads client secrets, which are in the ``store``."""
+    """Creates and reads client secrets in the ``store``."""
 
     def __init__(self, settings: GatewaySettings, store: Store) -> None:
         self._settings = settings
@@ -32,9 +32,9 @@ class ClientSecrets:
         self._store = store
 
     async def create(self, wanted: ClientSecretRequest, shown: dict[str, Any]) -> ClientSecret:
-        """A new secret of the current tenant; ``shown`` is the session as it will be.
+        """Create a secret of the current tenant; ``shown`` is its session for the response.
 
-        Raises ``StoreUnavailable``, and ``Overloaded`` and ``LimitReached`` where the tenant has no room for it.
+        Raises ``StoreUnavailable``, and ``Overloaded`` and ``LimitReached`` if the tenant has no room for it.
         """
         seconds = (wanted.expires_after or SecretExpiry()).seconds
         key, value = current_tenant().key, new_secret_id(SECRET_PREFIX)
@@ -55,7 +55,7 @@ class ClientSecrets:
         return ClientSecret(value, int(record.expires), shown)
 
     async def find_update(self, token: str) -> SessionUpdate | None:
-        """The update with which sessions of ``token`` begin; None for an API key, which has none.
+        """Return the first update of sessions of ``token``; None if it is an API key.
 
         Raises ``Unauthorized`` for a secret that is unknown or expired.
         """

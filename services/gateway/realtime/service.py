@@ -1,4 +1,4 @@
-"""Realtime sessions of one gateway: who may open one, how long it lasts, and how it ends."""
+"""Realtime sessions of one gateway: opening, resuming, time limits, and closing."""
 
 import asyncio
 import logging
@@ -39,19 +39,19 @@ from services.gateway.tenancy.tenant import current_tenant
 
 log = logging.getLogger(__name__)
 
-#: What ``OMNIBUS_GATEWAY_REALTIME_RESUME`` may be.
+#: Values of ``OMNIBUS_GATEWAY_REALTIME_RESUME``.
 RESUME_MODES = ("off", "requested", "always")
 
-#: Seconds that a client may take to read what it is sent.
+#: Seconds that a client may take to read its events.
 STALLED_SECONDS = 30.0
-#: Codes with which clients close sessions that they are done with.
+#: Codes with which a client closes a session for good.
 _FINAL_CLOSES = (websocket.NORMAL, websocket.GOING_AWAY)
 
 
 class SessionEnd(NamedTuple):
-    """The end of a connection: an error event, if there is one, and how it is closed; code 0 where the client has left.
+    """End of a connection: an optional error event and the close code, 0 if the client has disconnected.
 
-    ``over`` is why the session has ended for good; empty: its client may resume it.
+    ``over`` is the reason why the session has ended for good; if empty, the client may resume it.
     """
 
     code: int = 0
@@ -61,8 +61,11 @@ class SessionEnd(NamedTuple):
 
 
 class OpenedSession(NamedTuple):
-    """A session before its first event here, until ``expires``, Unix seconds. One with a ``log`` can be resumed, by
-    ``token`` if it is new; one that is ``restored`` has a client that has ``seen`` so many events."""
+    """Session before its first event here, valid until ``expires`` (Unix seconds).
+
+    A session with a ``log`` can be resumed; ``token`` is set if it is new. The client of a ``restored`` session has
+    ``seen`` this many events.
+    """
 
     id: str
     config: SessionConfig
@@ -75,13 +78,13 @@ class OpenedSession(NamedTuple):
 
 
 class Realtime(OpenSockets):
-    """Opens sessions with models that ``chat`` answers for, and with those of apps once there are any."""
+    """Opens sessions with the models of ``chat`` and of apps."""
 
     def __init__(self, settings: GatewaySettings, chat: Chat, bus: Bus, events: LogBudget | None = None) -> None:
         self._events = events
         if settings.realtime_resume not in RESUME_MODES:
             modes = ", ".join(RESUME_MODES)
-            raise BadRequest(f"OMNIBUS_GATEWAY_REALTIME_RESUME={settings.realtime_resume!r}: it is one of {modes}")
+            raise BadRequest(f"OMNIBUS_GATEWAY_REALTIME_RESUME={settings.realtime_resume!r}: it must be one of {modes}")
         self._detectors = SpeechDetectors(settings.realtime_detector)
         super().__init__(settings, "session", "realtime sessions")
         self._bus = bus
@@ -92,7 +95,7 @@ class Realtime(OpenSockets):
     def open_session(
         self, model: str, update: SessionUpdate | None, kind: SessionKind, *, resumable: bool
     ) -> OpenedSession:
-        """A new session with ``model``. Raises ``NotFound``, and ``BadRequest``."""
+        """Create a session with ``model``. Raises ``NotFound`` and ``BadRequest``."""
         config, abilities = self.begin_config(model, update, kind)
         expires, mode = time.time() + self._settings.realtime_seconds, self._settings.realtime_resume
         if mode == "off" or not (resumable or mode == "always"):
@@ -102,9 +105,9 @@ class Realtime(OpenSockets):
         return OpenedSession(token.id, config, abilities, expires, log, token)
 
     async def resume_session(self, token: ResumeToken, last_event_id: str) -> OpenedSession:
-        """The session of ``token`` as it was, whoever had it.
+        """Restore the session of ``token``; its old connection loses it.
 
-        Raises ``NotFound``, also for another tenant's, ``BadRequest``, ``Conflict``, ``BusUnavailable`` and
+        Raises ``NotFound``, also if another tenant owns it, ``BadRequest``, ``Conflict``, ``BusUnavailable`` and
         ``ProtocolError``.
         """
         known = await read_session(self._bus, token.id)
@@ -124,7 +127,7 @@ class Realtime(OpenSockets):
     def begin_config(
         self, model: str, update: SessionUpdate | None, kind: SessionKind = "realtime"
     ) -> tuple[SessionConfig, ModelAbilities]:
-        """The configuration of a new session with ``model``. Raises ``NotFound``, and ``BadRequest``."""
+        """Return the configuration of a new session with ``model``. Raises ``NotFound`` and ``BadRequest``."""
         abilities = self._find_abilities(model, kind)
         config = default_config(model, abilities, kind)
         if update is not None:
@@ -147,7 +150,7 @@ class Realtime(OpenSockets):
         return self._detectors.choose((plan is not None and plan.speech_detector) or "")
 
     async def serve(self, connection: WebSocketConnection, opened: OpenedSession, limits: RateLimits | None) -> None:
-        """Have a session with the client of an accepted connection, until either of them ends it."""
+        """Run a session on an accepted connection until one side ends it."""
         outbox = EventSender(connection.send_text, STALLED_SECONDS, opened.log)
         session = self._create_session(opened, outbox, limits)
         end = SessionEnd(websocket.SERVER_ERROR, "internal error", over="internal error")
@@ -188,7 +191,7 @@ class Realtime(OpenSockets):
         seconds: float,
         limits: RateLimits | None,
     ) -> SessionEnd:
-        """Answer events until the session ends, after so many seconds at most; returns how."""
+        """Handle events until the session ends, at most for ``seconds``; returns its end."""
         loop = asyncio.get_running_loop()
         reading = loop.create_task(self._read_events(connection, session))
         sending = loop.create_task(_send_events(outbox))
@@ -197,7 +200,7 @@ class Realtime(OpenSockets):
         try:
             done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             if not done:
-                error = EventRefused("The session has lasted as long as it may: open another one.", SESSION_EXPIRED)
+                error = EventRefused("The session reached its maximum duration: open another one.", SESSION_EXPIRED)
                 return SessionEnd(websocket.GOING_AWAY, "session expired", error, over="expired")
             return next(iter(done)).result()
         finally:
@@ -233,14 +236,14 @@ class Realtime(OpenSockets):
     async def _say_goodbye(
         self, connection: WebSocketConnection, session: RealtimeSession, outbox: EventSender, end: SessionEnd
     ) -> None:
-        """Send what waits, why the session ends, and close the connection."""
+        """Send the waiting events and the error, then close the connection."""
         if end.error is not None:
             session.post_error(end.error)
         try:
             async with asyncio.timeout(websocket.CLOSE_SECONDS):
                 await outbox.flush_texts()
         except (ClientDisconnected, TimeoutError, OmnibusError):
-            pass  # the client reads nothing, or has the session elsewhere
+            pass  # the client does not read, or has resumed the session elsewhere
         await connection.close(end.code, end.reason)
 
     async def _wait_drained(self, session: RealtimeSession) -> SessionEnd:
@@ -250,16 +253,16 @@ class Realtime(OpenSockets):
 
 
 def _check_opens(token: ResumeToken, restored: RestoredSession) -> None:
-    """Raise ``NotFound`` where this client has no part in the session."""
+    """Raise ``NotFound`` if the client may not have the session."""
     token.check_opens(restored.origin)
     if not current_tenant().owns(restored.origin.tenant):
-        raise NotFound("no session of this token is kept: open another one", param="resume")
+        raise NotFound("the session of this token is unknown: open another one", param="resume")
 
 
 def _check_goes_on(restored: RestoredSession) -> None:
-    """Raise ``NotFound`` where the session has ended."""
+    """Raise ``NotFound`` if the session has ended."""
     if restored.over or restored.origin.expires <= time.time():
-        raise NotFound(f"the session is over ({restored.over or 'expired'}): open another one", param="resume")
+        raise NotFound(f"the session has ended ({restored.over or 'expired'}): open another one", param="resume")
 
 
 async def _wait_key_revoked(limits: RateLimits | None) -> SessionEnd:
@@ -273,7 +276,7 @@ async def _send_events(outbox: EventSender) -> SessionEnd:
     except TooSlow as error:
         return SessionEnd(websocket.POLICY, error.message, over="slow")
     except Conflict:
-        return SessionEnd(websocket.POLICY, "the session goes on at another connection")
+        return SessionEnd(websocket.POLICY, "the session continues on another connection")
     except ClientDisconnected:
         pass
     return SessionEnd()

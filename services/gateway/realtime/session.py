@@ -1,4 +1,4 @@
-"""One client's session: what its events do to the conversation, and the responses that they ask for."""
+"""Session of one client: its events change the conversation and request responses."""
 
 from collections.abc import Callable
 from typing import Any
@@ -30,7 +30,10 @@ from services.gateway.realtime.turns import SessionContext, SessionTurns, new_id
 
 
 class RealtimeSession:
-    """Answers the events of one client through its ``outbox``. One that is ``restored`` goes on where it was."""
+    """Session of one client: handles its events, and replies through ``outbox``.
+
+    A ``restored`` session continues where it was.
+    """
 
     def __init__(
         self,
@@ -48,7 +51,7 @@ class RealtimeSession:
         self._input = InputTurns(config, context.count_bytes, known_input, context.find_detector)
         self._events = SessionEvents(id, outbox, self._input, len(restored.events) if restored is not None else 0)
         self._post = self._events.post
-        # A message that is answered once the response under way is over.
+        # A message is answered once the response in progress is over.
         self._waits_for_turn = restored is not None and restored.waits_for_turn
         self._closing = False
         self._transcriber = InputTranscriber(
@@ -85,11 +88,11 @@ class RealtimeSession:
 
     @property
     def is_responding(self) -> bool:
-        """True while a response is being made."""
+        """True while a response is in progress."""
         return self._turns.count > 0
 
     def begin(self, token: str = "", tenant: str = "") -> None:
-        """Send the first events. With ``token`` the session can be resumed by clients of ``tenant``."""
+        """Send the first events. With ``token``, clients of ``tenant`` can resume the session."""
         shown = self._session_event() | ({"resume_token": token} if token else {})
         origin = SessionOrigin(
             self.config.model, self._context.expires_at, self._conversation.id, hash_key(token), tenant
@@ -100,7 +103,7 @@ class RealtimeSession:
         self._post([{"type": "conversation.created", "conversation": conversation}])
 
     async def resume(self, restored: RestoredSession, seen: int) -> None:
-        """Send what the client has not seen, which had the first ``seen`` events, and go on with what was under way."""
+        """Send the events after the first ``seen`` ones, then continue the responses."""
         self._outbox.post_texts([body.decode() for body in restored.events[seen:]])
         self._post(
             [
@@ -123,7 +126,7 @@ class RealtimeSession:
             self._answer_waiting()
 
     async def handle_text(self, text: str) -> None:
-        """Do what the event in a frame says; whatever is wrong with it is an ``error`` event that names it."""
+        """Handle the event in a frame; an invalid one gets an ``error`` event with its id."""
         try:
             event = wire.parse_client_event(text)
             if not isinstance(event, wire.AppendAudio):
@@ -136,15 +139,15 @@ class RealtimeSession:
         await self._outbox.wait_room()
 
     def post_error(self, error: OmnibusError, event_id: str | None = None) -> None:
-        """Tell the client what is wrong, by the event that it is about."""
+        """Send an ``error`` event about the event ``event_id``."""
         self._events.post_error(error, event_id)
 
     async def wait_responses(self) -> None:
-        """Wait until no response is being made."""
+        """Wait until no response is in progress."""
         await self._turns.wait_over()
 
     async def close(self, *, over: str) -> None:
-        """End all responses; ``over`` is why the session has ended for good, empty where it can be resumed."""
+        """Cancel all responses. ``over`` is why the session has ended for good, empty if it can be resumed."""
         self._closing = True
         if not over:
             self._outbox.close()
@@ -165,7 +168,7 @@ class RealtimeSession:
         self._post([shown], config=msgspec.Raw(encode_event(config)))
 
     def _answer_message(self) -> None:
-        """Answer what was said, once the response under way is over."""
+        """Answer the latest message, once the response in progress is over."""
         if self._turns.active is None:
             self._respond()
         else:
@@ -173,7 +176,7 @@ class RealtimeSession:
             self._post([], waits=True)
 
     def _write_down(self, id: str, transcript: str) -> None:
-        """Words are all that a session of transcription holds of an item that has been written down."""
+        """Store a transcript; a transcription session drops the audio then."""
         if id in self._conversation:
             self._conversation.write_down(id, transcript, keeps_audio=self.config.kind != "transcription")
 
@@ -208,7 +211,7 @@ class RealtimeSession:
 
     def _create_response(self, event: wire.CreateResponse) -> None:
         if self.config.kind == "transcription":
-            raise BadRequest("A session of transcription makes no responses: open a realtime session.", param="type")
+            raise BadRequest("A transcription session cannot create responses: open a realtime session.", param="type")
         options = event.response or ResponseOptions()
         beside, turns = options.conversation == "none", self._turns
         turns.check_room(beside)
@@ -218,7 +221,7 @@ class RealtimeSession:
         self._post_rate_limits()
 
     def _respond(self) -> None:
-        """Answer the conversation as the session says. Raises as ``Turn``."""
+        """Answer the conversation with the session's configuration. Raises as ``Turn``."""
         self._turns.begin_turn(self.config, list(self._conversation))
         self._post_rate_limits()
 
@@ -239,7 +242,7 @@ class RealtimeSession:
             self.post_error(error)
 
     def _input_items(self, options: ResponseOptions) -> list[ConversationItem]:
-        """The items that a response answers. Raises ``NotFound`` for a reference to none."""
+        """Return the items that a response answers. Raises ``NotFound`` for an unknown reference."""
         if options.input is None or not is_given(options.input):
             return list(self._conversation)
         return [

@@ -1,4 +1,4 @@
-"""Events of one session on their way out: numbered, and logged with what another gateway has to know besides."""
+"""Outgoing events of one session: numbered, and logged with the state that another gateway needs."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -19,9 +19,9 @@ from services.gateway.realtime.resume_token import event_id
 
 
 class SessionEvents:
-    """Posts events of session ``id`` to its ``outbox``, behind the first ``posted`` of them.
+    """Numbers and posts events of session ``id``; ``posted`` is the last number.
 
-    What has changed in its ``input`` since the last entry of the log is logged with the next one.
+    The next log entry contains the changes of its ``input`` since the last one.
     """
 
     def __init__(self, id: str, outbox: EventSender, input: InputTurns, posted: int = 0) -> None:
@@ -31,22 +31,22 @@ class SessionEvents:
         self._posted = posted
 
     def post(self, events: Sequence[Event], **changes: Any) -> None:
-        """Send ``events``. ``changes`` are fields of ``SessionEntry``: what the log has to know besides."""
+        """Send ``events``. ``changes`` are further fields of ``SessionEntry`` for the log."""
         bodies = encode_events(events, self._next_event_id, encode_event)
         entry = self._build_entry(bodies, changes) if self._outbox.has_log else None
         if bodies or entry is not None:
             self._outbox.post_texts([body.decode() for body in bodies], entry)
 
     def post_error(self, error: OmnibusError, event_id: str | None = None) -> None:
-        """Tell the client what is wrong, by the event that it is about."""
+        """Send an ``error`` event about the event ``event_id``."""
         self.post([{"type": "error", "error": {**describe_error(error), "event_id": event_id}}])
 
     def post_item(self, item: ConversationItem, before: str | None, after: str | None = None) -> None:
-        """Tell that ``item`` is in the conversation behind ``before``; ``after`` is where the client has wished it."""
+        """Announce ``item``, inserted after ``before``; ``after`` is the position that the client requested."""
         self.post(_describe_item(item, before), inserted=self._log_item(item, after))
 
     def post_committed(self, item: ConversationItem, before: str | None) -> None:
-        """Tell that what was said is ``item``, behind ``before``."""
+        """Announce that the input audio is ``item``, inserted after ``before``."""
         committed = {"type": "input_audio_buffer.committed", "previous_item_id": before, "item_id": item.id}
         self.post([committed, *_describe_item(item, before)], inserted=self._log_item(item, None))
 

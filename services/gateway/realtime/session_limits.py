@@ -1,4 +1,4 @@
-"""Limits that one session is held to: bytes that it holds, events in a second, and what its key says of its rate."""
+"""Limits of one session: bytes in memory, events per second, and the rate of its API key."""
 
 import asyncio
 import time
@@ -9,32 +9,32 @@ from services.gateway.tenancy.body_budget import current_upload
 from services.gateway.tenancy.rate_limits import RateLimits
 from services.gateway.tenancy.tenant import current_tenant
 
-#: Events that a client may send in a second; more wait.
+#: Maximum events per second of one client; further events wait.
 MAX_EVENTS_PER_SECOND = 1000
 
 
 class HeldBytes:
-    """Bytes that a session holds, counted with the bodies of requests."""
+    """Bytes of one session in memory, counted with the bodies of requests."""
 
     def __init__(self) -> None:
         self._upload = current_upload()
         self._held = 0
 
     def count_bytes(self, more: int) -> None:
-        """Raises ``Overloaded``."""
+        """Add ``more`` bytes. Raises ``Overloaded``."""
         self._upload.count_bytes(self._held, self._held + more)
         self._held += more
 
 
 class EventPace:
-    """Lets other clients go on between two events, and makes one wait that sends too many."""
+    """Yields to other clients after each event, and throttles a fast client."""
 
     def __init__(self) -> None:
         self._count = 0
         self._begin = time.monotonic()
 
     async def wait(self) -> None:
-        """One event was handled."""
+        """Count one event, and wait if it is over the limit."""
         self._count += 1
         now = time.monotonic()
         if now - self._begin >= 1.0:
@@ -44,7 +44,10 @@ class EventPace:
 
 
 def rate_limit_events(limits: RateLimits | None) -> Callable[[], list[Event]]:
-    """Limits of the client's key as events have them; none where it has no limit on requests."""
+    """Return a function that describes the limits of the current key.
+
+    Its result is empty if the key has no limit on requests.
+    """
     key = current_tenant().key
 
     def describe() -> list[Event]:

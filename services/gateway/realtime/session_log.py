@@ -1,4 +1,4 @@
-"""The log of one session while this gateway holds it: what happened is on the bus before its client sees it."""
+"""Log of one session at this gateway: each change is on the bus before its client receives it."""
 
 import logging
 import time
@@ -13,12 +13,12 @@ from services.gateway.tenancy.tenant import current_tenant
 
 log = logging.getLogger(__name__)
 
-#: Times that a log is read once more because who had the session has written to it meanwhile.
+#: Reads of a log for one claim: the previous connection may write to it at the same time.
 MAX_CLAIMS = 50
 
 
 class SessionLog:
-    """Writes the entries of session ``id`` behind those that are ``known``, within the ``budget`` of its tenant."""
+    """Writer of the log of session ``id``, after the ``known`` entries."""
 
     def __init__(self, bus: Bus, id: str, known: LineAssembler | None = None, budget: LogBudget | None = None) -> None:
         self._budget = budget or LogBudget()
@@ -28,10 +28,10 @@ class SessionLog:
         self._is_lost = False
 
     async def append(self, entries: Sequence[SessionEntry]) -> None:
-        """Write ``entries``: all of them hold, or none. Raises ``Conflict`` when another connection has the session.
+        """Write ``entries``, all or none. Raises ``Conflict`` if another connection has the session.
 
-        Without a bus, or when its tenant has written its share of events, the session goes on as one that cannot be
-        resumed: a gap in its log would be taken for the truth.
+        If the bus is unavailable or the tenant's budget is spent, the session continues but can no longer be resumed.
+        A log with a gap would restore a wrong state.
         """
         if self._is_lost or not entries:
             return
@@ -42,13 +42,13 @@ class SessionLog:
             await self._writer.append_lines(data)
         except (BusUnavailable, Overloaded) as error:
             self._is_lost = True
-            log.warning("%s cannot be resumed any more: %s", self._id, error)
+            log.warning("%s can no longer be resumed: %s", self._id, error)
 
 
 async def claim_log(bus: Bus, id: str, known: SessionEntries, budget: LogBudget | None = None) -> SessionLog:
-    """The log of session ``id`` for who goes on with it, behind an entry by which whoever had it can write no more.
+    """Take over the log of session ``id``: the entry written here stops the previous connection.
 
-    A connection that broke may not have ended where it was: what it writes until then is added to ``known``.
+    The previous connection may still be running. Its entries up to the new one are added to ``known``.
     Raises ``Conflict`` if it writes faster than the log can be read, ``BusUnavailable`` and ``ProtocolError``.
     """
     for _ in range(MAX_CLAIMS):

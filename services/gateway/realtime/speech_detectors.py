@@ -1,7 +1,7 @@
-"""Detectors of speech: what tells speech from other sounds, frame by frame. Sessions find turns with one of them.
+"""Speech detectors: each separates speech from other audio, frame by frame, so that sessions find turns.
 
-``OMNIBUS_GATEWAY_REALTIME_DETECTOR`` names it: ``energy``, ``silero``, or ``module:function`` of a plugin; with
-``auto`` models may declare theirs.
+``OMNIBUS_GATEWAY_REALTIME_DETECTOR`` selects one: ``energy``, ``silero``, or ``module:function`` of a plugin. With
+``auto``, each model may declare its own.
 """
 
 import logging
@@ -17,42 +17,47 @@ from omnibus.families.plugins import import_object
 from services.gateway.openai.realtime.session import G711_RATE_HERTZ
 
 FRAME_MS = 20
-#: Decibels of full scale below which nothing is speech, and at which the noise of a room is expected at first.
+#: Decibels of full scale: audio below the first is never speech; the second is the initial estimate of the noise.
 _QUIETEST_DB, _FIRST_NOISE_DB = -50.0, -65.0
-#: Decibels above the noise that are speech at a threshold of 0, and how many more at one of 1.
+#: Decibels above the noise for speech at a threshold of 0, and the decibels added at a threshold of 1.
 _MARGIN_DB, _THRESHOLD_DB = 6.0, 12.0
-#: Decibels a second by which the noise is held to become louder, in silence and while somebody speaks.
+#: Decibels per second by which the noise estimate may rise in silence and during speech.
 _RISE_DB, _SPEECH_RISE_DB = 3.0, 0.5
-#: Samples per second that Silero hears of all formats but the one of 8 kHz, and the seconds of a window of it.
+#: Sample rate that Silero gets for all formats except those of 8 kHz, and the seconds of its window.
 _SILERO_RATE_HERTZ, _SILERO_SECONDS = 16000, 0.032
 
 
 class SpeechDetector(Protocol):
-    """Hears one session. It is called in the gateway's event loop, where a frame should take well below a millisecond;
-    one that has an attribute ``in_thread`` that is true is called in a thread instead, by one session at a time.
+    """Detects speech in one session.
 
-    ``noise_db`` is logged with a session that can be resumed, and set in the detector that goes on with it: decibels of
-    full scale that the noise is held to have, None for a detector that learns none.
+    The gateway calls it in its event loop, so a frame should take well below a millisecond. If its attribute
+    ``in_thread`` is true, the gateway calls it in a thread instead, for one session at a time.
+
+    ``noise_db`` is the estimate of the noise in decibels of full scale, None for a detector without one. It is logged
+    with a session that can be resumed, and set in the detector of the resumed session.
     """
 
     noise_db: float | None
 
     def classify_frames(self, frames: NDArray[np.float32]) -> Sequence[bool]:
-        """Return for each of ``frames``, float32 [n, samples of 20 ms] in [-1, 1], whether it is speech."""
+        """Return True for each frame with speech.
+
+        ``frames`` are float32 [n, samples of 20 ms] in [-1, 1].
+        """
 
 
 log = logging.getLogger(__name__)
 
-#: The setting with which each model has its own.
+#: Setting with which each model may declare its own detector.
 AUTO = "auto"
-#: Creates a detector from ``threshold``, 0 to 1, and the samples per second of its frames, 24000 or 8000.
+#: Creates a detector from ``threshold``, 0 to 1, and the sample rate of its frames, 24000 or 8000.
 DetectorFactory = Callable[[float, int], SpeechDetector]
-#: Finds the detectors for what the users of a model say, by the model's name.
+#: Returns the detector factory for a model name.
 FindDetector = Callable[[str], DetectorFactory]
 
 
 class EnergyDetector:
-    """Tells frames of speech from noise by their loudness, and learns how loud the noise is."""
+    """Detects speech by its loudness above an adaptive estimate of the noise."""
 
     def __init__(self, threshold: float, _rate: int) -> None:
         self._margin_db = _MARGIN_DB + _THRESHOLD_DB * threshold
@@ -73,7 +78,7 @@ class EnergyDetector:
 
 
 class SileroDetector:
-    """Tells voices from other sounds by the network of Silero VAD. ``network`` returns the probability of a window."""
+    """Detects speech with the Silero VAD network. ``network`` returns the probability of a window."""
 
     #: The network takes 0.3 ms for a window, without Python's lock.
     in_thread = True
@@ -89,7 +94,7 @@ class SileroDetector:
         self._is_speech = False
 
     def classify_frames(self, frames: NDArray[np.float32]) -> list[bool]:
-        """See ``SpeechDetector``. A frame is what the last window that ended in it, or before it, was."""
+        """See ``SpeechDetector``. A frame has the class of the last window that ended in or before it."""
         return [self._classify_frame(frame) for frame in frames]
 
     def _classify_frame(self, frame: NDArray[np.float32]) -> bool:
@@ -108,7 +113,7 @@ class SileroDetector:
 
 
 class SpeechDetectors:
-    """The detectors of a gateway, whose setting is ``name``. Raises as ``find_detector``."""
+    """Detectors of a gateway with the setting ``name``. Raises as ``find_detector``."""
 
     def __init__(self, name: str) -> None:
         self._declarable: dict[str, DetectorFactory] = {}
@@ -119,17 +124,17 @@ class SpeechDetectors:
         try:
             self._usual = find_detector("silero")
         except BadRequest as error:
-            log.info("speech is told from other sounds by its loudness alone: %s", error)
+            log.info("speech is detected by loudness alone: %s", error)
 
     def choose(self, declared: str) -> DetectorFactory:
-        """The detectors for a model that has ``declared`` one of them, or none: empty."""
+        """Return the factory that a model has ``declared``, or the default one."""
         return self._declarable.get(declared, self._usual)
 
 
 def find_detector(name: str) -> DetectorFactory:
-    """The detectors that ``OMNIBUS_GATEWAY_REALTIME_DETECTOR`` names.
+    """Return the detector factory for a value of ``OMNIBUS_GATEWAY_REALTIME_DETECTOR``.
 
-    Raises ``BadRequest`` for none, and for one whose package is not installed.
+    Raises ``BadRequest`` for an unknown name, and if its package is not installed.
     """
     if name == "energy":
         return EnergyDetector

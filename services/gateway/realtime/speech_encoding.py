@@ -1,10 +1,11 @@
-"""Audio of a turn that is read while its user speaks, so that behind its end only the last windows are left.
+"""Processing of a turn's audio while the user speaks.
 
-Encoders that attend within windows keep those that they have encoded (``services/encoder/known_parts.py``), and
-language models that keep prompts of conversations the rows of them (``services/llm/engine/kept_prompts.py``). Each time
-that another window is complete, the conversation with all that was said so far is sent to both, which compute what is
-new of it; where no language model keeps it, what was said goes to the encoder alone. Nothing is read of that here, and
-nothing depends on it: the answer computes what was not kept.
+Only the last windows remain when the turn ends.
+Encoders that attend within windows cache the windows that they have encoded (``services/encoder/known_parts.py``).
+Language models that cache prompts of conversations cache their rows (``services/llm/engine/kept_prompts.py``).
+Each time another window is complete, the gateway sends the conversation with the audio so far to both, which compute
+only the new part. If no language model caches it, the audio goes to the encoder alone. The gateway does not read the
+results, and the answer does not depend on them: it computes the parts that are not cached.
 """
 
 import asyncio
@@ -22,26 +23,26 @@ from services.gateway.tasks.chat import Chat
 from services.gateway.tasks.encode_ahead import AheadEncoder
 from services.gateway.tasks.prefill_ahead import AheadPrefill
 
-#: Milliseconds behind a window that are sent with it: the encoder keeps all windows but the last one, which may not be
-#: complete, and features of the last moments of a sound are not yet those that they will have.
+#: Milliseconds after a window that are sent with it. The encoder caches all windows except the last one, which may be
+#: incomplete, and the features of the last milliseconds of audio still change with the audio after them.
 _MARGIN_MS = 100
 
-#: Makes the chat of items, in the conversation that they are of.
+#: Builds the chat request for items of the conversation.
 BuildRequest = Callable[[SessionConfig, list[ConversationItem]], ChatRequest]
 
 
 class SpeechEncoding:
-    """Reads the speech of one session as it grows, at most once at a time."""
+    """Processes the speech of one session, one request at a time."""
 
     def __init__(self, chat: Chat, conversation: Conversation, build_request: BuildRequest) -> None:
         self._encoder, self._prefill = AheadEncoder(chat), AheadPrefill(chat)
         self._conversation = conversation
         self._build_request = build_request
         self._task: asyncio.Task[None] | None = None
-        self._begin_ms, self._windows = -1, 0  # of what was sent last
+        self._begin_ms, self._windows = -1, 0  # of the last request
 
     def follow(self, config: SessionConfig, input: InputTurns) -> None:
-        """Have what is held of ``input`` read if another window of it is complete."""
+        """Send the buffered audio of ``input`` if another window is complete."""
         window_ms = 1000 * self._encoder.window_seconds(config.model)
         if not window_ms or (self._task is not None and not self._task.done()):
             return
@@ -58,7 +59,7 @@ class SpeechEncoding:
         self._task = asyncio.get_running_loop().create_task(reading)
 
     async def drop(self) -> None:
-        """End what is under way: its turn is complete, or is no turn."""
+        """Cancel the request in progress: the turn is complete, or was not one."""
         task, self._task = self._task, None
         if task is not None and not task.done():
             task.cancel()
@@ -74,12 +75,12 @@ class SpeechEncoding:
                 wav = to_wav(audio, config.input_format)
                 await self._encoder.encode(config.model, wav, new_seconds, self._conversation.id)
                 outcome = "encoded"
-        except OmnibusError:  # the answer does it, or fails in the same way
+        except OmnibusError:  # the answer computes it, or fails in the same way
             return
         GATEWAY.realtime_early.labels(config.model, outcome).inc()
 
     async def _prefill_prompt(self, config: SessionConfig, item: ConversationItem) -> bool:
-        """Have the prompt up to ``item`` computed; returns whether it was."""
+        """Request the prompt up to ``item``; returns True if it was computed."""
         items = [*self._conversation, item]
         if any(part.image_url and not part.image_url.startswith("data:") for each in items for part in each.parts):
             return False  # it would be fetched for each window

@@ -1,4 +1,4 @@
-"""Audio that a client sends becomes messages of the conversation, which the model hears while they are said."""
+"""Conversion of input audio to messages. The model processes them while the user speaks."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ from services.gateway.realtime.turns import SessionTurns, new_id
 
 
 class SpokenInput:
-    """Makes messages of the audio in ``input``; ``answer_message`` has one answered whose turn was found in it."""
+    """Makes messages of input audio; calls ``answer_message`` after a detected turn."""
 
     def __init__(
         self,
@@ -36,33 +36,33 @@ class SpokenInput:
         self._answer_message = answer_message
 
     def configure(self, config: SessionConfig) -> None:
-        """Take audio as ``config`` says from now on."""
+        """Apply ``config`` to the audio that follows."""
         self._config = config
         self._input.configure(config)
 
     async def append(self, event: AppendAudio) -> None:
-        """Take more. Raises ``BadRequest``, ``TooLarge`` and ``Overloaded``."""
+        """Append audio. Raises ``BadRequest``, ``TooLarge`` and ``Overloaded``."""
         frames = await self._input.append_audio(decode_base64(event.audio, "audio"))
         for edge in self._input.find_edges(frames):
             try:
                 await (self._begin_speech(edge.at_ms) if edge.begins else self._end_speech(edge))
-            except OmnibusError as error:  # the audio behind it is taken all the same
+            except OmnibusError as error:  # the audio after the edge is still accepted
                 self._events.post_error(error, event.event_id)
         await self._follow_pause()
         self._events.post([])
 
     def commit(self, _: CommitAudio) -> None:
-        """Make a message of all that is held. Raises ``EventRefused`` for none, ``BadRequest`` and ``Overloaded``."""
+        """Make a message of the buffered audio. Raises ``EventRefused`` if empty, ``BadRequest`` and ``Overloaded``."""
         self._add_message()
         self._input.end_turn()
 
     def clear(self, _: ClearAudio) -> None:
-        """Drop what is held."""
+        """Drop the buffered audio."""
         self._input.clear_audio()
         self._events.post([{"type": "input_audio_buffer.cleared"}])
 
     async def interrupt(self) -> bool:
-        """End the response under way, if there is one and speech may do so; returns whether it has."""
+        """Cancel the response in progress if speech may interrupt it; returns True if it did."""
         active, detection = self._turns.active, self._config.turn_detection
         if active is None or detection is None or not detection.interrupt_response:
             return False
@@ -70,7 +70,7 @@ class SpokenInput:
         return True
 
     async def _follow_pause(self) -> None:
-        """Encode what is being said, begin to answer it in each pause, and drop that where it goes on."""
+        """Encode speech; start an early answer in each pause, and drop it when speech continues."""
         input, at_ms = self._input, self._input.pause_ms
         await self._turns.follow_speech(self._config, input)
         if at_ms is None:
@@ -84,14 +84,14 @@ class SpokenInput:
             self._turns.early.begin(self._config, [*self._conversation, item])
 
     async def _begin_speech(self, at_ms: int) -> None:
-        """Somebody speaks: what the model is saying stops at once."""
+        """Begin a message of the user, and interrupt the response in progress."""
         id = new_id("item_")
         self._input.begin_speech(at_ms, id)
         self._events.post([{"type": "input_audio_buffer.speech_started", "audio_start_ms": at_ms, "item_id": id}])
         await self.interrupt()
 
     async def _end_speech(self, edge: SpeechEdge) -> None:
-        """Nobody speaks any more: what was said is a message, which the model answers."""
+        """Make a message of the finished speech, and have it answered."""
         id = self._input.speech_id
         self._events.post([{"type": "input_audio_buffer.speech_stopped", "audio_end_ms": edge.at_ms, "item_id": id}])
         self._add_message(edge)
@@ -103,7 +103,8 @@ class SpokenInput:
         if self._config.kind == "transcription" and self._config.transcription is None:
             self._input.clear_audio()
             raise BadRequest(
-                "Nobody transcribes the audio: set a model first.", param="session.audio.input.transcription.model"
+                "The session has no transcription model: set one before you send audio.",
+                param="session.audio.input.transcription.model",
             )
         self._conversation.check_room()
         id = self._input.speech_id or new_id("item_")

@@ -1,4 +1,4 @@
-"""From the items of a conversation to the chat that a model answers."""
+"""Conversion of conversation items to the chat request that a model answers."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ from services.gateway.realtime.conversation import ConversationItem, ItemPart, e
 
 
 def to_chat(config: SessionConfig, items: Sequence[ConversationItem]) -> ChatRequest:
-    """The chat of ``items``. Raises ``BadRequest`` for what a chat cannot say."""
+    """Convert ``items`` to a chat request. Raises ``BadRequest`` for items that a chat cannot contain."""
     messages: list[Message] = [chat.SystemMessage(config.instructions)] if config.instructions else []
     for item in items:
         _append_item(messages, item)
@@ -48,9 +48,10 @@ def to_chat(config: SessionConfig, items: Sequence[ConversationItem]) -> ChatReq
 
 
 def drop_oldest(items: Sequence[ConversationItem]) -> list[ConversationItem]:
-    """``items`` without about the oldest quarter of them, beginning with something that a user or system says.
+    """Drop about the oldest quarter of ``items``.
 
-    Empty when nothing can be dropped: the last message of a user has to remain.
+    The first item that remains is a user or system message.
+    Empty if nothing can be dropped: the last user message must remain.
     """
     first = max(1, len(items) // 4)
     while first < len(items) and items[first].role not in ("user", "system"):

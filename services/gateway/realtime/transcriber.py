@@ -1,4 +1,4 @@
-"""Transcripts of what users say, made beside the conversation: they show what was heard, and no model reads them."""
+"""Transcripts of user audio, made in parallel to the conversation: only clients receive them, not models."""
 
 import asyncio
 import logging
@@ -25,13 +25,13 @@ from services.gateway.tasks.output_streams import open_output_streams
 
 log = logging.getLogger(__name__)
 
-#: Names of OpenAI's models, which clients say by habit: the session's own model does it.
+#: Names of OpenAI's models that clients send by default: the session's own model transcribes instead.
 _HABITUAL_MODELS = re.compile(r"whisper-1|gpt-[a-z0-9.-]*(transcribe|whisper)[a-z0-9-]*")
 _PREFIX = "conversation.item.input_audio_transcription"
 
 
 def require_hearing(chat: Chat, chats: Chat | AppChats, model: str, param: str) -> None:
-    """Raises ``NotFound``, and ``BadRequest`` for a model that does not hear; an app's is held to."""
+    """Raise ``NotFound``, or ``BadRequest`` if the model has no audio input; app models are not checked."""
     if isinstance(chats, AppChats) and chats.is_served_by_app(model):
         return
     try:
@@ -42,9 +42,9 @@ def require_hearing(chat: Chat, chats: Chat | AppChats, model: str, param: str) 
 
 
 class InputTranscriber:
-    """Transcribes committed audio of one session whose model is ``model``; ``post`` takes the events.
+    """Transcribes the committed audio of a session with model ``model``; ``post`` takes the events.
 
-    ``on_transcript`` is called with the id of an item and what is said in it; it may refuse to hold that.
+    ``on_transcript`` is called with the id of an item and its transcript; it may raise if there is no room.
     """
 
     def __init__(
@@ -65,24 +65,24 @@ class InputTranscriber:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def find_model(self, config: InputTranscription) -> str:
-        """The model that does it. Raises ``NotFound``, and ``BadRequest`` for one that does not hear."""
+        """Return the transcription model. Raises ``NotFound``, and ``BadRequest`` if it has no audio input."""
         model = self._model if _HABITUAL_MODELS.fullmatch(config.model) else config.model
         if not model:
             raise BadRequest(
-                f"{config.model} is not served here: name a model of /v1/models that hears.",
+                f"{config.model} is not served here: name a model of /v1/models with audio input.",
                 param="session.audio.input.transcription.model",
             )
         require_hearing(self._chat, self._chats, model, "session.audio.input.transcription.model")
         return model
 
     def start(self, config: InputTranscription, item: ConversationItem, known: str = "") -> None:
-        """Begin to transcribe the audio of ``item``; its client has the beginning that is ``known``."""
+        """Start to transcribe the audio of ``item``; the client already has the prefix ``known``."""
         task = asyncio.get_running_loop().create_task(self._transcribe(config, item, known))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """End all that is under way."""
+        """Cancel all transcriptions."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:

@@ -1,7 +1,7 @@
-"""One response, made by a task of its own from the items of a conversation.
+"""One response: a separate task generates it from the items of a conversation.
 
-Cancelled, its request ends at once: one ``end`` stops every stage before its next step, and the client gets the
-closing events of what it has.
+When it is cancelled, its request ends immediately: one ``end`` stops every stage before its next step. The client gets
+the closing events of the output so far.
 """
 
 import asyncio
@@ -40,15 +40,18 @@ from services.gateway.tasks.output_streams import open_output_streams
 
 log = logging.getLogger(__name__)
 
-#: Times that a conversation which is too long for its model is made shorter.
+#: Times that a conversation is shortened if it is too long for its model.
 MAX_TRUNCATIONS = 12
 CLIENT_CANCELLED, TURN_DETECTED = "client_cancelled", "turn_detected"
 
 
 class TurnSpec(NamedTuple):
-    """All that is needed to make a response. ``limit`` counts it against the limits of its client's key; ``restored``
-    is what another gateway has made of it. ``conversation`` is the id of the one that it goes on with, if it does.
-    ``is_logged``: another gateway may have to make it once more."""
+    """Inputs of a response.
+
+    ``limit`` counts it against the limits of its client's key. ``restored`` is its output at another gateway.
+    ``conversation`` is the id of the conversation that it continues, if any. If ``is_logged``, another gateway may
+    have to regenerate it.
+    """
 
     config: SessionConfig
     items: list[ConversationItem]
@@ -60,14 +63,16 @@ class TurnSpec(NamedTuple):
     is_logged: bool = False
 
     def build_request(self, items: Sequence[ConversationItem]) -> ChatRequest:
-        """The chat of ``items``. Raises as ``to_chat``."""
+        """Build the chat request for ``items``. Raises as ``to_chat``."""
         request = to_chat(self.config, items)
         return msgspec.structs.replace(request, prompt_cache_key=self.conversation or None)
 
 
 class PostEvents(Protocol):
-    """Takes events of a response, the ids of ``tokens`` and the ``codes`` that they are made of, and what
-    ``invocations`` make it."""
+    """Callback for the events of a response.
+
+    ``tokens`` and ``codes`` are the output in the events, ``invocations`` the id of its request.
+    """
 
     def __call__(
         self,
@@ -80,9 +85,9 @@ class PostEvents(Protocol):
 
 
 class Turn:
-    """Makes one response; ``post`` takes its events, ``wait_room`` waits until the client has room for more.
+    """Generates one response; ``post`` takes its events, ``wait_room`` waits until the client has room.
 
-    One that is ``early`` is begun before it is known to be wanted: nothing of it is read until it is confirmed.
+    An ``early`` turn starts before the user's turn has ended: its output is not read until it is confirmed.
     """
 
     def __init__(
@@ -114,23 +119,23 @@ class Turn:
         self._known = KnownOutput(restored.items if restored is not None else ())
         self._token_ids = TokenIds(restored.token_ids if restored is not None else ())
         self._code_count = len(restored.codes) if restored is not None else 0
-        # What is wrong with the request itself is known before it begins.
+        # An invalid request raises here, before the response begins.
         self._request = spec.build_request(spec.items)
         self._run = self._open_run()
 
     async def wait_over(self) -> None:
-        """Wait until it has ended."""
+        """Wait until the response has ended."""
         if self._task is not None:
             await asyncio.wait({self._task})
 
     @property
     def seed(self) -> int:
-        """Makes the answer the same once more."""
+        """Seed that reproduces the answer."""
         return self._run.seed
 
     @property
     def deadline(self) -> float:
-        """The time by which it has to be over, Unix seconds."""
+        """Time by which it must end, Unix seconds."""
         return self._run.deadline
 
     def _open_run(self) -> ClientRequest:
@@ -141,18 +146,20 @@ class Turn:
             return run
         run = self._spec.chats.open_request(self._spec.config.model, restored.begun.seed)
         run.resume_until(restored.begun.deadline)
-        if run.model:  # an app's graphs are its own
+        if run.model:  # the graphs of an app are its own
             run.known, run.known_codes = tuple(restored.token_ids), tuple(restored.codes)
         return run
 
     def start(self, end: Callable[["Turn", list[Event]], None] | None = None) -> None:
-        """Make it; ``end`` is called with its closing events once nothing more comes of it. One that is early has its
-        ``end`` when it is confirmed, and ends without a word where it is not."""
+        """Start the task; it calls ``end`` with the closing events.
+
+        An early turn gets its ``end`` when it is confirmed, and ends silently without confirmation.
+        """
         self._end = end
         self._task = asyncio.get_running_loop().create_task(self._make(), name=self.id)
 
     def confirm(self, end: Callable[["Turn", list[Event]], None]) -> bool:
-        """It is wanted, from now on; returns whether it is being made still."""
+        """Confirm an early turn; returns True if it is still running."""
         if self._task is None or self._task.done():
             return False
         self._end, self._begin = end, time.monotonic()
@@ -161,10 +168,10 @@ class Turn:
         return True
 
     async def cancel(self, reason: str) -> None:
-        """End it now, for ``reason``."""
+        """Cancel it for ``reason``, and wait until it has ended."""
         if self._task is not None and not self._task.done():
             self._cancelled_for = self._cancelled_for or reason
-            if not self._begun:  # a task that is cancelled before its first step never ends what it was for
+            if not self._begun:  # a task that is cancelled before its first step would not call ``end``
                 await asyncio.sleep(0)
             self._task.cancel()
             await asyncio.wait({self._task})
@@ -188,8 +195,8 @@ class Turn:
             log.exception("%s failed", self.id)
             code = Fatal.code
             closing = self._fail(Fatal("internal error: the gateway's log has more under this response's id"))
-        self._run.end("failed")  # where it has not begun; else it has ended
-        if self._end is None:  # begun early, and nobody has seen anything of it
+        self._run.end("failed")  # if it has not begun; otherwise it has already ended
+        if self._end is None:  # started early, and not confirmed
             GATEWAY.realtime_early.labels(model, "dropped" if code == "cancelled" else "refused").inc()
             return
         GATEWAY.request_counter(model, code).inc()
@@ -199,7 +206,7 @@ class Turn:
         return self._events.finish("failed", {"type": "failed", "error": describe_error(error)})
 
     async def _answer(self) -> list[Event]:
-        """Make it; returns the closing events. Where it is too long for the model, its beginning is left out."""
+        """Generate the response; returns the closing events. Drops the oldest items if it is too long."""
         items = list(self._spec.items)
         for _ in range(MAX_TRUNCATIONS):
             try:
@@ -221,7 +228,7 @@ class Turn:
             output = await self._spec.chats.begin_answer(run, await chat.prepare_request(run, request))
             await self._confirmed.wait()
             self._count_request()
-            got = run.answer = AnswerAccumulator(request.model, run.created)  # which its confirmation has changed
+            got = run.answer = AnswerAccumulator(request.model, run.created)  # ``confirm`` changed ``created``
             self._post([], invocations={self.id: run.id})
             async for batch in merge_streams(open_output_streams(output)):
                 ids = [id for name, item in batch if name == "text" for id in item.data.get("ids", ())]
@@ -230,7 +237,7 @@ class Turn:
                 events: list[Event] = []
                 try:
                     self._read_batch(batch, got, run, events)
-                finally:  # what came before something that found no room is in the conversation
+                finally:  # if an item found no room, the conversation still has the events before it
                     if events or fresh:
                         self._post(events, tokens=fresh, codes={self.id: codes} if codes else {})
                 await self._wait_room()
@@ -243,7 +250,7 @@ class Turn:
         return self._events.finish("completed", None, got.usage())
 
     def _take_codes(self, run: ClientRequest) -> list[Any]:
-        """Codes of the talker that have come to be known since the last time, for who makes the answer once more."""
+        """Return new talker codes: the log contains them for another gateway."""
         if not self._spec.is_logged or not run.model or len(run.segments) != 1:
             return []
         new = run.segments[0].read_codes(self._code_count)
@@ -251,7 +258,7 @@ class Turn:
         return new
 
     def _count_request(self) -> None:
-        """Count it against the limits of its client's key while it lasts, once. Raises ``Overloaded``."""
+        """Count it once against the limits of its client's key. Raises ``Overloaded``."""
         if not self._is_counted:
             self._is_counted = True
             self._limits.enter_context(self._spec.limit())
@@ -259,7 +266,7 @@ class Turn:
     def _read_batch(
         self, batch: Sequence[tuple[str, Any]], got: AnswerAccumulator, run: ClientRequest, events: list[Event]
     ) -> None:
-        """Add the events of ``batch`` to ``events``; where this fails, those of what came before are in it."""
+        """Append the events of ``batch`` to ``events``, up to a failure."""
         for name, item in batch:
             got.add_item(name, item.data, item.array)
             if name == "text":
@@ -279,7 +286,7 @@ class Turn:
             events += self._events.add_arguments(arguments)
 
     def _encode_samples(self, samples: np.ndarray, rate: int) -> bytes:
-        """``samples``, float32 [n], in the format that the client has asked for."""
+        """Encode ``samples``, float32 [n], in the client's format."""
         if self._sound is None and self._spec.restored is None:
             GATEWAY.realtime_first_audio.labels(self._spec.config.model).observe(time.monotonic() - self._begin)
         if self._sound is None:

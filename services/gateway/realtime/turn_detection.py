@@ -1,6 +1,6 @@
-"""Turns of a user in the audio of a session: where they begin and end, by the speech that a detector finds in it.
+"""Turn detection: finds where the turns of a user begin and end from frames with speech.
 
-Positions count all audio that was ever appended, so that events name the same moment as the client's own clock.
+Positions count all appended audio of the session, so that events and the client's own clock agree.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,18 +12,18 @@ from services.gateway.openai.realtime.session import AudioFormat, SemanticVad, S
 from services.gateway.realtime.audio_format import rate_of, sample_bytes, to_pcm
 from services.gateway.realtime.speech_detectors import FRAME_MS, DetectorFactory, EnergyDetector
 
-#: Frames of speech in a row that begin a turn: a click is shorter.
+#: Consecutive frames of speech that begin a turn; a click is shorter.
 _STARTING_FRAMES = 3
-#: Milliseconds of the silence behind a turn that the model hears. An answer can be begun once they have come.
+#: Milliseconds of silence after a turn that the model receives. An early answer can start once they have arrived.
 _MODEL_SILENCE_MS = 200
-#: Milliseconds of silence that end a turn, for each eagerness: no model judges whether a sentence is complete.
+#: Milliseconds of silence that end a turn, per eagerness: no model judges whether a sentence is complete.
 _EAGERNESS_MS = {"low": 1500, "medium": 800, "auto": 800, "high": 400}
 
 
 class SpeechEdge(NamedTuple):
-    """Begin or end of speech at a moment, in milliseconds from the beginning of the session.
+    """Beginning or end of speech. Times are milliseconds from the session's start.
 
-    What a model hears of a turn ends at ``cutoff_ms``; 0 at its begin.
+    The model receives the turn up to ``cutoff_ms``, which is 0 at its beginning.
     """
 
     begins: bool
@@ -32,7 +32,7 @@ class SpeechEdge(NamedTuple):
 
 
 class TurnDetector:
-    """Finds turns in audio of ``format`` that begins at ``begin_ms`` of the session."""
+    """Finds turns in audio; ``begin_ms`` is the position of its first byte."""
 
     def __init__(
         self,
@@ -53,39 +53,39 @@ class TurnDetector:
         self._rest = b""
         self._begin_ms = begin_ms
         self._frames = 0  # classified so far
-        self._floor_ms = begin_ms  # nothing before it belongs to a next turn
-        self._loud = 0  # frames of speech in a row
-        self._quiet = 0  # frames without, since there was some
+        self._floor_ms = begin_ms  # the next turn begins no earlier
+        self._loud = 0  # consecutive frames of speech
+        self._quiet = 0  # consecutive frames without speech
         self.is_speaking = False
 
     @property
     def noise_db(self) -> float | None:
-        """Decibels of full scale that the noise is held to have; None where the detector learns none."""
+        """Estimate of the noise in decibels of full scale; None if the detector has none."""
         return self._detector.noise_db
 
     @property
     def pause_ms(self) -> int | None:
-        """The moment at which what is being said ends if nothing follows; None while somebody speaks, or nobody.
+        """Moment at which the turn ends if silence continues; None during speech, and outside turns.
 
-        In milliseconds from the beginning of the session: that of ``SpeechEdge.cutoff_ms``.
+        In milliseconds from the start of the session, like ``SpeechEdge.cutoff_ms``.
         """
         if not self.is_speaking or self._quiet * FRAME_MS < self._model_silence_ms:
             return None
         return self._find_cutoff()
 
     def resume(self, speaking: bool, noise_db: float | None) -> None:
-        """Go on where another detector of the same session was."""
+        """Continue from the state of another detector of the same session."""
         self.is_speaking = speaking
         if noise_db is not None:
             self._detector.noise_db = noise_db
 
     @property
     def in_thread(self) -> bool:
-        """True where audio is classified in a thread, see ``SpeechDetector``."""
+        """True if audio is classified in a thread, see ``SpeechDetector``."""
         return bool(getattr(self._detector, "in_thread", False))
 
     def classify_audio(self, data: bytes) -> Sequence[bool]:
-        """Take more audio; returns for each frame that is complete now whether it is speech, for ``find_edges``."""
+        """Append audio; return True for each newly complete frame with speech, for ``find_edges``."""
         whole = self._rest + data
         size = len(whole) // self._frame_bytes * self._frame_bytes
         self._rest = whole[size:]
@@ -96,7 +96,7 @@ class TurnDetector:
         return self._detector.classify_frames(frames)
 
     def find_edges(self, frames: Sequence[bool]) -> Iterator[SpeechEdge]:
-        """Yield begins and ends of speech in the next ``frames``, in their order."""
+        """Yield beginnings and ends of speech in the next ``frames``, in order."""
         for speech in frames:
             self._frames += 1
             edge = self._find_end(speech) if self.is_speaking else self._find_begin(speech)
@@ -104,7 +104,7 @@ class TurnDetector:
                 yield edge
 
     def end_turn(self) -> None:
-        """The client has ended the turn itself; what comes is another one."""
+        """Reset after a turn that the client ended; further audio belongs to the next turn."""
         self.is_speaking = False
         self._loud = self._quiet = 0
         self._floor_ms = self._now_ms

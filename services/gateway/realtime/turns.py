@@ -1,4 +1,4 @@
-"""Responses of one session: those that are being made, and which of them writes to the conversation."""
+"""Responses of one session in progress; at most one of them writes to the conversation."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -26,15 +26,17 @@ from services.gateway.realtime.speech_encoding import SpeechEncoding
 from services.gateway.realtime.turn import CLIENT_CANCELLED, Turn, TurnSpec
 from services.gateway.tasks.chat import Chat
 
-#: Responses of one session at the same time: one of the conversation, the others beside it.
+#: Maximum number of parallel responses of one session: one in the conversation, the others out of band.
 MAX_TURNS = 8
 
 
 class SessionContext(NamedTuple):
-    """Surroundings of a session. ``count_bytes`` is called with bytes that are held more, or fewer, and may refuse
-    them; ``limit`` counts a response against the limits of the client's key; ``rate_limits`` shows these.
-    ``find_detector`` finds what tells speech from other sounds; ``begins_early`` allows answers to be begun in the
-    silence that may end a turn."""
+    """Environment of a session.
+
+    ``count_bytes`` is called with the change of its bytes in memory, and may raise. ``limit`` counts a response against
+    the limits of the client's key, and ``rate_limits`` returns those limits. ``find_detector`` returns the speech
+    detector of a model. ``begins_early`` allows answers to start in the silence that may end a turn.
+    """
 
     chat: Chat
     chats: Chat | AppChats
@@ -48,7 +50,7 @@ class SessionContext(NamedTuple):
 
 
 class SessionTurns:
-    """Makes responses; ``post`` takes their events, and ``on_over`` is called when one has ended."""
+    """Creates responses; ``post`` takes their events, and ``on_over`` is called after each."""
 
     def __init__(
         self,
@@ -71,35 +73,35 @@ class SessionTurns:
 
     @property
     def count(self) -> int:
-        """Responses that are being made."""
+        """Number of responses in progress."""
         return len(self._turns)
 
     def check_room(self, beside: bool) -> None:
-        """Raises ``EventRefused`` and ``Overloaded`` where no other response may begin."""
+        """Raise ``EventRefused`` or ``Overloaded`` if no other response may begin."""
         if not beside and self.active is not None:
             raise EventRefused(
                 f"The conversation has an active response, {self.active.id}: wait until it is done, or cancel it.",
                 ACTIVE_RESPONSE,
             )
         if len(self._turns) >= MAX_TURNS:
-            raise Overloaded(f"{MAX_TURNS} responses of this session are being made: wait for one of them")
+            raise Overloaded(f"{MAX_TURNS} responses of this session are in progress: wait for one of them")
 
     def find_turn(self, id: str | None) -> Turn:
-        """The response ``id``; without one that of the conversation, else any. Raises ``EventRefused``."""
+        """Return response ``id``. Without an id: the response of the conversation, or any. Raises ``EventRefused``."""
         turn = self.active if id is None else self._turns.get(id)
         if turn is None and id is None:
             turn = next(iter(self._turns.values()), None)
         if turn is None:
-            raise EventRefused("No response is being made that could be cancelled.", NO_ACTIVE_RESPONSE)
+            raise EventRefused("No response is in progress that could be cancelled.", NO_ACTIVE_RESPONSE)
         return turn
 
     async def wait_over(self) -> None:
-        """Wait until no response is being made."""
+        """Wait until no response is in progress."""
         while self._turns:
             await next(iter(self._turns.values())).wait_over()
 
     async def cancel_all(self) -> None:
-        """End all responses."""
+        """Cancel all responses."""
         await self.drop_begun()
         for turn in list(self._turns.values()):
             await turn.cancel(CLIENT_CANCELLED)
@@ -111,8 +113,10 @@ class SessionTurns:
         beside: bool = False,
         metadata: dict[str, str] | None = None,
     ) -> None:
-        """Begin to answer ``items``, or go on where this was begun early. Raises ``OmnibusError`` for what cannot be
-        answered."""
+        """Start to answer ``items``, or confirm their early answer.
+
+        Raises ``OmnibusError`` if they cannot be answered.
+        """
         early = None if beside or metadata else self.early.take(config, items, self._end_turn)
         if early is not None:
             turn, events = early.turn, early.events
@@ -127,21 +131,22 @@ class SessionTurns:
             turn.start(self._end_turn)
 
     async def drop_begun(self) -> None:
-        """End what was begun for a turn that is not complete."""
+        """Cancel the work for a turn that is not complete."""
         await self.early.drop()
         await self._ahead.drop()
 
     async def follow_speech(self, config: SessionConfig, input: InputTurns) -> None:
-        """Have what is being said read while it goes on, and drop that when it ends."""
+        """Process speech while it continues, and cancel that work when it ends."""
         if input.is_growing and self._may_work_ahead(config):
             self._ahead.follow(config, input)
         else:
             await self._ahead.drop()
 
     def may_begin_early(self, config: SessionConfig) -> bool:
-        """Return whether the answer to what is being said may be begun before its turn has ended.
+        """Return True if the answer may start before the user's turn ends.
 
-        An app may do more than answer, so that it is asked once; and what is being made is not held up."""
+        An early answer never delays a response in progress. An app never gets one: its calls may have side effects.
+        """
         detection = config.turn_detection
         return detection is not None and detection.create_response and self._may_work_ahead(config)
 
@@ -159,7 +164,7 @@ class SessionTurns:
         return self._create_turn(self._spec(config, items), events, early=True), events
 
     def resume_turn(self, restored: RestoredTurn) -> None:
-        """Go on with a response that another gateway has begun."""
+        """Continue a response that another gateway has begun."""
         begun = restored.begun
         events = self._response_events(begun.id, restored.config, begun.beside, begun.metadata)
         events.resume(restored.items)
@@ -201,11 +206,11 @@ class SessionTurns:
             self.active = turn
 
     def _end_turn(self, turn: Turn, closing: list[Event]) -> None:
-        """Give its place free before its client sees the last event, who may ask for another response at once."""
+        """Remove the turn, then post its last events: the client may request another at once."""
         self._turns.pop(turn.id, None)
         if self.active is turn:
             self.active = None
-        with suppress(TooSlow):  # then the session ends
+        with suppress(TooSlow):  # the session ends then
             self._post(closing)
         self._on_over()
 
@@ -217,7 +222,7 @@ class SessionTurns:
         beside: bool,
         metadata: dict[str, str] | None,
     ) -> BegunTurn:
-        """All that another gateway needs to make it once more."""
+        """Return the log entry from which another gateway can regenerate the response."""
         kept = self._conversation
         items = tuple(
             each.id if each.id in kept and kept.find_item(each.id) is each else to_logged(each) for each in answered
@@ -227,5 +232,5 @@ class SessionTurns:
 
 
 def new_id(prefix: str) -> str:
-    """An id of something in a session."""
+    """Create an id with ``prefix``."""
     return f"{prefix}{token_hex(12)}"

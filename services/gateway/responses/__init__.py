@@ -1,1 +1,1 @@
-"""Stored responses and conversations: made here or at another gateway, retrieved, continued and cancelled anywhere."""
+"""Stored responses and conversations, which any gateway can retrieve, continue and cancel."""

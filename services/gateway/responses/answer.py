@@ -1,4 +1,4 @@
-"""The chat behind a response, turned into the events of its stream."""
+"""Conversion of a chat's answer to the events of a response."""
 
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -23,14 +23,14 @@ from services.gateway.tasks.output_streams import open_output_streams
 
 
 class AnswerStep(NamedTuple):
-    """Events that belong together, and the ids of the tokens that they are made of."""
+    """Events that belong together, and the ids of their tokens."""
 
     events: list[Event]
     token_ids: list[int]
 
 
 class AnswerReader:
-    """Reads ``output``, the answer of ``run`` to ``request``, as ``events``; ``drawer`` draws what it calls for."""
+    """Converts the answer of ``run`` to ``request`` to ``events``; ``drawer`` generates the images of its calls."""
 
     def __init__(
         self,
@@ -51,8 +51,11 @@ class AnswerReader:
         self._sound = AudioOutputFile(format, spoken, new_secret_id("audio_"))
 
     async def read(self, output: ChatOutput) -> AsyncGenerator[AnswerStep, None]:
-        """Yield the steps of the answer: the first one once all executors have taken the request, or with the first
-        output if that comes before; the last one has the end. Raises whatever fails."""
+        """Yield the steps of the answer.
+
+        The first step comes once all executors have accepted the request, or with the first output if that is earlier.
+        The last step contains the end. Raises the errors of the request.
+        """
         parts = open_output_streams(output)
         accepted = AcceptanceStream()
         if self._run.notify_when_accepted(accepted.mark_accepted):

@@ -1,4 +1,4 @@
-"""Responses as the store and their logs have them: their ends, and how they look on the way there."""
+"""Responses in the store and their logs: progress, ends and recovery."""
 
 import logging
 from typing import Any
@@ -21,12 +21,12 @@ from services.gateway.tenancy.shares import background_places, tenant_account
 
 log = logging.getLogger(__name__)
 
-#: Largest request and largest answer of a response that is stored.
+#: Limit of the request and of the output of a stored response, in bytes.
 MAX_STORED_BYTES = 8 << 20
 
 
 class ResponseArchive:
-    """Writes responses down for gateway ``holder``."""
+    """Stores responses on behalf of gateway ``holder``."""
 
     def __init__(
         self, settings: GatewaySettings, store: Store, bus: Bus, conversations: Conversations, holder: str
@@ -38,14 +38,14 @@ class ResponseArchive:
         self._holder = holder
 
     async def put_begun(self, record: ResponseRecord) -> None:
-        """Write down a response that this gateway makes.
+        """Store a response that this gateway generates.
 
-        Raises ``StoreUnavailable``, and ``LimitReached`` and ``Overloaded`` where its tenant has no room for it.
+        Raises ``StoreUnavailable``, and ``LimitReached`` and ``Overloaded`` if its tenant has no room for it.
         """
         await self._put(record, self._holder, b"")
 
     async def put_whole(self, record: ResponseRecord, response: ResponseObject) -> None:
-        """Write down a response that has no log. Raises ``StoreUnavailable`` and ``TooLarge``."""
+        """Store a complete response without a log. Raises ``StoreUnavailable`` and ``TooLarge``."""
         await self._put(record, "", self._encode_final(response))
         await self._extend_conversation(record, response)
 
@@ -57,12 +57,12 @@ class ResponseArchive:
         )
 
     async def put_end(self, record: ResponseRecord, response: ResponseObject) -> None:
-        """Write down the end of a response that this gateway makes."""
+        """Store the end of a response that this gateway generates."""
         if await self._store_end(record, response, self._holder):
             await self._extend_conversation(record, response)
 
     async def end_early(self, record: ResponseRecord, content: LogContent, response: ResponseObject) -> ResponseObject:
-        """Give a response that this gateway holds its end before its time, with the items that are whole."""
+        """End a response of this gateway early, with its complete items."""
         whole = [item for event in content.events for item in item_of(event)]
         ended = msgspec.structs.replace(response, output=whole)
         last = EventSequence.after(content.events).number([ending_event(ended)])
@@ -71,7 +71,7 @@ class ResponseArchive:
         return ended
 
     async def heal(self, record: ResponseRecord, content: LogContent) -> ResponseObject:
-        """Write down in the store the end that the log has."""
+        """Copy the end of a response from its log to the store."""
         response = msgspec.json.decode(content.events[-1].body, type=_LastEvent).response
         if await self._store_end(record, response, ""):
             await self._extend_conversation(record, response)
@@ -82,19 +82,18 @@ class ResponseArchive:
         try:
             try:
                 return await self._store.end_response(record, holder, self._encode_final(response), kept, account)
-            except TooLarge as error:  # its events went to its client: only what is stored says so
+            except TooLarge as error:  # the client already has its events: only the stored response has the error
                 ended = self._encode_final(failed_response(msgspec.structs.replace(response, output=[]), error))
                 return await self._store.end_response(record, holder, ended, kept)
-        except StoreUnavailable as error:  # the log has it, and whoever retrieves it writes it down
-            log.warning("%s has ended, which the store does not know yet: %s", record.id, error)
+        except StoreUnavailable as error:  # the log has the end; the next retrieval stores it
+            log.warning("%s has ended, but the store does not have its end yet: %s", record.id, error)
             return False
 
     def _encode_final(self, response: ResponseObject) -> bytes:
         body = encode_response(response)
         if len(body) > MAX_STORED_BYTES:
             raise TooLarge(
-                f"The response has {len(body)} bytes, and one that is stored {MAX_STORED_BYTES} at most: "
-                "send store false."
+                f"The response has {len(body)} bytes, and at most {MAX_STORED_BYTES} can be stored: send store false."
             )
         return body
 
@@ -108,17 +107,17 @@ class _LastEvent(msgspec.Struct):
 
 
 def response_of(record: ResponseRecord) -> ResponseObject:
-    """The response of which nothing is made yet."""
+    """Return the initial response, without output."""
     return new_response(record.id, record.created, parse_response_request(record.request))
 
 
 def with_status(record: ResponseRecord, status: Any) -> ResponseObject:
-    """The response without output, and with ``status``."""
+    """Return the response without output, with ``status``."""
     return msgspec.structs.replace(response_of(record), status=status)
 
 
 def with_progress(response: ResponseObject, events: list[NumberedEvent]) -> ResponseObject:
-    """``response`` as it is under way, with the items that are whole."""
+    """Return the current state of ``response``, with its complete items."""
     begun = any(event.type == "response.in_progress" for event in events)
     whole = [item for event in events for item in item_of(event)]
     status = "in_progress" if begun or not response.background else response.status
@@ -126,8 +125,8 @@ def with_progress(response: ResponseObject, events: list[NumberedEvent]) -> Resp
 
 
 def read_items(record: ResponseRecord) -> list[wire_items.InputItem]:
-    """The items of a response's own request. Raises ``ProtocolError``."""
+    """Return the items of a response's own request. Raises ``ProtocolError``."""
     try:
         return wire_items.decode_items(record.input)
     except UNREADABLE as error:
-        raise ProtocolError(f"{record.id} was written down by another build: {error}") from error
+        raise ProtocolError(f"{record.id} was stored by another build: {error}") from error

@@ -1,7 +1,7 @@
-"""One WebSocket on which a client has responses made: lanes of requests, each in its order and all side by side.
+"""A WebSocket for responses, with lanes of requests. Lanes run concurrently, the requests of a lane in order.
 
-A response that is not stored is remembered here as long as it is the last one of its lane, so that the next request of
-the connection can name it in ``previous_response_id``.
+The connection remembers the last response of each lane if it is not stored. The next request of the connection can
+refer to it in ``previous_response_id``.
 """
 
 import asyncio
@@ -44,25 +44,25 @@ from services.gateway.tenancy.body_budget import Upload
 
 log = logging.getLogger(__name__)
 
-#: Lanes of one connection, and requests that wait in one of them.
+#: Limits: lanes of one connection, and requests that wait in one lane.
 MAX_LANES, MAX_WAITING = 16, 16
-#: Seconds that a client may take to read what it is sent.
+#: Seconds that a client may take to read a message.
 STALLED_SECONDS = 30.0
 
 
 class ClientStalled(TooSlow):
-    """A client that does not read what it is sent."""
+    """The client does not read its messages."""
 
 
 class _LastResponse(NamedTuple):
-    """A response that is not stored, with all that was said up to its end; ``nbytes`` is what that takes."""
+    """A response that is not stored, with its complete history. ``nbytes`` is the size of both."""
 
     items: list[InputItem]
     nbytes: int
 
 
 class ResponseConnection:
-    """Answers the events of one client by ``responses``; ``limit`` holds for each response by itself."""
+    """Handles the events of one client with ``responses``; ``limit`` applies to each response."""
 
     def __init__(
         self,
@@ -83,19 +83,19 @@ class ResponseConnection:
 
     @property
     def is_busy(self) -> bool:
-        """True if a response is being made, or waits for its turn."""
+        """True if a response is in progress or waits for its turn."""
         return not self._idle.is_set()
 
     async def wait_idle(self) -> None:
-        """Wait until no response is being made."""
+        """Wait until no response is in progress."""
         await self._idle.wait()
 
     async def wait_failed(self) -> None:
-        """Wait until nothing can be sent any more. Raises ``ClientStalled`` and ``ClientDisconnected``."""
+        """Wait until sending fails. Raises ``ClientStalled`` and ``ClientDisconnected``."""
         await asyncio.shield(self._failed)
 
     async def handle_text(self, text: str) -> None:
-        """Begin what an event asks for, or say why not."""
+        """Start the request of an event, or send the reason against it."""
         try:
             event = parse_socket_event(text)
             if isinstance(event, SteerEvent):
@@ -106,23 +106,23 @@ class ResponseConnection:
             await self.send_error(error, read_stream_id(text))
 
     async def send(self, text: str) -> None:
-        """Send a message once there is room for it. Raises ``ClientStalled`` and ``ClientDisconnected``."""
+        """Send a message once the transport has room. Raises ``ClientStalled`` and ``ClientDisconnected``."""
         try:
             async with asyncio.timeout(STALLED_SECONDS):
                 await self._connection.send_text(text)
         except TimeoutError:
-            raise ClientStalled("The client does not read the events that it is sent.") from None
+            raise ClientStalled("The client does not read its events.") from None
 
     async def send_error(self, error: OmnibusError, stream_id: str = "", code: str = "") -> None:
-        """Send an error of a lane, or of the whole connection. Raises as ``send``."""
+        """Send an error about a lane or the whole connection. Raises like ``send``."""
         await self.send(encode_error(error, stream_id, code))
 
     async def close(self) -> None:
-        """Stop all that is being made."""
+        """Cancel all responses in progress."""
         for lane in self._lanes.values():
             await lane.close()
         if not self._failed.cancel():
-            self._failed.exception()  # it is known, and no defect
+            self._failed.exception()  # the error was handled: mark it as retrieved
 
     # Lanes
 
@@ -130,42 +130,44 @@ class ResponseConnection:
         lane = self._lanes.get(stream_id)
         if lane is None:
             if len(self._lanes) >= MAX_LANES:
-                raise Overloaded(f"a connection has {MAX_LANES} lanes at most: use one of them")
+                raise Overloaded(f"a connection must have at most {MAX_LANES} lanes: use an open one")
             lane = self._lanes[stream_id] = _Lane(self, stream_id)
         return lane
 
     def find_last(self, id: str | None) -> _LastResponse | None:
-        """The response ``id``, if it is one that this connection alone knows."""
+        """Return the response ``id`` of a lane, if it is not stored."""
         return next((lane.last for lane in self._lanes.values() if lane.last is not None and lane.last_id == id), None)
 
     def count_bytes(self, more: int) -> None:
-        """Count bytes that the connection holds; a negative number gives them back. Raises ``Overloaded``."""
+        """Count bytes that the connection holds; a negative number releases them. Raises ``Overloaded``."""
         self._upload.count_bytes(self._held, self._held + more)
         self._held += more
 
     def note_busy(self) -> None:
-        """A lane has begun, or has ended what it had to do."""
+        """Update the idle state after a lane started or finished its work."""
         if any(lane.is_busy for lane in self._lanes.values()):
             self._idle.clear()
         else:
             self._idle.set()
 
     def fail(self, error: Exception) -> None:
-        """Nothing can be sent any more, because of ``error``."""
+        """Report that sending failed with ``error``."""
         if not self._failed.done():
             self._failed.set_exception(error)
 
     # Responses
 
     def metric_label(self, model: str) -> str:
-        """``model`` as metrics name it."""
+        """Return the label of ``model`` in metrics."""
         return self._responses.metric_label(model)
 
     async def make_response(self, asked: CreateEvent, lane: "_Lane") -> None:
-        """Answer one request. Raises ``OmnibusError`` where the client has had no last event."""
+        """Answer one request. Raises ``OmnibusError`` if the client did not receive a last event."""
         wanted, known = asked.wanted, self.find_last(asked.wanted.previous_response_id)
         if known is not None and wanted.is_stored:
-            raise BadRequest("It follows a response that is not stored: send store false with it.", param="store")
+            raise BadRequest(
+                "A response after one that is not stored cannot be stored: send store false.", param="store"
+            )
         before = EarlierItems(known.items, "previous_response_id") if known is not None else None
         with self._limit():
             if before is None:
@@ -187,7 +189,7 @@ class ResponseConnection:
         return production.response
 
     async def _prepare_response(self, asked: CreateEvent, before: EarlierItems) -> ResponseObject:
-        """A response without output, which later ones can follow."""
+        """Create a response without output, which later requests can refer to."""
         spec = await self._responses.specs.open(asked.wanted, asked.body, "", before=before)
         events = AnswerEvents(spec.response)
         begun = events.begin()
@@ -206,7 +208,7 @@ class ResponseConnection:
 
 
 class _Lane:
-    """Requests that are answered one after the other, by a task that lives as long as there are any."""
+    """Requests answered in order, by a task that runs while requests wait."""
 
     def __init__(self, owner: ResponseConnection, stream_id: str) -> None:
         self.last: _LastResponse | None = None
@@ -221,9 +223,9 @@ class _Lane:
         return self._task is not None
 
     def add(self, asked: CreateEvent, nbytes: int) -> None:
-        """Answer a request of ``nbytes`` once those before it are answered. Raises ``Overloaded``."""
+        """Queue a request of ``nbytes`` after those before it. Raises ``Overloaded``."""
         if len(self._waiting) >= MAX_WAITING:
-            raise Overloaded(f"{MAX_WAITING} requests wait in this lane: wait for one of them")
+            raise Overloaded(f"{MAX_WAITING} requests wait in this lane, which is the limit: wait for a response")
         self._owner.count_bytes(nbytes)
         self._waiting.append((asked, nbytes))
         if self._task is None:
@@ -231,17 +233,17 @@ class _Lane:
             self._owner.note_busy()
 
     def remember(self, id: str, last: _LastResponse) -> None:
-        """Keep the response that has ended, in the place of the one before; where there is no room, none."""
+        """Replace the remembered response by ``last``, if there is room."""
         before, self.last = self.last.nbytes if self.last is not None else 0, None
         try:
             self._owner.count_bytes(last.nbytes - before)
-        except Overloaded:  # the client has its answer: a request that names this response will be told
+        except Overloaded:  # a request that refers to this response will get an error
             self._owner.count_bytes(-before)
             return
         self.last_id, self.last = id, last
 
     async def close(self) -> None:
-        """Stop what is being made."""
+        """Cancel the response in progress."""
         self._waiting.clear()
         if self._task is not None:
             await until_cancelled(self._task)

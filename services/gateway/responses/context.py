@@ -1,4 +1,4 @@
-"""The input of an answer: its tokens counted, or all of it made short for a next request."""
+"""Token counts and compaction of the input of an answer."""
 
 from typing import NamedTuple
 
@@ -25,50 +25,50 @@ from services.gateway.responses import history
 from services.gateway.tasks.chat import Chat
 from services.gateway.tasks.output_streams import open_output_streams
 
-#: What a model is asked for, behind the conversation that it shortens.
+#: Instruction for a summary, sent after the conversation.
 SUMMARIZE = (
     "Summarize this conversation for somebody who goes on with it and has only your summary and the user's own "
     "messages: facts, decisions, results of tools, and what is still to be done. Answer with the summary alone."
 )
 
-#: What stands for a conversation about which the model says nothing.
+#: Replaces an empty summary.
 EMPTY_SUMMARY = "none"
 
 
 class LoadedContext(NamedTuple):
-    """The chat that comes before an answer, and the items that it is made of."""
+    """The chat of an input, and its items."""
 
     asked: ChatOfResponse
     items: list[wire_items.InputItem]
 
 
 class ResponseContext:
-    """Counts and shortens what comes before answers of ``chat``; earlier responses are in ``store``."""
+    """Counts and compacts the input of answers of ``chat``; earlier responses are in ``store``."""
 
     def __init__(self, store: Store, chat: Chat) -> None:
         self._history = history.HistoryReader(store, chat.runs.settings.history_bytes)
         self._chat = chat
 
     async def load(self, wanted: InputTokensRequest | CompactRequest) -> LoadedContext:
-        """All that comes before an answer to ``wanted``. Raises as a response does."""
+        """Load the input of an answer to ``wanted``. Raises the errors of a response."""
         request = wanted.to_response_request()
         before = await self._history.load(request)
         items = history.resolve_references(request.items, before.items)
         return LoadedContext(to_chat(request, before.items, items, before.param), [*before.items, *items])
 
     def open_request(self, model: str, seed: int | None = None, pinned: str = "") -> ClientRequest:
-        """A new request to ``model``. Raises as ``Chat.open_request``."""
+        """Open a new request to ``model``. Raises like ``Chat.open_request``."""
         return self._chat.open_request(model, seed, pinned)
 
     async def count_tokens(self, loaded: LoadedContext, run: ClientRequest) -> InputTokensObject:
-        """The tokens that the model of ``run`` reads before its answer. Raises as a response does."""
+        """Count the prompt tokens for the model of ``run``. Raises the errors of a response."""
         got = await self._answer(run, loaded.asked, loaded.asked.request, count_only=True)
         return InputTokensObject(got.usage().prompt_tokens)
 
     async def compact(self, loaded: LoadedContext, run: ClientRequest) -> CompactedResponse:
-        """The messages of the user, and a summary of the conversation by the model of ``run``.
+        """Return the user's messages, and a summary by the model of ``run``.
 
-        Raises as a response does.
+        Raises the errors of a response.
         """
         request = loaded.asked.request
         messages = [*request.messages, UserMessage(SUMMARIZE)]
@@ -85,7 +85,7 @@ class ResponseContext:
     async def _answer(
         self, run: ClientRequest, asked: ChatOfResponse, request: ChatRequest, *, count_only: bool = False
     ) -> AnswerAccumulator:
-        """The answer of the model of ``run`` to ``request``; errors name the places of ``asked``."""
+        """Return the answer of ``run`` to ``request``. Errors have the parameters of ``asked``."""
         got = run.answer = AnswerAccumulator(request.model, run.created)
         try:
             async with run_to_end(run):

@@ -1,4 +1,4 @@
-"""Conversations: items that follow each other, which responses read and extend, at any gateway."""
+"""Conversations: sequences of items that responses at any gateway read and extend."""
 
 import re
 import time
@@ -32,7 +32,7 @@ class Conversations:
         self._store = store
 
     async def create(self, wanted: ConversationRequest) -> ConversationObject:
-        """A new conversation, with the first items of it. Raises ``BadRequest``."""
+        """Create a conversation with its first items. Raises ``BadRequest``."""
         items = self._new_items(wanted.items or [])
         record = ConversationRecord(new_secret_id("conv_"), time.time(), wanted.metadata or {}, current_tenant().name)
         await self._put(record)
@@ -40,7 +40,7 @@ class Conversations:
             try:
                 await self.append_items(record, items)
             except OmnibusError:
-                await self._store.drop_conversation(record)  # its client does not learn its id
+                await self._store.drop_conversation(record)  # its client never receives its id
                 raise
         return _to_object(record)
 
@@ -49,17 +49,17 @@ class Conversations:
         return _to_object(await self._find(id))
 
     async def update(self, id: str, metadata: dict[str, str]) -> ConversationObject:
-        """Replace its metadata. Raises ``NotFound``."""
+        """Replace the metadata of a conversation. Raises ``NotFound``."""
         record = msgspec.structs.replace(await self._find(id), metadata=metadata)
         await self._put(record)
         return _to_object(record)
 
     async def delete(self, id: str) -> None:
-        """Forget a conversation and its items. Raises ``NotFound``."""
+        """Delete a conversation and its items. Raises ``NotFound``."""
         await self._store.drop_conversation(await self._find(id))
 
     async def add_items(self, id: str, items: Sequence[wire_items.InputItem]) -> ItemList:
-        """Append items that a client says. Raises ``NotFound``, ``BadRequest`` and ``TooLarge``."""
+        """Append items from a client. Raises ``NotFound``, ``BadRequest`` and ``TooLarge``."""
         record = await self._find(id)
         kept = self._new_items(items)
         await self.append_items(record, kept)
@@ -81,11 +81,11 @@ class Conversations:
             raise _not_found(record.id)
 
     async def extend(self, id: str, items: Sequence[Any]) -> None:
-        """Append the items of a response that belongs to conversation ``id``. Raises as ``append_items``."""
+        """Append the items of a response to conversation ``id``. Raises like ``append_items``."""
         await self.append_items(await self._find(id), items)
 
     async def list_items(self, id: str, query: ListItemsQuery) -> ItemList:
-        """Its items. Raises ``NotFound``, also for an unknown ``after``."""
+        """List the items of a conversation. Raises ``NotFound``, also for an unknown ``after``."""
         await self._find(id)
         after = query.after if isinstance(query.after, str) else ""
         page = await self._store.conversation_items(id, query.limit, after, query.order == "desc")
@@ -96,7 +96,7 @@ class Conversations:
         return ItemList(data, ids[0] if ids else "", ids[-1] if ids else "", page.more)
 
     async def retrieve_item(self, id: str, item: str) -> bytes:
-        """One item as JSON. Raises ``NotFound``."""
+        """Return one item as JSON. Raises ``NotFound``."""
         await self._find(id)
         body = await self._store.conversation_item(id, item)
         if body is None:
@@ -104,7 +104,7 @@ class Conversations:
         return body
 
     async def delete_item(self, id: str, item: str) -> ConversationObject:
-        """Forget one item. Raises ``NotFound``."""
+        """Delete one item. Raises ``NotFound``."""
         record = await self._find(id)
         if not await self._store.drop_conversation_items(record, [item]):
             raise NotFound(f"Item {item[:64]!r} not found.", param="item_id")
@@ -125,12 +125,12 @@ class Conversations:
     def _new_items(items: Sequence[wire_items.InputItem]) -> list[wire_items.InputItem]:
         for index, item in enumerate(items):
             if isinstance(item, ItemReference):
-                raise BadRequest("A conversation has items, not references to them.", param=f"items[{index}]")
+                raise BadRequest("items must not be references: send the items themselves.", param=f"items[{index}]")
         return wire_items.with_ids(list(items), new_secret_id)
 
 
 def page_items(items: Mapping[str, Any], query: ListItemsQuery) -> ItemList:
-    """The part of ``items``, oldest first, that ``query`` asks for. Raises ``NotFound`` for an unknown ``after``."""
+    """Return the page of ``items``, oldest first, for ``query``. Raises ``NotFound`` for an unknown ``after``."""
     ids = list(items) if query.order == "asc" else list(items)[::-1]
     if isinstance(query.after, str):
         if query.after not in items:

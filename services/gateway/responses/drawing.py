@@ -1,6 +1,6 @@
-"""Images of a response: drawn where its model calls the tool for it, or all that a model which draws answers with.
+"""Images of a response, from tool calls or as its only output.
 
-Each image is a request of its own to a model that draws, from a seed that follows from the response's.
+Each image is a separate request to an image model, with a seed that is derived from the response's seed.
 """
 
 import base64
@@ -37,17 +37,17 @@ from services.gateway.tasks.images import (
 )
 from services.gateway.tasks.resolve import rename_params, request_class
 
-#: Images of one response at most; ``max_tool_calls`` may say less.
+#: Limit of the images of one response; ``max_tool_calls`` may lower it.
 MAX_IMAGES = 8
 MAX_SEED = 2**62 - 1
-#: What clients call the fields of a drawing that is all of the response.
+#: Names of a drawing's fields for clients, if an image is the only output.
 _ALONE_PARAMS = {**CLIENT_PARAM_NAMES, "prompt": "input"}
 
 
 class ImageDrawer:
-    """Draws the images of one response with ``model``, as ``tool`` says. ``alone``: the response is one image.
+    """Generates the images of one response with ``model`` and ``tool``.
 
-    ``most`` bounds the calls that are obeyed; those behind them change nothing.
+    ``most`` limits the calls that are executed; further calls are ignored. ``alone``: an image is the only output.
     """
 
     def __init__(
@@ -58,19 +58,19 @@ class ImageDrawer:
         self._model = model
         self._tool = tool
         self._most = most
-        self.allowed: ImageAllowance | None = None  # by the limit of cost, if there is one
+        self.allowed: ImageAllowance | None = None  # set by the cost limit, if any
         self._calls: dict[int, list[str]] = {}
         self._made: GeneratedImages | None = None
 
     def open_request(self, seed: int | None, pinned: str) -> ClientRequest:
-        """The request of a response that is one image. Raises as ``ImageTasks.open_request``."""
+        """Open the request of a response that is one image. Raises like ``ImageTasks.open_request``."""
         return self._painters.open_request(self._model, seed, pinned, NO_PRICES)
 
     async def choose_path(self, chat: Chat, run: ClientRequest, request: ChatRequest, prices: PriceOptions) -> str:
-        """The path that ``run``, the response, has to take by ``prices``.
+        """Choose the path of ``run``, the request of the response, by ``prices``.
 
-        Where images are called for, the chat and one of them have to fit into the limit, and no more are drawn than it
-        leaves room for. Raises as ``PriceCheck.choose_path``.
+        If the answer can call for images, the limit must cover the chat and one image. The number of images is then
+        limited to the rest. Raises like ``PriceCheck.choose_path``.
         """
         if not prices.before:
             return run.pinned
@@ -84,16 +84,16 @@ class ImageDrawer:
         return path
 
     def limit_images(self, allowed: ImageAllowance) -> None:
-        """Draw no more images than are ``allowed``, along its path."""
+        """Limit the images to ``allowed``, on its path."""
         self._most = min(self._most, allowed.most)
         self.allowed = allowed._replace(most=self._most)
 
     def forget_calls(self) -> None:
-        """Begin anew, as the answer does."""
+        """Discard the collected calls, because the answer restarts."""
         self._calls.clear()
 
     def take_call(self, part: CallPart) -> bool:
-        """Take part of a call, if it is one of the tool; whether it is."""
+        """Collect part of a call. Returns False if the call is not one of the image tool."""
         if part.name == IMAGE_TOOL:
             self._calls[part.number] = []
         taken = part.number in self._calls
@@ -102,8 +102,8 @@ class ImageDrawer:
         return taken
 
     async def draw_called(self, run: ClientRequest, events: AnswerEvents) -> AsyncGenerator[list[Event], None]:
-        """Draw what the model of ``run`` has called for, one image after the other. Yields events of ``events``."""
-        run.release_admission()  # its own work is done, and what draws may wait for the same turn
+        """Generate the images of the calls of ``run``, one after the other. Yields events of ``events``."""
+        run.release_admission()  # its own work is done, and the image requests may wait for the same turn
         for index, arguments in enumerate([*self._calls.values()][: self._most]):
             prompt = _read_prompt("".join(arguments))
             if not prompt:
@@ -119,7 +119,7 @@ class ImageDrawer:
                     run.called.append(drawing.id)
 
     def _open_drawing(self, run: ClientRequest, index: int) -> ClientRequest:
-        """The request of an image that the model of ``run`` has called for."""
+        """Open the request of an image that ``run`` called for."""
         path = self.allowed.path if self.allowed is not None else ""
         drawing = self._painters.open_request(self._model, (run.seed + index) & MAX_SEED, path, NO_PRICES)
         drawing.deadline = min(drawing.deadline, run.deadline)
@@ -129,7 +129,10 @@ class ImageDrawer:
     async def draw_alone(
         self, run: ClientRequest, request: ChatRequest, events: AnswerEvents
     ) -> AsyncGenerator[list[Event], None]:
-        """Answer ``request`` with an image by ``run``. Raises ``BadRequest`` where it says nothing, or has pictures."""
+        """Answer ``request`` with an image by ``run``.
+
+        Raises ``BadRequest`` for an input without text or with media.
+        """
         begin = events.begin
         with rename_params(_ALONE_PARAMS):
             async with aclosing(self._draw(run, _join_words(request), events)) as steps:
@@ -149,7 +152,7 @@ class ImageDrawer:
         output = await self._painters.generate_images(run, wish)
         for progress in output.progress:
             async for _ in progress:
-                break  # from the first step on: what the model does not take is refused before an event
+                break  # errors of the model precede the first event: wait for the first step
         yield events.begin_image()
         index = 0
         for previews in output.previews:
@@ -166,13 +169,13 @@ class ImageDrawer:
         )
 
     def _image_fields(self, seed: int, prompt: str) -> dict[str, Any]:
-        """The fields of the image task's request but for its previews."""
+        """Return the fields of the image task's request, except for its previews."""
         fields = self._tool.to_image_request(self._model, prompt).task_fields() | {"seed": seed & MAX_SEED}
         return self._painters.add_defaults(self._model, fields) | {"count": True}
 
 
 class ImageDrawers:
-    """Chooses what draws the images of a response, among the models of the plan."""
+    """Selection of a response's image model among those of the plan."""
 
     def __init__(self, router: Router, chat: Chat, painters: ImageTasks) -> None:
         self._router = router
@@ -180,15 +183,15 @@ class ImageDrawers:
         self._painters = painters
 
     def choose(self, wanted: ResponseRequest) -> ImageDrawer | None:
-        """Choose the drawer for ``wanted``; None where nothing is to be drawn.
+        """Choose the drawer for ``wanted``; None if it needs no images.
 
-        Raises ``NotFound``, and ``BadRequest`` where no model draws, or several do and none is named.
+        Raises ``NotFound``, and ``BadRequest`` if there is no image model, or several and the tool has no ``model``.
         """
         plan, tool = self._router.plan, wanted.image_tool
         names = [name for name, model in plan.models.items() if not model.apps] if plan is not None else []
         if wanted.model in names and not self._chats(wanted.model) and self._draws(wanted.model):
             if any(isinstance(each, FlatFunctionTool) for each in wanted.tools or ()):
-                raise BadRequest(f"{wanted.model} draws and calls no functions: leave them out.", param="tools")
+                raise BadRequest(f"{wanted.model} is an image model and calls no functions: omit them.", param="tools")
             return ImageDrawer(self._painters, wanted.model, tool or ImageGenerationTool(), alone=True)
         if tool is None or wanted.tool_choice == "none":
             return None
@@ -196,18 +199,18 @@ class ImageDrawers:
         return ImageDrawer(self._painters, self._choose_model(wanted, tool, names), tool, most)
 
     def _choose_model(self, wanted: ResponseRequest, tool: ImageGenerationTool, names: Sequence[str]) -> str:
-        """The model that ``tool`` names, or the response's own, or the only one that draws."""
+        """Return the tool's model, else the response's, else the only image model."""
         param = "tools"
         if tool.model is not None:
             if tool.model not in names:
-                raise NotFound(f"there is no model {tool.model!r}: leave it out, or name one that draws", param=param)
+                raise NotFound(f"unknown model {tool.model!r}: omit it, or set it to an image model", param=param)
             self._painters.get_task(tool.model)
             return tool.model
         if wanted.model in names and self._draws(wanted.model):
             return wanted.model
         found = [name for name in names if self._draws(name)]
         if len(found) != 1:
-            there = f"name one of {', '.join(found)} as its 'model'" if found else "no model here draws"
+            there = f"set its 'model' to one of {', '.join(found)}" if found else "there is no image model"
             raise BadRequest(f"The tool image_generation cannot be used: {there}.", param=param)
         return found[0]
 
@@ -227,13 +230,13 @@ def _has_task(tasks: Chat | ImageTasks, name: str) -> bool:
 
 
 def _about(wanted: ImageRequest, size: tuple[int, int]) -> dict[str, Any]:
-    """Properties of an image besides its bytes."""
+    """Return the properties of an image other than its bytes."""
     extent = f"{size[0]}x{size[1]}"
     return {"size": extent, "quality": "auto", "background": "opaque", "output_format": wanted.format}
 
 
 def _read_prompt(arguments: str) -> str:
-    """The prompt that a model has called with; what is no JSON is the prompt itself."""
+    """Return the prompt of a call. Arguments that are not JSON are the prompt itself."""
     try:
         found = json.loads(arguments)
     except ValueError:
@@ -243,16 +246,16 @@ def _read_prompt(arguments: str) -> str:
 
 
 def _join_words(request: ChatRequest) -> str:
-    """The words of users and systems: a model that draws remembers nothing else."""
+    """Join the text of users and systems: image models have no history."""
     messages, refs = convert_messages(request)
     if refs:
         raise BadRequest(
-            f"{request.model} draws by words: send pictures to /v1/images/edits.", param=refs[0].param or "input"
+            f"{request.model} accepts only text here: send images to /v1/images/edits.", param=refs[0].param or "input"
         )
     said = [_words(message["content"]) for message in messages if message["role"] not in ("assistant", "tool")]
     prompt = "\n".join(each for each in said if each.strip())
     if not prompt:
-        raise BadRequest("The input says nothing of the picture.", param="input")
+        raise BadRequest("The input must describe the image: it has no text.", param="input")
     return prompt
 
 

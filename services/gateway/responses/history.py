@@ -1,4 +1,4 @@
-"""Items before those of a response: earlier responses, or the items of its conversation."""
+"""Items before those of a request: earlier responses, or the items of its conversation."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -15,21 +15,21 @@ from services.gateway.openai.responses.to_chat import output_as_input
 from services.gateway.tenancy.body_budget import current_upload
 from services.gateway.tenancy.tenant import current_tenant
 
-#: Responses behind one another, and items of a conversation, that are read for one request.
+#: Limits per request: responses in a chain, and items of a conversation.
 MAX_PREVIOUS, MAX_ITEMS = 256, 2048
 
 
 class EarlierItems(NamedTuple):
-    """Items that come before those of a request, and the parameter that names them."""
+    """Items before those of a request, and the parameter for them."""
 
     items: list[InputItem]
     param: str
 
 
 class HistoryBytes:
-    """Bytes of earlier items that one request reads: they are counted before they are read, ``most`` at most.
+    """Counter of the bytes of a request's history; ``most`` limits them before the read.
 
-    They count as the request's body does, so that one tenant's histories leave room for others at this gateway.
+    They count like the request's body, so that the histories of one tenant leave room for other tenants.
     """
 
     def __init__(self, most: int) -> None:
@@ -38,11 +38,11 @@ class HistoryBytes:
         self._upload = current_upload()
 
     def add(self, nbytes: int, param: str) -> None:
-        """``nbytes`` more are to be read. Raises ``TooLarge``, and ``Overloaded`` where this gateway has no room."""
+        """Count ``nbytes`` more. Raises ``TooLarge``, and ``Overloaded`` if this gateway has no room."""
         if self._count + nbytes > self._most:
             raise TooLarge(
-                f"What comes before this has more than {self._most} bytes (OMNIBUS_GATEWAY_HISTORY_BYTES): make it "
-                "short with /v1/responses/compact, delete items, or begin another conversation.",
+                f"The history of this request has more than {self._most} bytes (OMNIBUS_GATEWAY_HISTORY_BYTES): "
+                "compact it with /v1/responses/compact, delete items, or begin another conversation.",
                 param=param,
             )
         self._upload.count_bytes(self._count, self._count + nbytes)
@@ -50,21 +50,21 @@ class HistoryBytes:
 
 
 class HistoryReader:
-    """Reads what was said before from ``store``, at most ``most_bytes`` for one request."""
+    """Reads earlier items from ``store``, at most ``most_bytes`` per request."""
 
     def __init__(self, store: Store, most_bytes: int) -> None:
         self._store = store
         self._most = most_bytes
 
     async def load(self, wanted: ResponseRequest) -> EarlierItems:
-        """The items before those of ``wanted``.
+        """Return the items before those of ``wanted``.
 
-        Raises ``BadRequest`` for what is unknown, or another tenant's, and ``TooLarge`` before too much is read.
+        Raises ``BadRequest`` for unknown items and those of other tenants, and ``TooLarge`` before reading too much.
         """
         return await self._load(wanted.previous_response_id, wanted.conversation_id)
 
     async def load_of_record(self, record: ResponseRecord) -> EarlierItems:
-        """The same for a response that was written down. Raises as ``load``."""
+        """Return the items before those of a stored response. Raises like ``load``."""
         return await self._load(record.previous or None, record.conversation)
 
     async def _load(self, previous: str | None, conversation: str) -> EarlierItems:
@@ -77,7 +77,7 @@ class HistoryReader:
 
 
 def resolve_references(items: Sequence[InputItem], history: Sequence[InputItem]) -> list[InputItem]:
-    """``items`` with those of ``history`` in the place of references to them. Raises ``BadRequest``."""
+    """Replace references to items of ``history`` in ``items``. Raises ``BadRequest``."""
     known = {item.id: item for item in history if item.id}
     found: list[InputItem] = []
     for index, item in enumerate(items):
@@ -87,8 +87,8 @@ def resolve_references(items: Sequence[InputItem], history: Sequence[InputItem])
             found.append(known[item.id])
         else:
             raise BadRequest(
-                f"Item {item.id[:64]!r} is not known: send the item itself, or name the response that it is of in "
-                "previous_response_id.",
+                f"Unknown item {item.id[:64]!r}: send the item itself, or set previous_response_id to the response "
+                "that has it.",
                 param=f"input[{index}].id",
             )
     return found
@@ -102,10 +102,13 @@ async def _previous_items(store: Store, id: str, size: HistoryBytes) -> list[Inp
         if stored is None or not current_tenant().owns(stored.record.tenant):
             raise BadRequest(f"Previous response with id {id[:64]!r} not found.", param="previous_response_id")
         if not stored.final:
-            raise BadRequest(f"Response {id} is not over: wait for its end.", param="previous_response_id")
+            raise BadRequest(f"Response {id} is still in progress: wait for its end.", param="previous_response_id")
         chain.append(stored)
         if len(chain) > MAX_PREVIOUS:
-            raise BadRequest(f"More than {MAX_PREVIOUS} responses follow each other.", param="previous_response_id")
+            raise BadRequest(
+                f"A chain has at most {MAX_PREVIOUS} responses: use /v1/responses/compact.",
+                param="previous_response_id",
+            )
         id = stored.record.previous
     items: list[InputItem] = []
     for stored in reversed(chain):
@@ -120,7 +123,7 @@ def _own_items(stored: StoredResponse) -> list[InputItem]:
     try:
         return [*decode_items(stored.record.input), *output_as_input(decode_response(stored.final).output)]
     except UNREADABLE as error:
-        raise ProtocolError(f"{stored.record.id} was written down by another build: {error}") from error
+        raise ProtocolError(f"{stored.record.id} was stored by another build: {error}") from error
 
 
 async def _conversation_items(store: Store, id: str, size: HistoryBytes) -> list[InputItem]:
@@ -132,4 +135,4 @@ async def _conversation_items(store: Store, id: str, size: HistoryBytes) -> list
     try:
         return [msgspec.json.decode(body, type=InputItem) for body in page.items.values()] if page else []
     except UNREADABLE as error:
-        raise ProtocolError(f"{id} was written down by another build: {error}") from error
+        raise ProtocolError(f"{id} was stored by another build: {error}") from error

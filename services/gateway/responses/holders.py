@@ -1,4 +1,4 @@
-"""Gateways that make a response: each is asked over the bus whether it still does."""
+"""Questions to other gateways: whether they still generate a response."""
 
 import asyncio
 import logging
@@ -12,14 +12,14 @@ from omnibus.errors import DeadlineExceeded, NotFound
 
 log = logging.getLogger(__name__)
 
-#: Seconds that a gateway may take to answer before it counts as one that does not work.
+#: Timeout of a gateway's answer, in seconds. After it, the gateway counts as failed.
 _ANSWER_SECONDS = 2.0
-#: Seconds until a gateway is asked again that a cluster of servers may not know yet.
+#: Seconds before the retry for a gateway that a cluster of NATS servers may not know yet.
 _CLUSTER_PAUSE_SECONDS = 0.5
 
 
 class HolderQuestion(msgspec.Struct, frozen=True):
-    """Is response ``id`` made there? With ``stop`` it is to be ended."""
+    """Question whether a gateway generates response ``id``. ``stop`` is the reason to end it, if any."""
 
     id: str
     stop: Literal["", "cancelled", "deleted"] = ""
@@ -35,7 +35,7 @@ _decode_answer = msgspec.json.Decoder(HolderAnswer).decode
 
 
 class Holders:
-    """Asks other gateways, and answers for ``gateway`` by ``answer``."""
+    """Sends questions to other gateways, and answers those to ``gateway`` with ``answer``."""
 
     def __init__(self, bus: Bus, gateway: str, answer: Callable[[HolderQuestion], bool]) -> None:
         self._bus = bus
@@ -49,12 +49,12 @@ class Holders:
         try:
             question = _decode_question(delivery.data)
         except msgspec.MsgspecError as error:
-            log.warning("a question about a response cannot be read: %s", error)
+            log.warning("cannot decode a question about a response: %s", error)
             return
         yield _encode(HolderAnswer(self._answer(question)))
 
     async def ask(self, holder: str, question: HolderQuestion) -> bool:
-        """Ask whether gateway ``holder`` makes the response; False for one that is gone, or does not answer in time.
+        """Ask gateway ``holder`` whether it generates the response. A missing gateway or a timeout is False.
 
         Raises ``BusUnavailable``.
         """

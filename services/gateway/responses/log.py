@@ -1,7 +1,7 @@
-"""Events of a stored response in JetStream, written before a client has them: what is in this log is the response.
+"""Event logs of stored responses in JetStream. An event reaches clients only after its log.
 
-The log is the lines of events, one behind the other; lines that begin with ``#`` are for gateways alone and hold the
-ids of the answer's tokens. How lines are messages of the bus is in ``omnibus.recording.line_log``.
+The log consists of lines, one per event. Lines that begin with ``#`` are for gateways only and contain the ids of the
+answer's tokens. ``omnibus.recording.line_log`` describes how lines become messages of the bus.
 """
 
 import asyncio
@@ -16,14 +16,14 @@ from omnibus.errors import ProtocolError
 from omnibus.recording.line_log import LineAssembler, LineWriter, read_lines
 from services.gateway.openai.responses.sequence import NumberedEvent, read_event
 
-#: Seconds of silence after which a reader asks whether anybody still writes.
+#: Seconds of silence after which a reader checks for a writer.
 SILENCE_SECONDS = 1.0
-#: Ids of tokens as they are kept: 4 bytes each.
+#: Format of stored token ids: 4 bytes each.
 _IDS = "I"
 
 
 class LogContent(LineAssembler):
-    """The lines of a log: ``events``, and the ids of tokens."""
+    """The lines of a log: ``events`` and the ids of tokens."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class LogContent(LineAssembler):
 
     @property
     def is_over(self) -> bool:
-        """True if the last event is there."""
+        """True if the log has the last event."""
         return bool(self.events) and self.events[-1].is_terminal
 
     def add_line(self, line: bytes) -> None:
@@ -44,11 +44,11 @@ class LogContent(LineAssembler):
             else:
                 self.events.append(read_event(line))
         except (msgspec.MsgspecError, ValueError) as error:
-            raise ProtocolError(f"the log of a response cannot be read: {error}") from error
+            raise ProtocolError(f"cannot decode the log of a response: {error}") from error
 
 
 class ResponseLog:
-    """The log of response ``id``, to be written to; ``count`` is told how many bytes."""
+    """Writer of the log of response ``id``. It calls ``count`` with the bytes of each append."""
 
     def __init__(
         self, bus: Bus, id: str, known: LogContent | None = None, count: Callable[[int], None] | None = None
@@ -57,9 +57,9 @@ class ResponseLog:
         self._writer = LineWriter(bus, subjects.RESPONSES, subjects.response_subject(id), known)
 
     async def append(self, events: Sequence[NumberedEvent], token_ids: Sequence[int] = ()) -> None:
-        """Write ``events``, and the ids of the tokens that they are made of; returns once they are stored.
+        """Append ``events`` and the ids of their tokens; returns once stored.
 
-        Raises ``Conflict`` when another gateway writes this log, and ``BusUnavailable``.
+        Raises ``Conflict`` if another gateway writes this log, and ``BusUnavailable``.
         """
         lines = [event.body for event in events]
         if token_ids:
@@ -72,7 +72,7 @@ class ResponseLog:
 
 
 async def read_log(bus: Bus, id: str) -> LogContent:
-    """All of a log. Raises ``BusUnavailable`` and ``ProtocolError``."""
+    """Read a complete log. Raises ``BusUnavailable`` and ``ProtocolError``."""
     content = LogContent()
     await _read_more(bus, id, content)
     return content
@@ -83,7 +83,7 @@ async def _read_more(bus: Bus, id: str, content: LogContent) -> None:
 
 
 class LogReader:
-    """Follows a log from its beginning, while it is written."""
+    """Reader that follows a log from its beginning while it grows."""
 
     def __init__(self, bus: Bus, id: str) -> None:
         self._bus = bus
@@ -95,7 +95,7 @@ class LogReader:
         return self._content.is_over
 
     async def follow(self) -> AsyncIterator[list[NumberedEvent]]:
-        """Yield new events as they come, none after a while of silence; ends with the last event.
+        """Yield new events as they arrive, and [] after a silence.
 
         Raises ``BusUnavailable`` and ``ProtocolError``.
         """
@@ -115,7 +115,7 @@ class LogReader:
             await stop()
 
     async def _wait_for_more(self, arrived: "asyncio.Queue[Delivery]") -> None:
-        """Take what arrives; after a silence, and where a message is missing, read the stream."""
+        """Read what arrives. After a silence or a missing message, read the stream."""
         try:
             async with asyncio.timeout(SILENCE_SECONDS):
                 whole = self._content.add_message((await arrived.get()).data)

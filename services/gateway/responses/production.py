@@ -1,7 +1,7 @@
-"""A response that is being made at this gateway, by a task of its own; whoever wants its events follows it.
+"""Generation of a response by a task, while clients follow its events.
 
-Its events are in the log before a client has them. One whose clients have all left stops, unless it is made in the
-background: whoever asks for the rest of it later, here or at another gateway, has it made on from there.
+The log has an event before any client does. A response without clients stops, unless it is a background response. When
+a client later requests the rest of it, at any gateway, that gateway continues it.
 """
 
 import asyncio
@@ -39,22 +39,24 @@ from services.gateway.tenancy.deferred import revoked_error
 
 log = logging.getLogger(__name__)
 
-#: Reason for the end of a response whose API key was revoked.
+#: Reason for the end of a response if its API key was revoked.
 REVOKED = "revoked"
-#: Seconds until a response in the background is tried again that could not be made just now.
+#: Seconds before the retry of a background response after a transient error.
 _RETRY_PAUSE_SECONDS = 2.0
-#: Seconds that the log may take for the last event of a response that ends before its time, which its clients await.
+#: Timeout of the append of a last event if a response ends early and clients wait for it, in seconds.
 _LAST_EVENT_SECONDS = 1.0
-#: Seconds between the appends of a response in the background that has no followers: a client that polls sees no
-#: difference, and the gateway and the log do not work for each of its tokens.
+#: Seconds between the appends of a background response without followers. A polling client sees no difference, and the
+#: gateway and the log save work per token.
 _UNFOLLOWED_APPEND_SECONDS = 0.1
-#: Errors that are not the end of a response: another gateway can go on with it.
+#: Errors that do not end a response: another gateway can continue it.
 _PASSING = (GatewayStopping, Conflict, BusUnavailable, StoreUnavailable)
 
 
 class ProductionSpec(NamedTuple):
-    """All that is needed to make a response. ``opened`` opens the request behind it, ``begun`` is awaited before its
-    first event, ``ended`` after its last one; neither is needed for one that is not stored. ``drawer`` draws images.
+    """Inputs of a production.
+
+    ``opened`` opens its request, ``begun`` is awaited before its first event, ``ended`` after its last one. The latter
+    two are only for stored responses. ``drawer`` generates images.
     """
 
     response: ResponseObject
@@ -70,14 +72,14 @@ class ProductionSpec(NamedTuple):
 
 
 class Production:
-    """Makes one response. ``error`` is why it has ended without an end."""
+    """Generation of one response. ``error`` is the reason if it stopped without an end."""
 
     def __init__(self, spec: ProductionSpec, chat: Chat, chats: Chat | AppChats) -> None:
         self.spec = spec
         self.response = spec.response
         self.run = spec.opened()
         self.error: OmnibusError | None = None
-        self.stopped_for = ""  # why somebody ended it
+        self.stopped_for = ""  # reason of a stop
         self._chat = chat
         self._chats = chats
         self._known = spec.known or LogContent()
@@ -95,16 +97,16 @@ class Production:
         return self.spec.response.background
 
     def start(self) -> None:
-        """Begin to make it."""
+        """Start the generation."""
         self._task = asyncio.get_running_loop().create_task(self._make(), name=self.response.id)
 
     def on_over(self, over: Callable[["Production"], None]) -> None:
-        """Call ``over`` when it is not made here any more."""
+        """Call ``over`` when this gateway no longer generates the response."""
         if self._task is not None:
             self._task.add_done_callback(lambda _: over(self))
 
     async def stop(self, reason: str) -> None:
-        """End it now, for ``reason``: ``cancelled`` and ``REVOKED`` are ends of the response, others are not."""
+        """Stop now, for ``reason``. ``cancelled`` and ``REVOKED`` end the response; other reasons do not."""
         self.stopped_for = self.stopped_for or reason
         if self._task is not None:
             self._task.cancel()
@@ -114,7 +116,7 @@ class Production:
 
     @contextmanager
     def followed(self) -> Iterator[None]:
-        """Make it as long as the block lasts, and for others that follow it."""
+        """Keep the production running during the block, as each follower does."""
         self._followers += 1
         try:
             yield
@@ -125,7 +127,7 @@ class Production:
                 self._task.cancel()
 
     async def follow(self) -> AsyncIterator[list[NumberedEvent]]:
-        """Yield its events as they come, from the first one on. Raises what it has failed with."""
+        """Yield its events as they arrive, from the first one. Raises the error of the production."""
         sent = 0
         while True:
             events = self._events[sent:]
@@ -142,7 +144,7 @@ class Production:
                 await news
 
     async def wait_finished(self) -> ResponseObject:
-        """The whole response. Raises what it has failed with."""
+        """Wait for the complete response. Raises the error of the production."""
         async for _ in self.follow():
             pass
         return self.response
@@ -159,7 +161,7 @@ class Production:
         try:
             await self._make_until_over()
         except asyncio.CancelledError:
-            self.error = GatewayStopping("this gateway is stopping: another one goes on with the response")
+            self.error = GatewayStopping("this gateway is stopping: another one continues the response")
         except OmnibusError as error:
             self.error = error
         except Exception:
@@ -181,7 +183,7 @@ class Production:
                     await self._end_early(failed_response(events.response, revoked_error()), revoked_error())
                     return
                 if self.stopped_for == "cancelled":
-                    stopped = GatewayStopping("the response was cancelled, which its log does not say: NATS is silent")
+                    stopped = GatewayStopping("the response was cancelled, but NATS did not store its end in time")
                     await self._end_early(msgspec.structs.replace(events.response, status="cancelled"), stopped)
                     return
                 raise
@@ -191,13 +193,13 @@ class Production:
                 if not (self.is_background and isinstance(error, Retryable) and self.run.seconds_left > 0):
                     await self._end_early(failed_response(events.response, error), error)
                     return
-                log.info("%s is tried again: %s", self.response.id, error)
+                log.info("retrying %s: %s", self.response.id, error)
                 await asyncio.sleep(getattr(error, "retry_after", 0.0) or _RETRY_PAUSE_SECONDS)
             self.run = self.spec.opened()
 
     @property
     def _has_begun(self) -> bool:
-        """True if its failure is an event: its client has some, or does not wait."""
+        """True if a failure becomes an event: a client has some events or does not wait."""
         return bool(self._events)
 
     async def _make_once(self, events: AnswerEvents, sequence: EventSequence) -> None:
@@ -207,7 +209,7 @@ class Production:
         self._made_ids, self._unsaved_ids = TokenIds(self._token_ids), []
         if self.spec.deadline:
             run.resume_until(self.spec.deadline)
-        if run.model:  # an app's graphs are its own
+        if run.model:  # apps choose their own graphs
             run.known = tuple(self._token_ids)
         try:
             async with run_to_end(run), aclosing(self._read_steps(run, events)) as steps:
@@ -221,7 +223,7 @@ class Production:
         await self._settle(events.response)
 
     async def _read_steps(self, run: ClientRequest, events: AnswerEvents) -> AsyncGenerator[AnswerStep, None]:
-        """Send the request on its way, and yield the steps of its answer."""
+        """Start the request, and yield the steps of its answer."""
         request, drawer = self.spec.asked.request, self.spec.drawer
         if drawer is not None and drawer.alone:
             async with aclosing(drawer.draw_alone(run, request, events)) as images:
@@ -238,7 +240,7 @@ class Production:
                 yield step
 
     async def _publish(self, step: AnswerStep, sequence: EventSequence) -> None:
-        """Give out what is new of ``step``, once the log has it."""
+        """Publish the new events of ``step``, once the log has them."""
         self._unsaved_ids += self._made_ids.add(step.token_ids)
         fresh = sequence.number(step.events)
         if not fresh:
@@ -253,9 +255,9 @@ class Production:
         self._wake_followers()
 
     async def _end_early(self, response: ResponseObject, error: OmnibusError) -> None:
-        """End it before its time, as ``response`` says, with the items that are known to be whole.
+        """End the response early as ``response``, with its complete items.
 
-        Raises ``error`` where the log does not take that in time: whoever looks at it later ends it.
+        Raises ``error`` if the log does not store the last event in time. A later retrieval then ends the response.
         """
         whole = [item for event in self._events for item in item_of(event)]
         ended = msgspec.structs.replace(response, output=whole)
@@ -276,7 +278,7 @@ class Production:
 
 
 class FollowedProduction:
-    """The production that a reader of a log keeps going, once there is one."""
+    """The production that a reader of a log keeps running, if any."""
 
     def __init__(self) -> None:
         self.looked = False
@@ -284,14 +286,14 @@ class FollowedProduction:
         self._production: Production | None = None
 
     def follow(self, production: Production) -> None:
-        """Keep ``production`` going, in the place of the one before."""
+        """Keep ``production`` running instead of the previous one."""
         if self._production is not production:
             self.release()
             self._production, self._followed = production, production.followed()
             self._followed.__enter__()
 
     def release(self) -> None:
-        """Keep it going no longer."""
+        """Stop keeping the production running."""
         followed, self._followed = self._followed, None
         if followed is not None:
             followed.__exit__(None, None, None)

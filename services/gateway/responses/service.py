@@ -1,4 +1,4 @@
-"""Operations on responses that clients can use at any gateway, and the making of those that this one holds."""
+"""Responses at one gateway: client operations, and the generation of those that it holds."""
 
 import asyncio
 import logging
@@ -49,19 +49,19 @@ from services.gateway.tenancy.tenant import acting_as, current_tenant
 
 log = logging.getLogger(__name__)
 
-#: Times that a response in the background may be begun before it is held to be what ends gateways.
+#: Limit of the starts of a background response. After them, the gateway assumes that the response crashes gateways.
 MAX_ATTEMPTS = 5
-#: Seconds between two looks for responses whose gateway is gone.
+#: Seconds between two searches for abandoned responses.
 _ADOPTION_INTERVAL_SECONDS = 1.0
-#: Responses in the background that one look takes up at most.
+#: Limit of the background responses per search.
 _MAX_LOOKED_AT = 1024
-#: Seconds that a request for the end of a response waits for the gateway that makes it.
+#: Timeout for the end of a response at another gateway, in seconds.
 _END_WAIT_SECONDS = 5.0
 _END_POLL_SECONDS = 0.05
 
 
 class Responses:
-    """Makes responses by ``chat``; those that are stored are in ``store``, their events on the ``bus``."""
+    """Generates responses with ``chat``. Stored responses are in ``store``, their events on the ``bus``."""
 
     def __init__(
         self,
@@ -87,18 +87,18 @@ class Responses:
         self.specs = ProductionSpecs(settings, store, bus, chat, self._archive, self._deferred.events)
 
     async def startup(self) -> None:
-        """Answer other gateways, and take up what they have left."""
+        """Answer questions of other gateways, and adopt abandoned responses."""
         await self._holders.startup()
         self._adoption = asyncio.get_running_loop().create_task(self._adopt_abandoned())
 
     async def leave_background(self) -> None:
-        """Take up nothing more, and leave what is made in the background to other gateways."""
+        """Stop adopting responses, and leave background responses to other gateways."""
         if self._adoption is not None:
             await until_cancelled(self._adoption)
         await asyncio.gather(*(each.stop("stopping") for each in list(self._made.values()) if each.is_background))
 
     async def shutdown(self) -> None:
-        """Stop all."""
+        """Stop all productions."""
         await self.leave_background()
         await asyncio.gather(*(each.stop("stopping") for each in list(self._made.values())))
         if self._tasks:
@@ -114,35 +114,35 @@ class Responses:
         prices: PriceOptions = NO_PRICES,
         before: EarlierItems | None = None,
     ) -> Production:
-        """Begin to make a response that keeps to ``prices``, behind ``before`` where the caller has read that.
+        """Start a response within ``prices``, after ``before`` or the request's history.
 
-        Raises ``OmnibusError``, and ``QuoteReady``.
+        Raises ``OmnibusError`` and ``QuoteReady``.
         """
         return self._start(await self.specs.open(wanted, body, pinned, prices, before))
 
     def metric_label(self, model: str) -> str:
-        """``model`` as metrics name it: what is no model here has no label of its own."""
+        """Return the label of ``model`` in metrics, "" if it is unknown."""
         chats = self.specs.chats
         known = self._chat.has_model(model) or (isinstance(chats, AppChats) and chats.is_served_by_app(model))
         return model if known else ""
 
     async def load_history(self, wanted: ResponseRequest) -> EarlierItems:
-        """The items before those of ``wanted``. Raises ``BadRequest`` for what is unknown, or another tenant's."""
+        """Return the items before those of ``wanted``. Raises ``BadRequest`` for unknown items and other tenants'."""
         return await self.specs.history.load(wanted)
 
     async def retrieve(self, id: str) -> ResponseObject:
-        """A response as it is now. Raises ``NotFound``."""
+        """Return the current state of a response. Raises ``NotFound``."""
         stored = await self._find(id)
         return await self._view(stored)
 
     async def follow(self, id: str, after: int) -> AsyncIterator[bytes]:
-        """Yield the events of a response behind number ``after``, as they come; it is made here if nobody does.
+        """Yield the events of a response after number ``after`` as they arrive. Adopts an abandoned response.
 
-        Raises ``NotFound``, ``BadRequest`` for one that has none, and ``ProtocolError`` where they are kept no longer.
+        Raises ``NotFound``, ``BadRequest`` if it has no events, and ``ProtocolError`` if they have expired.
         """
         stored = await self._find(id)
         if not stored.record.logged:
-            raise BadRequest("This response was not created with stream true: retrieve it whole.", param="stream")
+            raise BadRequest("This response was created without stream: retrieve it without stream.", param="stream")
         reader, taken = LogReader(self._bus, id), FollowedProduction()
         try:
             async for events in reader.follow():
@@ -155,23 +155,23 @@ class Responses:
             taken.release()
 
     async def cancel(self, id: str) -> ResponseObject:
-        """End a response that is made in the background. Raises ``NotFound``, and ``BadRequest`` for others."""
+        """Cancel a background response. Raises ``NotFound``, and ``BadRequest`` for other responses."""
         stored = await self._find(id)
         if not stored.record.background:
-            raise BadRequest("Only responses in the background can be cancelled.", param="response_id")
+            raise BadRequest("Only background responses can be cancelled.", param="response_id")
         if not stored.final:
             await self._stop(stored, "cancelled")
         return await self._view(await self._find(id))
 
     async def delete(self, id: str) -> None:
-        """Forget a response. If it is being made, that stops. Raises ``NotFound``."""
+        """Delete a response, and stop it if it is in progress. Raises ``NotFound``."""
         stored = await self._find(id)
         if not stored.final:
             await self._stop(stored, "deleted")
         await self._store.drop_response(stored.record)
 
     async def list_input_items(self, id: str, query: ListItemsQuery) -> ItemList:
-        """The items of a response's own request. Raises ``NotFound``, also for an unknown ``after``."""
+        """List the items of a response's own request. Raises ``NotFound``, also for an unknown ``after``."""
         stored = await self._find(id)
         items = {str(item.id): item for item in read_items(stored.record)}
         return page_items(items, query)
@@ -190,7 +190,7 @@ class Responses:
         if record.id in self._made or not record.logged:
             return with_progress(response, [])
         content = await read_log(self._bus, record.id)
-        if content.is_over:  # whoever made it did not live to say so in the store
+        if content.is_over:  # its gateway failed before storing the end
             return await self._archive.heal(record, content)
         if record.deadline < time.time() and not await self._is_held(stored):
             return await self._end_abandoned(stored, content)
@@ -202,7 +202,7 @@ class Responses:
         production, tenant = Production(spec, self._chat, self.specs.chats), current_tenant()
         self._made[spec.response.id] = production
         held = ExitStack()
-        if production.is_background:  # others count as the requests of those who follow them
+        if production.is_background:  # other responses count as requests of their followers
             held.enter_context(self._deferred.counted(tenant))
         production.start()
         production.on_over(lambda over: self._on_over(over, held))
@@ -217,14 +217,14 @@ class Responses:
             self._spawn(self._release(production.response.id))
 
     async def _release(self, id: str) -> None:
-        """Hold it no more: whoever asks for the rest of it may make that."""
+        """Release the response, so that another gateway may continue it."""
         try:
             await self._store.claim_response(id, "", self._gateway)
-        except StoreUnavailable as error:  # others will see that it is not made here
+        except StoreUnavailable as error:  # other gateways will notice that this one does not hold it
             log.warning("%s: %s", id, error)
 
     async def _take_up(self, id: str, taken: "FollowedProduction") -> None:
-        """Make a response here, if nobody else does, for the client that follows it."""
+        """Follow the production of a response, and adopt it if abandoned."""
         if id in self._made:
             taken.follow(self._made[id])
             return
@@ -234,12 +234,12 @@ class Responses:
         if stored.final:
             content = await read_log(self._bus, id)
             if not content.is_over:
-                raise CannotContinue("the events of this response are kept no longer: retrieve it whole")
+                raise CannotContinue("the events of this response have expired: retrieve it without stream")
         elif not await self._is_held(stored) and (production := await self._adopt(stored)) is not None:
             taken.follow(production)
 
     async def _adopt(self, stored: StoredResponse) -> Production | None:
-        """Go on with a response that nobody makes; None when another gateway was faster, or it has ended."""
+        """Continue an abandoned response. Returns None if another gateway was faster or it has ended."""
         record = stored.record
         attempt = await self._store.claim_response(record.id, self._gateway, stored.holder)
         if not attempt or record.id in self._made:
@@ -249,7 +249,7 @@ class Responses:
             await self._archive.heal(record, content)
             return None
         if record.background and attempt > MAX_ATTEMPTS:
-            error = StageFailed(f"it was begun {MAX_ATTEMPTS} times, and each time what worked on it ended")
+            error = StageFailed(f"the response was started {MAX_ATTEMPTS} times, and each time its gateway failed")
             await self._archive.end_early(record, content, failed_response(response_of(record), error))
             return None
         if record.deadline < time.time():
@@ -264,7 +264,7 @@ class Responses:
             try:
                 return self._start(await self.specs.resume(record, content))
             except OmnibusError as error:
-                log.warning("%s cannot be made on: %s", record.id, error)
+                log.warning("cannot continue %s: %s", record.id, error)
                 await self._release(record.id)
                 raise
 
@@ -274,7 +274,7 @@ class Responses:
         return await self._holders.ask(stored.holder, HolderQuestion(stored.record.id))
 
     async def _adopt_abandoned(self) -> None:
-        """Take up responses in the background whose gateway is gone, for ever."""
+        """Adopt abandoned background responses, forever."""
         while True:
             await asyncio.sleep(_ADOPTION_INTERVAL_SECONDS)
             try:
@@ -282,9 +282,9 @@ class Responses:
                     if id not in self._made and not await self._is_held(stored):
                         await self._adopt(stored)
             except OmnibusError as error:
-                log.warning("responses in the background: %s", error)
-            except Exception:  # one that cannot be read must not stop all others
-                log.exception("responses in the background were not looked after")
+                log.warning("cannot adopt background responses: %s", error)
+            except Exception:  # an unreadable response must not stop the others
+                log.exception("cannot adopt background responses")
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -294,7 +294,7 @@ class Responses:
     # Ends
 
     async def _stop(self, stored: StoredResponse, reason: Any) -> None:
-        """Have a response end, wherever it is made."""
+        """End a response at the gateway that generates it."""
         id = stored.record.id
         if id in self._made:
             await self._made[id].stop(reason)
@@ -319,7 +319,7 @@ class Responses:
         return production is not None
 
     async def _end_abandoned(self, stored: StoredResponse, content: LogContent) -> ResponseObject:
-        """End one whose deadline has passed, and that nobody makes."""
+        """End an abandoned response after its deadline."""
         if not await self._store.claim_response(stored.record.id, self._gateway, stored.holder):
             return with_progress(response_of(stored.record), content.events)
         return await self._archive.end_early(stored.record, content, with_status(stored.record, "cancelled"))

@@ -1,4 +1,4 @@
-"""WebSockets of ``/v1/responses`` at one gateway: how many there may be, how long each lasts, and how it ends."""
+"""WebSockets of ``/v1/responses`` at one gateway: their number, lifetime and end."""
 
 import asyncio
 from contextlib import suppress
@@ -18,12 +18,12 @@ from services.gateway.tenancy.deferred import revoked_error
 from services.gateway.tenancy.open_sockets import OpenSockets, response_limit, wait_revoked
 from services.gateway.tenancy.rate_limits import RateLimits
 
-#: Codes of errors with which a connection ends.
+#: Error codes that end a connection.
 _TOO_LONG, _IDLE = "websocket_connection_limit_reached", "websocket_idle_timeout"
 
 
 class _ConnectionEnd(NamedTuple):
-    """The end of a connection, with the error before that; code 0 where the client has left."""
+    """The end of a connection, with the error sent before it; code 0 if the client disconnected."""
 
     code: int = 0
     reason: str = ""
@@ -32,14 +32,14 @@ class _ConnectionEnd(NamedTuple):
 
 
 class ResponseSockets(OpenSockets):
-    """Serves connections by ``responses``. They have the limits of realtime sessions, and are counted by themselves."""
+    """Serves connections with ``responses``. They have the limits of realtime sessions and a separate count."""
 
     def __init__(self, settings: GatewaySettings, responses: Responses) -> None:
         super().__init__(settings, "connection", "WebSockets")
         self._responses = responses
 
     async def serve(self, connection: WebSocketConnection, limits: RateLimits | None) -> None:
-        """Answer the client of an accepted connection until either of them ends it."""
+        """Serve the client of an accepted connection until either side closes it."""
         client = ResponseConnection(connection, self._responses, response_limit(limits), current_upload())
         end = _ConnectionEnd(websocket.SERVER_ERROR, "internal error")
         try:
@@ -55,7 +55,7 @@ class ResponseSockets(OpenSockets):
     async def _answer_events(
         self, connection: WebSocketConnection, client: ResponseConnection, limits: RateLimits | None
     ) -> _ConnectionEnd:
-        """Answer events until the connection ends; returns how."""
+        """Handle events until the connection ends. Returns its end."""
         loop = asyncio.get_running_loop()
         tasks = {
             loop.create_task(self._read_events(connection, client)),
@@ -68,7 +68,7 @@ class ResponseSockets(OpenSockets):
                 tasks, timeout=self._settings.realtime_seconds, return_when=asyncio.FIRST_COMPLETED
             )
             if not done:
-                error = TooSlow("The connection has lasted as long as it may: open another one.")
+                error = TooSlow("The connection has reached its maximum lifetime: open another one.")
                 return _ConnectionEnd(websocket.GOING_AWAY, "connection expired", error, _TOO_LONG)
             return next(iter(done)).result()
         finally:
@@ -84,7 +84,7 @@ class ResponseSockets(OpenSockets):
             except TimeoutError:
                 if client.is_busy:
                     continue
-                error = TooSlow(f"The client has sent nothing for {idle:g} s.")
+                error = TooSlow(f"The client sent nothing for {idle:g} s: open another connection.")
                 return _ConnectionEnd(websocket.NORMAL, "idle", error, _IDLE)
             except OmnibusError as error:  # bytes where text is expected
                 await client.send_error(error)
@@ -95,7 +95,7 @@ class ResponseSockets(OpenSockets):
                 await client.handle_text(text)
             except (ClientStalled, ClientDisconnected) as error:
                 return _end_of(error)
-            await asyncio.sleep(0)  # others go on between two events
+            await asyncio.sleep(0)  # let other tasks run between two events
 
     async def _wait_drained(self, client: ResponseConnection) -> _ConnectionEnd:
         await self.wait_stop()

@@ -1,4 +1,4 @@
-"""Specs of responses: of requests that come, and of those that were written down."""
+"""Specs of responses, from new requests and from stored ones."""
 
 from collections.abc import Callable
 from functools import partial
@@ -29,7 +29,7 @@ from services.gateway.tenancy.tenant import current_tenant
 
 
 class _ReadRequest(NamedTuple):
-    """A request with what it refers to: its own items, the chat that answers it, and what draws its images."""
+    """A request with its items, its chat and its image generator."""
 
     items: list[wire_items.InputItem]
     asked: ChatOfResponse
@@ -37,7 +37,7 @@ class _ReadRequest(NamedTuple):
 
 
 class ProductionSpecs:
-    """Makes specs of responses that ``chat`` answers, and ``archive`` keeps."""
+    """Builds the specs of responses that ``chat`` generates and ``archive`` stores."""
 
     def __init__(
         self,
@@ -54,9 +54,9 @@ class ProductionSpecs:
         self._chat = chat
         self._archive = archive
         self.history = HistoryReader(store, settings.history_bytes)
-        #: Those of apps too, once there are any.
+        #: Includes the chats of apps, once there are any.
         self.chats: Chat | AppChats = chat
-        #: What draws images of responses, once there is anything.
+        #: Chooses the image models of responses, if there are any.
         self.drawers: ImageDrawers | None = None
 
     async def open(
@@ -67,9 +67,11 @@ class ProductionSpecs:
         prices: PriceOptions = NO_PRICES,
         before: EarlierItems | None = None,
     ) -> ProductionSpec:
-        """The spec of a response that keeps to ``prices``, behind ``before`` where the caller has read that.
+        """Return the spec of a new response within ``prices``.
 
-        Raises ``OmnibusError``, and ``QuoteReady``.
+        ``before`` has the items before the request, if the caller already read them.
+
+        Raises ``OmnibusError`` and ``QuoteReady``.
         """
         if before is None:
             before = await self.history.load(wanted)
@@ -89,7 +91,7 @@ class ProductionSpecs:
         except Rejected as error:
             error.param = asked.client_param(error.param)
             raise
-        run.price = None  # it is checked, for all attempts
+        run.price = None  # checked once for all attempts
         usual = self._chat.usual_sampling(wanted.model).values if run.model else {}
         response = new_response(new_secret_id("resp_"), run.created, wanted, usual)
         encrypts = wanted.wants_encrypted_reasoning
@@ -98,13 +100,13 @@ class ProductionSpecs:
             return spec
         if len(body) > MAX_STORED_BYTES:
             raise TooLarge(
-                f"A request that is stored has {MAX_STORED_BYTES} bytes at most: send store false, "
-                "or URLs in the place of data."
+                f"A stored request must have at most {MAX_STORED_BYTES} bytes: send store false, "
+                "or URLs instead of data."
             )
         return await self._stored_spec(spec, self._new_record(wanted, response, run, body, items, drawer))
 
     async def resume(self, record: ResponseRecord, content: LogContent) -> ProductionSpec:
-        """The spec of a response that was written down, and has come to ``content``."""
+        """Return the spec of a stored response with the log ``content``."""
         wanted = parse_response_request(record.request)
         _, asked, drawer = self._read_request(wanted, await self.history.load_of_record(record))
         if drawer is not None and record.images >= 0:
@@ -163,7 +165,7 @@ class ProductionSpecs:
         )
 
     async def _stored_spec(self, spec: ProductionSpec, record: ResponseRecord) -> ProductionSpec:
-        """``spec`` of a response that is kept; one in the background is written down at once."""
+        """Add the storage to ``spec``. A background response is stored at once."""
         if record.logged:
             self._log_budget.check_room(record.tenant)
         if record.background:
@@ -180,6 +182,6 @@ class ProductionSpecs:
 
 
 def _first(run: ClientRequest, opened: Callable[[], ClientRequest]) -> Callable[[], ClientRequest]:
-    """``opened``, whose first request is ``run``."""
+    """Return ``opened`` with ``run`` as its first request."""
     waiting = [run]
     return lambda: waiting.pop() if waiting else opened()

@@ -18,6 +18,8 @@ MIN_FOREIGN_WORK = 0.1
 #: Foreign invocations by which replicas may differ and count as equal: a heartbeat is one sample of a number that
 #: changes all the time.
 FOREIGN_WORK_TOLERANCE = 1.0
+#: Options of which the error that ended an executor is kept.
+MAX_FAULTS = 256
 #: Invocations whose work is averaged.
 MAX_AVERAGED_INVOCATIONS = 1000
 
@@ -119,22 +121,30 @@ class ExecutorTable:
     def __init__(self) -> None:
         self._members: dict[str, ExecutorEntry] = {}
         self._pools: dict[tuple[str, str], ExecutorPool] = {}
+        self._faults: dict[tuple[str, str], str] = {}
         #: Incremented when an executor joins, leaves, or changes its state.
         self.version = 0
 
     def handle_status(self, status: ExecutorStatus) -> bool:
         """Apply a status event; returns True if the executor just left."""
         member = self._members.get(status.id)
+        kind = (status.model, status.option)
+        if status.fault:
+            self._faults[kind] = status.fault
+            if len(self._faults) > MAX_FAULTS:
+                del self._faults[next(iter(self._faults))]
+        elif self._faults and status.state == "ready":
+            self._faults.pop(kind, None)
         if status.state == "gone":
             self.remove(status.id)
             return member is not None
         now = time.monotonic()
-        if member is not None and (member.status.model, member.status.option) == (status.model, status.option):
+        if member is not None and (member.status.model, member.status.option) == kind:
             self.version += member.status.state != status.state or member.status.origin != status.origin
             member.update_status(status, now)
             return False
         self.remove(status.id)
-        pool = self._pools.setdefault((status.model, status.option), ExecutorPool())
+        pool = self._pools.setdefault(kind, ExecutorPool())
         self._members[status.id] = pool.members[status.id] = ExecutorEntry(status, now, pool)
         self.version += 1
         return False
@@ -151,6 +161,10 @@ class ExecutorTable:
     def all_take(self, parameter: str) -> bool:
         """Return True if every executor's build accepts calls with ``parameter``."""
         return all(parameter in member.status.takes for member in self._members.values())
+
+    def start_fault(self, model: str) -> str:
+        """Return the error that ended an executor of ``model`` before it was ready; empty if there was none since."""
+        return next((fault for (named, _), fault in self._faults.items() if named == model), "")
 
     def get(self, executor: str) -> ExecutorEntry | None:
         return self._members.get(executor)

@@ -1,1 +1,1 @@
-"""Candidates in the shadow: finished requests run again, on what serves and on what is tried, and are compared."""
+"""Shadow traffic: finished requests run again on the serving version and on the candidate, and are compared."""

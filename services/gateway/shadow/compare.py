@@ -1,6 +1,6 @@
-"""Outputs of two runs of one invocation, compared stage by stage: bits, tolerance for tensors, similarity of texts.
+"""Comparison of two runs of one invocation per stage: bits, tolerance for tensors, similarity of texts.
 
-As in ``services.gateway.dispatch.digest``, how an output was cut into chunks does not matter. Pure, no I/O.
+As in ``services.gateway.dispatch.digest``, the division of an output into chunks does not matter. Pure, no I/O.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,14 +17,14 @@ from services.gateway.dispatch.capture import RecordedChunk
 #: Outputs by node and name.
 Outputs = Mapping[tuple[int, str], Sequence[RecordedChunk]]
 
-#: Words of a text, or elements of a list, whose similarity is computed; the rest has to be equal.
+#: Words of a text, or elements of a list, whose similarity is computed; the rest must be equal.
 MAX_COMPARED_WORDS = 1000
-#: Elements of tensors that are compared at once, which bounds the memory of it.
+#: Elements of tensors per comparison step, which bounds the memory.
 _BLOCK_ELEMENTS = 1 << 20
 
 
 class OutputDifference(NamedTuple):
-    """An output that differs by more than is tolerated; ``what`` says by how much."""
+    """Output that differs by more than the tolerance; ``what`` describes the difference."""
 
     node: int
     component: str
@@ -33,7 +33,7 @@ class OutputDifference(NamedTuple):
 
 
 class _JoinedOutput(NamedTuple):
-    """All of an output: texts and lists by key, other values chunk by chunk, and arrays one after the other."""
+    """A whole output: texts and lists joined by key, other values per chunk, and arrays in order."""
 
     texts: dict[str, str]
     lists: dict[str, list[Any]]
@@ -48,11 +48,10 @@ def find_differences(
     rules: GateRules,
     requested: Sequence[tuple[int, str]] = (),
 ) -> list[OutputDifference]:
-    """Outputs of ``candidate`` that differ from those of ``control``, in the order of the graph: the first one is the
-    cause of those behind it.
+    """Find outputs of ``candidate`` that differ from ``control``, in graph order.
 
-    One of the ``requested`` that only one of them has in full differs. Others are left out then: a stage that does not
-    need an output any more may stop reading it sooner or later.
+    The first difference causes the later ones. An output in ``requested`` also differs if only one run has all of it.
+    Other outputs are skipped in that case: a stage that no longer needs an output may stop reading it at any time.
     """
     found = []
     both = control.keys() & candidate.keys()
@@ -67,12 +66,12 @@ def find_differences(
 
 
 _CLOSING = ("finish_reason", "usage")
-#: By whether it is the candidate's that is not there.
-_MISSING = {True: "it is not there in full", False: "it is there in full, and is not where it is compared with"}
+#: Descriptions by presence in the control.
+_MISSING = {True: "it is incomplete", False: "it is complete, but incomplete in the version that serves"}
 
 
 def has_content(chunks: Sequence[RecordedChunk]) -> bool:
-    """Return whether an output holds anything to compare, beside the closing chunk of an answer."""
+    """Return True if an output has content; the closing chunk does not count."""
     return any(
         (chunk.array is not None and chunk.array.size > 0)
         or any(key not in _CLOSING and value not in ("", [], None) for key, value in chunk.data.items())
@@ -81,12 +80,12 @@ def has_content(chunks: Sequence[RecordedChunk]) -> bool:
 
 
 def count_comparable(control: Mapping[Any, Sequence[RecordedChunk]], tried: Mapping[Any, Any]) -> int:
-    """Count the outputs that both have, and that hold anything in either."""
+    """Count outputs in both runs that have content in either."""
     return sum(has_content(control[key]) or has_content(tried[key]) for key in control.keys() & tried.keys())
 
 
 def describe_difference(control: Sequence[RecordedChunk], candidate: Sequence[RecordedChunk], rules: GateRules) -> str:
-    """The difference of two outputs in words; empty where they are as equal as ``rules`` demand."""
+    """Describe the difference of two outputs; empty if they are equal under ``rules``."""
     one, other = _join_output(control), _join_output(candidate)
     rates = [sorted({chunk.data["rate"] for chunk in side if "rate" in chunk.data}) for side in (control, candidate)]
     if rates[0] != rates[1]:
@@ -129,7 +128,7 @@ def _text_difference(one: _JoinedOutput, other: _JoinedOutput, rules: GateRules)
 
 
 def describe_text_difference(name: str, one: str, other: str, rules: GateRules) -> str:
-    """The difference of two texts in words; empty where they are as similar as ``rules`` demand."""
+    """Describe the difference of two texts; empty if they are similar enough for ``rules``."""
     score = _similarity(one.split(), other.split())
     if one == other or (score >= rules.score and rules.score < 1):
         return ""
@@ -137,7 +136,10 @@ def describe_text_difference(name: str, one: str, other: str, rules: GateRules) 
 
 
 def _similarity(one: Sequence[Any], other: Sequence[Any]) -> float:
-    """Ratcliff and Obershelp's: twice the elements in common, in order, over all elements; from 0 to 1."""
+    """Return the similarity by Ratcliff and Obershelp, from 0 to 1.
+
+    This is twice the number of common elements, in order, over the number of all elements.
+    """
     if one == other:
         return 1.0
     if any(not isinstance(each, str | int) for each in (*one, *other)):
@@ -163,7 +165,10 @@ def _shape_text(shape: Sequence[Any]) -> str:
 
 
 def _relative_error(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> float:
-    """The norm of the difference over that of ``one``; infinite where there is none but should be."""
+    """Return the norm of the difference over that of ``one``.
+
+    Infinite if only ``one`` is 0, or if values that are not finite differ.
+    """
     flat_one, flat_other = (
         np.concatenate([each.reshape(-1) for each in arrays]) if arrays else np.empty(0) for arrays in (one, other)
     )

@@ -1,17 +1,16 @@
-"""Two answers of JSON, compared value by value: numbers by tolerance, texts by similarity, all else by equality."""
+"""Comparison of two JSON answers by value: numbers by tolerance, texts by similarity, others by equality."""
 
 from typing import Any
 
 from omnibus.canary.gate import GateRules
 from services.gateway.shadow.compare import describe_text_difference
 
-#: Levels of lists and objects that are looked into; what lies deeper has to be equal.
+#: Maximum depth of lists and objects; deeper values must be equal.
 MAX_DEPTH = 64
 
 
 def describe_json_difference(where: str, one: Any, other: Any, rules: GateRules, depth: int = 0) -> str:
-    """The first difference of two values in words, ``where`` is their name; empty where they are as equal as ``rules``
-    demand."""
+    """Describe the first difference of two values named ``where``; empty if equal under ``rules``."""
     if type(one) is type(other) and one == other:
         return ""
     if isinstance(one, str) and isinstance(other, str):

@@ -1,10 +1,10 @@
-"""Mirrors finished requests to candidates, in the background, while there is room for it.
+"""Mirrors finished requests to candidates in the background, on spare capacity.
 
-A request that has ended is chosen by a hash of its id, so that every gateway and every run chooses the same ones. One
-comparison at a time: the request runs again along the path that serves and along the candidate's, one after the other,
-in turns who is first. Neither is recorded, counted as load, or charged to a tenant: their weight is 0. A comparison
-begins only while the executors have room, and is given up at once when users' requests need it. While there is no
-candidate nothing here runs, and nothing is called when requests end.
+A hash of its id decides whether a request is mirrored, so that every gateway and every run chooses the same ones. One
+comparison runs at a time: the request runs again on the serving path and on the candidate's, one after the other, in
+alternating order. Neither run is recorded, counted as load, or charged to a tenant: their weight is 0. A comparison
+starts only while the executors have spare capacity, and is cancelled when client requests need it. Without a candidate,
+nothing here runs, and requests do not call it at their end.
 """
 
 import asyncio
@@ -36,19 +36,19 @@ from services.gateway.shadow.spare_room import LOOK_SECONDS, PAUSE_SECONDS, ROOM
 
 log = logging.getLogger(__name__)
 
-#: Finished requests that wait for their comparison; of more the oldest are left out.
+#: Maximum number of requests that wait for their comparison; the oldest are dropped.
 MAX_WAITING = 16
-#: Seconds between two reports of what users got.
+#: Seconds between two reports of served requests.
 REPORT_SECONDS = 1.0
 
 
 def is_sampled(id: str, share: float) -> bool:
-    """Return whether request ``id`` is among the ``share`` of all that is mirrored: the same for all who ask."""
+    """Return True if request ``id`` is in the mirrored ``share``; all gateways agree on this."""
     return int.from_bytes(blake2b(id.encode(), digest_size=8).digest(), "big") < share * 2**64
 
 
 class CandidateMirror:
-    """Follows the candidates in ``store``; ``records`` tells of the requests that end here."""
+    """Follows the candidates in ``store``; ``records`` reports the requests that end here."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class CandidateMirror:
         store: Store,
         count_waiting: Callable[[], int] = lambda: 0,
     ) -> None:
-        """``count_waiting`` counts the requests that wait at this gateway for their turn, or for room."""
+        """Create a mirror; ``count_waiting`` counts waiting requests at this gateway."""
         self._room = SpareRoom(router, count_waiting)
         self._router = router
         self._records = records
@@ -86,7 +86,7 @@ class CandidateMirror:
             self.set_candidates(found)
 
     def set_candidates(self, candidates: Mapping[str, Candidate]) -> None:
-        """Mirror to the active ones of ``candidates``, by model, from now on."""
+        """Mirror to the active ones of ``candidates``, a mapping by model."""
         self._candidates = {name: each for name, each in candidates.items() if each.is_active}
         self._records.on_end = self._on_end if self._candidates else None
         if self._candidates:
@@ -110,7 +110,7 @@ class CandidateMirror:
             self._arrived.set()
 
     async def _report_served(self) -> None:
-        """Write what a canary's users got into the store, every second while there is one."""
+        """Store the counts of the canary's requests every second."""
         while True:
             await self._active.wait()
             await asyncio.sleep(REPORT_SECONDS)
@@ -126,13 +126,13 @@ class CandidateMirror:
             if not self._waiting:
                 self._arrived.clear()
                 continue
-            invocation = self._waiting.pop()  # the newest: its media are there most likely
+            invocation = self._waiting.pop()  # the newest: its media are most likely still available
             try:
                 outcome = await self._compare(invocation)
             except OmnibusError as error:
                 log.info("%s is not compared: %s", invocation.id, error.message)
                 outcome = "skipped"
-            except Exception:  # one request that nobody waits for must not end all comparisons
+            except Exception:  # an error in one comparison must not end the others
                 log.exception("%s could not be compared", invocation.id)
                 outcome = "skipped"
             GATEWAY.mirrored.labels(invocation.model, outcome).inc()
@@ -140,7 +140,7 @@ class CandidateMirror:
                 await asyncio.sleep(PAUSE_SECONDS)
 
     async def _compare(self, invocation: Invocation) -> str:
-        """Compare one request, if it can be; returns what came of it."""
+        """Compare one request if possible; returns the outcome."""
         candidate = self._candidates.get(invocation.model)
         paths = self._find_paths(candidate, invocation) if candidate is not None else None
         if candidate is None or paths is None:
@@ -162,7 +162,7 @@ class CandidateMirror:
         return found.outcome
 
     def _find_paths(self, candidate: Candidate, invocation: Invocation) -> tuple[Path, Path] | None:
-        """The path that serves such a request, and the candidate's; None when the candidate has no part in it."""
+        """Return the serving path and the candidate's; None if the candidate cannot run the request."""
         model = self._router.get_model(invocation.model)
         paths = model.paths_for(frozenset(node.component for node in invocation.nodes))
         tried = next((path for path in paths if path.is_candidate), None)
@@ -172,7 +172,7 @@ class CandidateMirror:
     async def _run_pair(
         self, candidate: Candidate, invocation: Invocation, paths: tuple[Path, Path]
     ) -> Comparison | None:
-        recorded = graph.decode_invocation(graph.encode_invocation(invocation))  # as any other replay gets it
+        recorded = graph.decode_invocation(graph.encode_invocation(invocation))  # a copy, as for other replays
         self._turn += 1
         order: Sequence[int] = (0, 1) if self._turn % 2 else (1, 0)
         runs = {
@@ -186,7 +186,7 @@ class CandidateMirror:
         return await asyncio.to_thread(compare_runs, candidate, recorded, runs[0], runs[1])
 
     async def _add_counts(self, id: str, counts: Mapping[str, int], finding: Mapping[str, Any] | None = None) -> None:
-        with suppress(StoreUnavailable):  # it is counted when the store is back, from then on
+        with suppress(StoreUnavailable):  # counting resumes when the store is back
             await self._store.add_counts(id, counts, finding)
 
     # Room
@@ -200,6 +200,6 @@ class CandidateMirror:
         return True
 
     def _has_room(self, model: str, paths: tuple[Path, Path], mine: int = 0) -> bool:
-        """Return whether the executors of ``paths`` have room beside ``mine`` invocations for comparison."""
+        """Return True if the executors of ``paths`` have room without ``mine`` comparisons."""
         options = {option for path in paths for option in path.options.values()}
         return self._room.is_free([(model, option) for option in options], mine)

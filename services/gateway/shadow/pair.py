@@ -1,4 +1,4 @@
-"""One comparison: a finished request runs again on what serves and on the candidate, and both are held side by side."""
+"""Comparison of one finished request on serving version and candidate."""
 
 import time
 from typing import Any, Literal, NamedTuple
@@ -11,16 +11,16 @@ from omnibus.graph import Invocation
 from services.gateway.replay.mirrored import MirroredRun
 from services.gateway.shadow.compare import OutputDifference, count_comparable, find_differences
 
-#: Seconds by which runs may differ whatever they take: less is chance.
+#: Seconds by which runs may always differ: smaller differences are noise.
 MIN_SLOWER_SECONDS = 0.005
-#: Differences that a finding names.
+#: Maximum number of differences in a finding.
 MAX_NAMED_DIFFERENCES = 5
 
 Outcome = Literal["same", "failed", "slower", "differed"]
 
 
 class Comparison(NamedTuple):
-    """Result of two runs: counts to add to the candidate's, and a description of what is not good."""
+    """Result of two runs: counts for the candidate, and a description of the problem, if any."""
 
     outcome: Outcome
     counts: dict[str, int]
@@ -28,8 +28,10 @@ class Comparison(NamedTuple):
 
 
 def is_void(recorded: Invocation, control: MirroredRun, candidate: MirroredRun) -> bool:
-    """Return whether the two say nothing: what serves failed as well, there was no room, or no output that both have
-    holds anything."""
+    """Return True if the comparison is meaningless.
+
+    The control failed, the candidate had no room, or no common output has content.
+    """
     if control.failure is not None or isinstance(candidate.failure, Overloaded):
         return True
     one_sided = (control.outputs.keys() ^ candidate.outputs.keys()) & set(recorded.outputs)
@@ -70,8 +72,10 @@ def _is_slower(control: float, tried: float, rules: GateRules) -> bool:
 
 
 def _slowest_stage(recorded: Invocation, control: MirroredRun, tried: MirroredRun) -> tuple[str, str]:
-    """The first stage that lost at least half as much time as any, and all of it in words: what later stages lost may
-    be their wait for it."""
+    """Return the first stage that is much slower, and a description.
+
+    Much slower means at least half of the largest slowdown. A slowdown of later stages may be their wait for it.
+    """
     lost = {
         node: _stage_seconds(tried.hops[node]) - _stage_seconds(control.hops[node])
         for node in control.hops.keys() & tried.hops.keys()
@@ -86,6 +90,8 @@ def _slowest_stage(recorded: Invocation, control: MirroredRun, tried: MirroredRu
 
 
 def _stage_seconds(hop: Hop) -> float:
-    """Return the seconds of a stage from when all it reads had begun to come: what it does before it opens its inputs,
-    and before its engine begins, is its own loss."""
+    """Return the seconds of a stage after its first inputs have arrived.
+
+    This includes the time before it opens its inputs and before its engine begins.
+    """
     return hop.end - max((hop.taken, *hop.arrived))

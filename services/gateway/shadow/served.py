@@ -1,4 +1,4 @@
-"""Users' requests that a canary served, beside those that others served: which failed, and which took long."""
+"""Client requests of a canary, compared with those of the other executors: failures and slow ones."""
 
 import time
 from collections import Counter, defaultdict, deque
@@ -12,16 +12,16 @@ from omnibus.plan import CANDIDATE_MARK
 from services.gateway.dispatch.inflight import InflightInvocation
 from services.gateway.routing.executors import ExecutorTable
 
-#: Durations of others' requests that are remembered, by model and type, and those that are needed to compare.
+#: Maximum number of remembered durations of other requests per model and type, and the minimum for a comparison.
 MAX_DURATIONS, MIN_DURATIONS = 400, 20
-#: Part of the others' requests that are faster than one that counts as slow.
+#: Quantile of the durations of other requests above which a request is slow.
 _SLOW_QUANTILE = 0.95
-#: Executors of candidates that are remembered when they are gone.
+#: Maximum number of remembered executors of candidates.
 MAX_EXECUTORS = 1024
 
 
 class ServedRequests:
-    """Counts by candidate, until they are taken."""
+    """Counts per candidate since the last ``take``."""
 
     def __init__(self, members: ExecutorTable) -> None:
         self._members = members
@@ -31,9 +31,9 @@ class ServedRequests:
         self._executors: dict[str, None] = {}
 
     def add(self, candidate: Candidate, running: InflightInvocation, status: str) -> None:
-        """Count a request to the model of ``candidate`` that has ended."""
+        """Count an ended request to the model of ``candidate``."""
         invocation = running.invocation
-        if status == "cancelled":  # its client left
+        if status == "cancelled":  # its client has disconnected
             return
         seconds = time.time() - invocation.created
         durations = self._durations[invocation.model, invocation.type]
@@ -51,11 +51,11 @@ class ServedRequests:
             counts[SERVED_SLOW] += 1
 
     def _was_lost(self, running: InflightInvocation) -> bool:
-        """Return whether it was taken from a candidate's executor, which may be gone."""
+        """Return True if it moved away from an executor of a candidate."""
         return any(move.executor in self._executors for move in running.moves)
 
     def note_executors(self) -> None:
-        """Remember the executors of candidates that are there."""
+        """Remember the current executors of candidates."""
         for status in self._members.statuses():
             if status.option.endswith(CANDIDATE_MARK):
                 self._executors[status.id] = None
@@ -63,14 +63,14 @@ class ServedRequests:
             del self._executors[next(iter(self._executors))]
 
     def take(self) -> Iterator[tuple[str, dict[str, int], dict[str, Any] | None]]:
-        """Yield the id and counts of each candidate since they were taken last, and its last failure since then."""
+        """Yield id, new counts and latest failure of each candidate."""
         counts, self._counts = self._counts, {}
         findings, self._findings = self._findings, {}
         for id, found in counts.items():
             yield id, dict(found), findings.get(id)
 
     def clear(self) -> None:
-        """Forget everything: nobody is tried any more."""
+        """Forget everything: there is no canary any longer."""
         self._durations.clear()
         self._counts.clear()
         self._findings.clear()
@@ -78,7 +78,7 @@ class ServedRequests:
 
 
 def _describe_failure(running: InflightInvocation) -> dict[str, Any]:
-    """The finding of a user's request that a candidate failed, or that was taken from its executor."""
+    """Describe a request that failed on a candidate or left it."""
     invocation, error = running.invocation, running.failure
     what = f"{error.code}: {error.message}" if error is not None else "its executor was lost, and it moved to another"
     return {

@@ -1,4 +1,4 @@
-"""Spare capacity: whether what nobody waits for may run now."""
+"""Spare capacity: decides whether background work may run now."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -7,12 +7,12 @@ from services.gateway.request.factory import RequestFactory
 from services.gateway.routing.executors import ExecutorEntry
 from services.gateway.routing.router import Router
 
-#: Seconds that a comparison waits for room, and between two looks whether there is some.
+#: Seconds that a comparison waits for room, and between two checks.
 ROOM_SECONDS, LOOK_SECONDS = 5.0, 0.01
-#: Seconds without comparisons after one that had no room.
+#: Seconds without comparisons after one without room.
 PAUSE_SECONDS = 1.0
 
-#: A model, and one of its deployment options.
+#: Model, and one of its deployment options.
 Place = tuple[str, str]
 
 
@@ -26,16 +26,16 @@ def invocation_places(invocations: Iterable[Invocation]) -> set[Place]:
 
 
 class SpareRoom:
-    """Room at the executors that ``router`` knows; ``count_waiting`` counts the requests that wait at this gateway."""
+    """Spare capacity of the executors in ``router``; ``count_waiting`` counts waiting requests at this gateway."""
 
     def __init__(self, router: Router, count_waiting: Callable[[], int]) -> None:
         self._router = router
         self._count_waiting = count_waiting
 
     def is_free(self, places: Iterable[Place], mine: int = 0) -> bool:
-        """Return whether nobody waits, and the executors of ``places`` have less than half of what they batch.
+        """Return True if nothing waits and executors are less than half full.
 
-        ``mine`` invocations of it are comparisons.
+        ``places`` are their models and options. ``mine`` of their invocations are comparisons, which do not count.
         """
         return not self._count_waiting() and all(
             _has_room(self._router.serving_executors(model, option), mine) for model, option in places
@@ -43,7 +43,7 @@ class SpareRoom:
 
 
 def waiting_counter(runs: RequestFactory) -> Callable[[], int]:
-    """Return a function that counts the requests that wait at this gateway for their turn, or for room."""
+    """Return a function that counts waiting requests at this gateway."""
 
     def count_waiting() -> int:
         queues = runs.admission.queues() if runs.admission is not None else ()

@@ -1,1 +1,1 @@
-"""Requests to composite tasks, and their outputs to responses."""
+"""Composite tasks: from requests to task inputs, and from outputs to responses."""

@@ -1,10 +1,10 @@
-"""The chat app: an OpenAI chat request to a composite task, and its results to an answer.
+"""The chat app: converts an OpenAI chat request to a composite task, and its results to an answer.
 
-parse      body to ``ChatRequest``, media fetched, checked and put into the arena once
-record     the composite task runs with placeholders, once for each kind of request; out comes the graph
-send       to the executors of its route: see ``run``
-replay     the composite task runs again, verified, with streams as results: once for each kind, and now and then
-answer     JSON or server-sent events; then one ``end``
+parse:  parses the body as ``ChatRequest``, fetches and checks media, and puts them into the arena once.
+record: runs the composite task with placeholders, once per kind of request, to get the graph.
+send:   sends the graph to the executors of its route, see ``run``.
+replay: runs the composite task again with streams as results, once per kind and then occasionally, to verify it.
+answer: sends JSON or server-sent events, then one ``end``.
 """
 
 import inspect
@@ -44,14 +44,14 @@ from services.gateway.tasks.resolve import TaskCache, create_chat_task
 from services.gateway.tasks.schema_check import SchemaCheck
 
 APP = "chat"
-#: Clients name these by habit; each is served by one of the model's own voices.
+#: Voices that clients send by default; one of the model's own voices replaces each.
 OPENAI_VOICES = (
     "alloy", "ash", "ballad", "coral", "echo", "fable", "nova", "onyx", "sage", "shimmer", "verse", "marin", "cedar",
 )  # fmt: skip
 
 
 class PlainChat(NamedTuple):
-    """A chat that is understood at once: text alone, of a kind that is known."""
+    """Chat that needs no waiting: text alone, of a known kind."""
 
     request: ChatRequest
     task: CompositeTask
@@ -84,27 +84,27 @@ class Chat:
 
     @property
     def runs(self) -> RequestFactory:
-        """Opens requests, and has what they share."""
+        """Factory of requests, with their shared state."""
         return self._runs
 
     def usual_sampling(self, name: str) -> ModelSampling:
-        """The sampling of requests to model ``name``, or to one that adapts it, that name none."""
+        """Return the default sampling of a model, or of an adapter's base."""
         return self._router.sampling.of_model(self._router.base_model(name))
 
     def get_task(self, name: str) -> CompositeTask:
-        """The composite task of model ``name``, or of the model that it adapts, made once per plan epoch."""
+        """Return the composite task of a model, or of an adapter's base. Cached per plan epoch."""
         return self._tasks.get_task(self._router.base_model(name))
 
     def find_model(self, name: str) -> ModelPlan:
-        """The model ``name`` of the plan, or the one that it adapts.
+        """Return the plan of a model, or of an adapter's base.
 
-        Raises ``NotFound``, and ``BadRequest`` for one that does not chat.
+        Raises ``NotFound``, and ``BadRequest`` for a model without chat.
         """
         self.get_task(name)
         return self._get_model(name)
 
     def has_model(self, name: str) -> bool:
-        """Return whether the plan has the model ``name``, or one that it adapts."""
+        """Return True if the plan has a model, or an adapter's base."""
         plan = self._router.plan
         return plan is not None and self._router.base_model(name) in plan.models
 
@@ -112,7 +112,7 @@ class Chat:
         return self._router.get_model(self._router.base_model(name))
 
     def open_request(self, model: str, seed: int | None = None, pinned: str = "") -> ClientRequest:
-        """A new request to ``model``, or to an adapter, that is a chat in the end; ``pinned`` names its path.
+        """Open a chat request to a model or an adapter; ``pinned`` names its path.
 
         Raises ``NotFound``, and ``Overloaded`` at the limit.
         """
@@ -123,40 +123,40 @@ class Chat:
         return run
 
     async def begin_answer(self, run: ClientRequest, asked: PreparedChat) -> ChatOutput:
-        """Send what was ``asked`` of the run's model on its way; returns the streams of the answer.
+        """Send the prepared chat ``asked`` to the run's model; return the streams of the answer.
 
-        Raises ``Rejected`` for what cannot be served, ``Overloaded``, and ``StageUnavailable`` without executors.
+        Raises ``Rejected`` for an invalid request, ``Overloaded``, and ``StageUnavailable`` without executors.
         """
         run.estimates, run.cache_key = asked.estimates, asked.cache_key
         self._choose_adapter(run, asked)
         task = self._tasks.get_task(run.model)
         if not inspect.iscoroutinefunction(task.invoke):
             return await self._submit_static(run, task, asked)
-        run.known = ()  # several segments give the answer, so none goes on behind its tokens
+        run.known = ()  # an answer of several segments cannot continue after known tokens
         wanted = await self.place_inputs(asked, run, run.inputs_name, MAX_READERS)
         with use(run):
             return await run_task(task.invoke, wanted)
 
     async def begin_choices(self, run: ClientRequest, asked: PreparedChat) -> list[ChatOutput]:
-        """Send what was ``asked``, which has several answers, on its way; returns the streams of each.
+        """Send ``asked``, a chat with several answers; return the streams of each answer.
 
-        Raises as ``begin_answer``, and ``BadRequest`` for a model whose graph follows from results.
+        Raises as ``begin_answer``, and ``BadRequest`` for a model whose graph depends on results.
         """
         run.estimates, run.cache_key = asked.estimates, asked.cache_key
         self._choose_adapter(run, asked)
         task = self._tasks.get_task(run.model)
         if inspect.iscoroutinefunction(task.invoke):
-            raise BadRequest(f"{run.model} gives one answer to a request: leave n out", param="n")
+            raise BadRequest(f"{run.model} returns one answer per request: omit n", param="n")
         made: ChatChoices = await self._submit_static(run, ChatFanOut(chat=task), asked)
         return [ChatOutput(text=text) for text in made.texts]
 
     def _choose_adapter(self, run: ClientRequest, asked: PreparedChat) -> None:
-        """Have the adapter answer that the client called, if it called one, as it is now."""
+        """Select the adapter that the client named, if any."""
         if run.model_name != run.model:
             asked.use_adapter(run.model_name, self._router.loaded_adapters.get(run.model_name))
 
     def check_price(self, run: ClientRequest, prices: PriceOptions) -> None:
-        """Have ``run`` checked by its ``prices`` before it is sent. Raises as ``Quotes.open_check``."""
+        """Attach the check of ``prices`` to ``run``, for its submission. Raises as ``Quotes.open_check``."""
         if prices.before:
             task = self._tasks.get_task(run.model) if run.model else None
             run.price = self._runs.quotes.open_check(prices, task)
@@ -164,9 +164,9 @@ class Chat:
     async def choose_path(
         self, run: ClientRequest, request: ChatRequest, prices: PriceOptions, image: Quote | None = None
     ) -> str:
-        """The path that ``request`` has to take by its ``prices``; ``run`` stands for it, which is sent later.
+        """Return the path for ``request`` under its ``prices``; ``run`` itself is sent later.
 
-        ``image`` is the price of an image that its answer may call for. Raises as ``prepare_request``,
+        ``image`` is the price of an image that the answer may request. Raises as ``prepare_request``,
         ``Quotes.open_check`` and ``PriceCheck.choose_path``.
         """
         self.check_price(run, prices)
@@ -177,7 +177,7 @@ class Chat:
         return await run.price.choose_path(run.model, record(task.invoke, asked.input, run.choice_point), run.pinned)
 
     async def prepare_request(self, run: ClientRequest, request: ChatRequest) -> PreparedChat:
-        """Check ``request``, which ``run`` is to answer, and fetch its media."""
+        """Validate ``request`` for ``run``, and fetch its media."""
         if not run.model:  # an app's
             return await self.prepare_chat(request, None)
         return await self.prepare_chat(request, self._router.get_model(run.model), self._tasks.get_task(run.model))
@@ -185,7 +185,7 @@ class Chat:
     async def prepare_chat(
         self, request: ChatRequest, model: ModelPlan | None, task: CompositeTask | None = None
     ) -> PreparedChat:
-        """Check ``request``, for ``model`` and its ``task`` if it is one's, and fetch its media."""
+        """Validate ``request``, and fetch its media. ``model`` and ``task`` are None for an app."""
         request, voice = self._without_unknown(request), _requested_voice(request, model)
         if request.response_format is not None or request.tool_choice is not None or request.has_vllm_shape:
             await self.schemas.check_request(request)
@@ -194,13 +194,16 @@ class Chat:
             refs = await self.resolve_files(messages, refs)
         if isinstance(task, MLLM):
             for ref in refs:
-                task.encoder_for(ref.modality)  # what no encoder takes is not fetched
+                task.encoder_for(ref.modality)  # raises before media without an encoder are fetched
         family = model.family if model is not None else ""
         usual = self._router.sampling.unknown if model is None else self.usual_sampling(request.model)
         return PreparedChat(request, messages, await self.load_media(refs), voice, family=family, usual=usual)
 
     def prepare_plain(self, request: ChatRequest) -> PlainChat | None:
-        """``request`` without media and references, if it needs to wait for nothing; else None. Raises as others do."""
+        """Prepare ``request`` if it needs no waiting; else return None.
+
+        A request with media or references must wait. Raises as ``prepare_chat``.
+        """
         model = self._router.adapter_bases.get(request.model, request.model)
         task = self._tasks.get_task(model)
         voice = _requested_voice(request, self._router.get_model(model))
@@ -216,19 +219,19 @@ class Chat:
         return PlainChat(request, task, asked, kind)
 
     def _without_unknown(self, request: ChatRequest) -> ChatRequest:
-        """``request`` without what executors of an earlier build would refuse."""
+        """Remove fields that executors of an earlier build would reject."""
         if request.prompt_cache_key is None or self._router.members.all_take("cache_key"):
             return request
         return msgspec.structs.replace(request, prompt_cache_key=None)
 
     def _must_wait(self, kind: ChatKind) -> bool:
-        """Return whether a chat of ``kind`` would wait for room."""
+        """Return True if a chat of ``kind`` would wait for room."""
         assignment = self._kinds.known_assignment(kind)
         room = self._runs.room
         return assignment is not None and room.growth(assignment) is not None and not room.has_room(assignment)
 
     def begin_plain(self, run: ClientRequest, chat: PlainChat) -> ChatOutput:
-        """Send ``chat`` on its way where nobody waits for admission; returns the streams of the answer."""
+        """Send ``chat`` without waiting for admission; return the streams of the answer."""
         run.estimates, run.cache_key = chat.asked.estimates, chat.asked.cache_key
         self._choose_adapter(run, chat.asked)
         ticket = run.take_ticket(chat.kind.segment, self._kinds.known_assignment(chat.kind))
@@ -237,7 +240,7 @@ class Chat:
         return graph.bind(running.streams)
 
     async def _resolve_spoken(self, request: ChatRequest) -> ChatRequest:
-        """``request`` with earlier spoken answers in the place of their ids."""
+        """Replace ids of earlier spoken answers by the answers."""
         if self.spoken is not None:
             return await self.spoken.resolve_references(request)
         for index, _ in answer_references(request):
@@ -245,11 +248,11 @@ class Chat:
         return request
 
     def resolve_voice(self, name: str, model: str) -> str:
-        """The voice of ``model`` that is called ``name``. Raises ``BadRequest`` for one that it has not."""
+        """Return the voice of ``model`` for ``name``. Raises ``BadRequest`` for an unknown voice."""
         return _select_voice(name, self._get_model(model), model)
 
     async def resolve_files(self, messages: list[dict[str, Any]], refs: list[MediaRef]) -> list[MediaRef]:
-        """Media of converted messages, with the modality of those that are named by the id of a file."""
+        """Resolve media with a file id, and set their modality."""
         if any(ref.file_id for ref in refs):
             return await resolve_files(messages, refs, self.files)
         return refs
@@ -258,18 +261,18 @@ class Chat:
         return (await self.files.read(id)).data
 
     async def load_media(self, refs: Sequence[MediaRef]) -> list[InspectedMedia]:
-        """The media items of a request, fetched and inspected."""
+        """Fetch and inspect the media items of a request."""
         return await openai_media.load_media(refs, self._fetcher, self._limits, self._read_file) if refs else []
 
     def require_encoder(self, model: str, modality: str) -> None:
-        """Raises ``BadRequest`` for a model without an encoder of ``modality``."""
+        """Raise ``BadRequest`` for a model without an encoder of ``modality``."""
         takes = self._get_model(model).encoders
         if modality not in takes:
             named = ", ".join(sorted(takes)) or "text only"
             raise BadRequest(f"{model} takes no {modality} input (it takes: {named})", param="model")
 
     async def _submit_static(self, run: ClientRequest, task: CompositeTask, asked: PreparedChat) -> Any:
-        """A graph that follows from the request alone: one segment."""
+        """Submit a graph that depends on the request alone: one segment."""
         kinds = self._kinds
         kind = None if asked.choices else kinds.find_kind(run.model, task, asked.input)
         segment = kind.segment if kind is not None else record(task.invoke, asked.input, run.choice_point)
@@ -296,7 +299,7 @@ class Chat:
     async def _place_graph(
         self, run: ClientRequest, task: CompositeTask, asked: PreparedChat, kind: ChatKind | None
     ) -> RequestGraph:
-        """The graph of a request whose inputs are put into the arena, for all its attempts."""
+        """Put the inputs into the arena for all attempts; return the graph."""
         try:
             readers = (MAX_ATTEMPTS + 1) * max(1, len(asked.choices))
             wanted = await self.place_inputs(asked, run, run.id, readers)
@@ -306,7 +309,7 @@ class Chat:
             raise
 
     async def place_inputs(self, asked: PreparedChat, run: ClientRequest, holder: str, readers: int) -> ChatInput:
-        """Put media of ``run``, and messages that are too long for the bus, into the arena once, for ``holder``."""
+        """Put media and long messages into the arena once, for ``holder``."""
         place = partial(place_input, self._runs.tensors, run.kept)
         media = [
             await place(
@@ -323,7 +326,9 @@ class Chat:
         for name, body in (("messages", asked.body), ("params", asked.params)):
             if len(body) > MAX_INLINE_BYTES:
                 if len(body) > self._limits.item_bytes:
-                    raise TooLarge(f"{name} have {len(body)} bytes, {self._limits.item_bytes} are allowed", param=name)
+                    raise TooLarge(
+                        f"{name} have {len(body)} bytes, at most {self._limits.item_bytes} are allowed", param=name
+                    )
                 # Both halves of a language model read parameters.
                 reads = readers if name == "messages" else MAX_READERS
                 placed = body if name == "messages" else salt_params(body, run.prompt_salt)
@@ -348,7 +353,7 @@ def _requested_voice(request: ChatRequest, model: ModelPlan | None) -> str:
     if model is None:
         return name
     if not model.has_talker:
-        raise BadRequest(f"{request.model} has no audio output: leave modalities out", param="modalities")
+        raise BadRequest(f"{request.model} has no audio output: omit modalities", param="modalities")
     return _select_voice(name, model, request.model)
 
 
@@ -359,7 +364,7 @@ def _select_voice(name: str, model: ModelPlan, called: str) -> str:
         return name
     if name in OPENAI_VOICES:
         return model.voices[OPENAI_VOICES.index(name) % len(model.voices)]
-    raise BadRequest(f"unknown voice {name[:64]!r}; there are {', '.join(model.voices)}", param="audio.voice")
+    raise BadRequest(f"unknown voice {name[:64]!r}: use one of {', '.join(model.voices)}", param="audio.voice")
 
 
 def _about_json(body: bytes) -> tuple[str, str, str]:

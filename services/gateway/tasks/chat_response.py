@@ -1,4 +1,4 @@
-"""From streams to the HTTP answer: whole as JSON, or piece by piece as server-sent events."""
+"""Conversion of output streams to the HTTP response: JSON as a whole, or server-sent events."""
 
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -25,14 +25,14 @@ from services.gateway.request.event_ids import NumberedStream
 from services.gateway.request.request import ClientRequest
 from services.gateway.tasks.output_streams import open_output_streams
 
-#: Name of the stream that is none of the answer's.
+#: Name of a stream without output of the answer.
 ACCEPTED_STREAM = "accepted"
-#: Seconds that an answer's audio id is said to be good for where nothing is kept.
+#: Seconds until the audio id of an answer expires, if answers are not stored.
 AUDIO_TTL_SECONDS = 3600.0
 
 
 async def collect_samples(output: ChatOutput, got: AnswerAccumulator) -> np.ndarray:
-    """Read all streams to their end; returns the samples, float32 [n]."""
+    """Read all streams to their end; return the samples, float32 [n]."""
     sound: list[np.ndarray] = []
     async for batch in merge_streams(open_output_streams(output)):
         for name, item in batch:
@@ -43,7 +43,7 @@ async def collect_samples(output: ChatOutput, got: AnswerAccumulator) -> np.ndar
 
 
 def join_samples(sound: Sequence[np.ndarray], got: AnswerAccumulator) -> np.ndarray:
-    """The pieces of ``sound``, float32 [n], as one; ``got`` has them, too."""
+    """Join the arrays of ``sound``, float32 [n], and add them to ``got``."""
     if not sound:
         return np.zeros(0, np.float32)
     samples = np.concatenate(sound) if len(sound) > 1 else sound[0]
@@ -59,7 +59,10 @@ async def render_completion(
     keeper: SpokenAnswers | None = None,
     meter: UsageMeter | None = None,
 ) -> bytes:
-    """The body of a ``chat.completion``; with a ``keeper`` its sound may be referred to, a ``meter`` adds its price."""
+    """Build the body of a ``chat.completion``.
+
+    A ``keeper`` stores the audio for later references, a ``meter`` adds the price.
+    """
     spoken = await store_speech(request, await collect_samples(output, got), got, keeper)
     if meter is not None:
         got.price = await meter.measure_request(run.segments)
@@ -69,7 +72,7 @@ async def render_completion(
 async def store_speech(
     request: ChatRequest, samples: np.ndarray, got: AnswerAccumulator, keeper: SpokenAnswers | None
 ) -> chat_response.ChatCompletionAudio | None:
-    """The spoken part of an answer, kept under an id of its own if there is a ``keeper``; None if none is wanted."""
+    """Encode the audio of an answer; a ``keeper`` stores it. None without audio output."""
     if request.audio is None or not request.wants_audio:
         return None
     data = await encode_audio_file(samples, got.rate, request.audio.format)
@@ -81,7 +84,7 @@ async def store_speech(
 def encode_answer(
     run: ClientRequest, request: ChatRequest, got: AnswerAccumulator, spoken: chat_response.ChatCompletionAudio | None
 ) -> bytes:
-    """The body of a ``chat.completion`` whose results have all come."""
+    """Build the body of a ``chat.completion`` from a complete answer."""
     return vllm_omni.answer_encoders(request).completion(
         id=f"chatcmpl-{run.id}",
         model=run.model_name,
@@ -104,11 +107,11 @@ async def stream_events(
     continued: ResumableStream | None = None,
     meter: UsageMeter | None = None,
 ) -> AsyncIterator[bytes]:
-    """The body of a streamed answer: frames that are ready together leave together.
+    """Yield the body of a streamed answer: frames that are ready together are sent together.
 
-    The first frames leave once all executors have taken the request, or with the first output if that comes before.
-    ``run`` ends before the last frame leaves; with a ``keeper`` its sound may be referred to. One that is ``continued``
-    leaves out what its client has. With a ``meter`` its usage is sent, and says its price. Raises whatever fails.
+    The first frames are sent when all executors have accepted the request, or with earlier output. ``run`` ends before
+    the last frame. A ``keeper`` stores the audio for later references. A ``continued`` stream skips the output that its
+    client has. With a ``meter``, the stream contains the usage and its price. Raises any error of the answer.
     """
     record = continued.record if continued is not None else None
     plain = open_event_stream(run, request, record, priced=meter is not None)
@@ -154,7 +157,7 @@ def encode_text_events(
     got: AnswerAccumulator,
     batch: Sequence[tuple[str, Item]],
 ) -> list[bytes]:
-    """Events of what came of the text, which is added to what was ``got``; of other streams there are none."""
+    """Encode the text of ``batch`` as events, and add it to ``got``; other streams have no events."""
     frames = [say(*pieces) for name, item in batch if (pieces := _accumulate_text(got, name, item))]
     if got.structured:
         frames = [encode_chunk(stream, say, item.data) for name, item in batch if name == "text"]
@@ -162,7 +165,7 @@ def encode_text_events(
 
 
 def encode_chunk(stream: ChatStream | NumberedStream, say: Callable[..., bytes], data: dict[str, Any]) -> bytes:
-    """Events of a chunk of text that may hold more than text."""
+    """Encode a chunk of text that may also contain reasoning or calls."""
     reasoning, text, calls = data.get("reasoning"), data.get("text"), data.get("calls")
     return b"".join(
         [
@@ -181,9 +184,9 @@ def open_event_stream(
     priced: bool = False,
     place: int = 0,
 ) -> ChatStream:
-    """The maker of events of answer number ``place``, streamed; of one with a ``record`` as they were promised.
+    """Create the event encoder of answer number ``place``.
 
-    One that is ``priced`` says its usage, whether or not its body asks for that.
+    It uses the ids of ``record`` if given. If ``priced``, the stream contains the usage even without a request for it.
     """
     wants_usage = bool(request.stream_options and request.stream_options.include_usage)
     return vllm_omni.answer_encoders(request).stream(
@@ -197,14 +200,14 @@ def open_event_stream(
 
 
 def choose_text_event(stream: ChatStream | NumberedStream, request: ChatRequest, speaks: bool) -> Callable[..., bytes]:
-    """The maker of events of pieces of text: these are shown, spoken, or both."""
+    """Return the encoder of text events: written text, a transcript, or both."""
     if not request.wants_text:
         return stream.transcript
     return stream.spoken_text if speaks else stream.text
 
 
 class AcceptanceStream(ItemStream):
-    """One item as soon as all executors have taken the request, unless it ended before."""
+    """Stream whose one item arrives when all executors have accepted the request."""
 
     def mark_accepted(self) -> None:
         if not self.ended:
@@ -213,7 +216,7 @@ class AcceptanceStream(ItemStream):
 
 
 class AudioOutputFile:
-    """The sound of a streamed answer: its file as it is sent, and all of it where it is kept."""
+    """Audio of a streamed answer: the file as it is sent, buffered if it is stored."""
 
     def __init__(self, format: SoundFormat, keeper: SpokenAnswers | None, id: str) -> None:
         self.id = id
@@ -223,27 +226,27 @@ class AudioOutputFile:
         self._file: list[bytes] = []
 
     async def push_samples(self, samples: list[np.ndarray], got: AnswerAccumulator) -> bytes:
-        """Take samples; returns what of the file is ready."""
+        """Add samples; return the bytes of the file that are ready."""
         return self._buffer_sent(await self._sounding.push(join_samples(samples, got), got.rate))
 
     def push_now(self, samples: list[np.ndarray], got: AnswerAccumulator) -> bytes:
-        """The same without waiting, for uncompressed formats."""
+        """Like ``push_samples`` without waiting, for uncompressed formats."""
         return self._buffer_sent(self._sounding.push_now(join_samples(samples, got), got.rate))
 
     async def close(self, got: AnswerAccumulator) -> bytes:
-        """The rest of the file."""
+        """Return the rest of the file."""
         return self._buffer_sent(await self._sounding.close(got.rate))
 
     def close_now(self, got: AnswerAccumulator) -> bytes:
-        """The rest of the file without waiting, for uncompressed formats."""
+        """Return the rest of the file without waiting, for uncompressed formats."""
         return self._buffer_sent(self._sounding.close_now(got.rate))
 
     def keep_answer(self, transcript: str, then: Callable[[], None]) -> None:
-        """Keep it, and call ``then``."""
+        """Store the answer in the background, and call ``then``."""
         keep_answer(self._keeper, self.id, transcript, b"".join(self._file), self._format, then)
 
     async def store_answer(self, transcript: str) -> int:
-        """Keep it; returns the Unix seconds at which it is forgotten."""
+        """Store the answer; return its expiry in Unix seconds."""
         return await _store_answer(self._keeper, self.id, transcript, b"".join(self._file), self._format)
 
     def _buffer_sent(self, data: bytes) -> bytes:
@@ -261,14 +264,14 @@ async def _store_answer(
 
 
 def answer_expiry(keeper: SpokenAnswers | None) -> int:
-    """The Unix seconds at which an answer that is kept now is forgotten."""
+    """Return the expiry, in Unix seconds, of an answer stored now."""
     return int(time.time() + (AUDIO_TTL_SECONDS if keeper is None else keeper.seconds))
 
 
 def keep_answer(
     keeper: SpokenAnswers | None, id: str, transcript: str, file: bytes, format: SoundFormat, then: Callable[[], None]
 ) -> None:
-    """Keep an answer if there is a ``keeper``; ``then`` is called once it is kept, or cannot be in time."""
+    """Store an answer if there is a ``keeper``; call ``then`` when it is stored or has timed out."""
     if keeper is None:
         then()
     else:
@@ -276,7 +279,7 @@ def keep_answer(
 
 
 def _accumulate_text(got: AnswerAccumulator, name: str, item: Item) -> Sequence[str]:
-    """Add ``item`` to what was ``got``; returns its pieces of text, which may be none."""
+    """Add ``item`` to ``got``; return its pieces of text, possibly none."""
     got.add_item(name, item.data, item.array)
     text = item.data.get("text", "") if name == "text" else ""
     if type(item) is not JoinedText:

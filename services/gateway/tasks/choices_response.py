@@ -1,4 +1,4 @@
-"""From the streams of several answers to one HTTP answer: whole as JSON, or answer by answer as events, mixed."""
+"""Conversion of the streams of several answers to one HTTP response: JSON, or interleaved events."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -27,7 +27,7 @@ async def render_choices(
     got: ChoicesAccumulator,
     meter: UsageMeter | None = None,
 ) -> bytes:
-    """The body of a ``chat.completion`` of several answers; a ``meter`` adds the price of all of them."""
+    """Build the body of a ``chat.completion`` with several answers; a ``meter`` adds their total price."""
     async for batch in merge_streams(_open_streams(outputs)):
         for name, item in batch:
             got.add_text(int(name), item.data)
@@ -62,11 +62,10 @@ async def stream_choices(
     got: ChoicesAccumulator,
     meter: UsageMeter | None = None,
 ) -> AsyncIterator[bytes]:
-    """The body of a streamed completion of several answers: each event is of one of them, which its ``index`` names.
+    """Yield the body of a streamed completion with several answers; ``index`` is the answer of an event.
 
-    The first events leave once all executors have taken the request, or with the first output if that comes before.
-    ``run`` ends before the last event leaves. With a ``meter`` its usage is sent, and says its price. Raises whatever
-    fails.
+    The first events are sent when all executors have accepted the request, or with earlier output. ``run`` ends before
+    the last event. With a ``meter``, the stream contains the usage and its price. Raises any error of the answers.
     """
     streams = [open_event_stream(run, request, priced=meter is not None, place=place) for place in range(len(outputs))]
     writers = [_ChoiceWriter(request, stream, place, got) for place, stream in enumerate(streams)]
@@ -89,18 +88,18 @@ async def stream_choices(
 
 
 class _ChoiceWriter:
-    """The events of one of several answers."""
+    """Event writer of one of several answers."""
 
     def __init__(self, request: ChatRequest, stream: ChatStream, place: int, got: ChoicesAccumulator) -> None:
         self.stream = stream
         self._place = place
         self._got = got
         self._logprobs = bool(request.logprobs)
-        self._logged = 0  # tokens whose probabilities have left
+        self._logged = 0  # tokens whose probabilities were sent
         self._ended = False
 
     def write(self, data: dict[str, Any]) -> list[bytes]:
-        """Events of the next chunk of its text."""
+        """Encode the next chunk of its text as events."""
         self._got.add_text(self._place, data)
         got = self._got.choices[self._place]
         frames = [encode_chunk(self.stream, self.stream.text, data)]
@@ -110,7 +109,7 @@ class _ChoiceWriter:
         return [*frames, self.close()] if "usage" in data else frames
 
     def close(self) -> bytes:
-        """The last event of the answer; b"" if it has left."""
+        """Return the last event of the answer; b"" if it was sent."""
         self._ended, ended = True, self._ended
         return b"" if ended else self.stream.finish(self._got.choices[self._place].finish)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""Facts about a model that clients choose by: what it takes, what it makes, its voices, its context."""
+"""Facts about a model for clients: inputs, outputs, voices, context."""
 
 import json
 from contextlib import suppress
@@ -12,14 +12,14 @@ from omnibus.plan import ModelPlan, Plan
 from omnibus.task import CompositeTask
 from services.gateway.tasks import resolve
 
-#: Bytes of a checkpoint's configuration that are read at most.
+#: Maximum bytes of a checkpoint's configuration.
 _MAX_CONFIG_BYTES = 1 << 20
-#: Parts of a configuration in which multimodal checkpoints have that of their language model.
+#: Keys under which multimodal checkpoints have the configuration of their language model.
 _LANGUAGE_CONFIGS = ("thinker_config", "text_config", "llm_config", "language_config")
 
 
 class ModelFacts(NamedTuple):
-    """``context`` is the most tokens of prompt and answer together; None where it is not known here."""
+    """Facts about a model. ``context`` is the maximum of prompt and answer tokens, None if unknown."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -28,7 +28,7 @@ class ModelFacts(NamedTuple):
 
 
 def describe_model(name: str, plan: Plan) -> ModelFacts:
-    """Facts about model ``name`` of ``plan``. May read a small file, so call it in a thread."""
+    """Describe model ``name`` of ``plan``. May read a small file, so call it in a thread."""
     model = plan.models[name]
     chats = _makes(resolve.create_chat_task, name, plan) is not None
     painter = _makes(resolve.create_image_task, name, plan)
@@ -59,7 +59,7 @@ def _in_order(kinds: set[str]) -> tuple[str, ...]:
 
 
 def _checkpoint_context(model: ModelPlan) -> int | None:
-    """The context in the checkpoint's own configuration, where this machine has it."""
+    """Read the context length of the checkpoint, if this machine has it."""
     if model.family == catalog.PYTHON or not model.checkpoint:
         return None
     with suppress(OmnibusError, OSError, ValueError):

@@ -1,6 +1,6 @@
-"""Answers of plain chats that nobody awaits: they take results as these come, and give the bytes that can leave.
+"""Answers of plain chats without a task: they consume results as they arrive, and return bytes to send.
 
-Both kinds have the same methods, so that whoever sends them need not know which one it has.
+Both classes have the same methods.
 """
 
 from collections.abc import Callable
@@ -29,14 +29,14 @@ from services.gateway.tasks.chat_response import (
     store_speech,
 )
 
-#: Items that came of an answer, with the names of their streams.
+#: Items of an answer with the names of their streams.
 Batch = list[tuple[str, Item]]
 
 
 class SentChat(NamedTuple):
-    """A plain chat that was sent on its way: its request, what came of it, and who keeps what is spoken.
+    """Plain chat in progress, with its output so far; ``keeper`` stores its audio.
 
-    ``speaks`` is whether its task gives audio.
+    ``speaks`` is True if its task returns audio.
     """
 
     request: ChatRequest
@@ -47,7 +47,7 @@ class SentChat(NamedTuple):
 
 
 class WholeAnswer:
-    """An answer that leaves as a whole."""
+    """Answer that is sent as a whole."""
 
     def __init__(self, chat: SentChat) -> None:
         self._chat = chat
@@ -55,46 +55,46 @@ class WholeAnswer:
         self._spoken: ChatCompletionAudio | None = None
 
     def mark_accepted(self) -> None:
-        """All executors have taken the request: nothing leaves for that."""
+        """Do nothing: the answer is sent as a whole."""
 
     def consume_item(self, name: str, item: Item) -> None:
-        """Take ``item`` as it comes: nothing of it leaves yet."""
+        """Add ``item`` to the answer."""
         self._chat.got.add_item(name, item.data, item.array)
         if name == "audio" and item.array is not None:
             self._samples.append(item.array)
 
     def add_batch(self, batch: Batch) -> bytes:
-        """Take what had come before. Nothing of it leaves yet."""
+        """Add earlier items. Returns no bytes."""
         for name, item in batch:
             self.consume_item(name, item)
         return b""
 
     async def store_speech(self) -> None:
-        """Keep what was spoken, all of which has come."""
+        """Store the complete audio."""
         request, _, got, keeper, _ = self._chat
         self._spoken = await store_speech(request, join_samples(self._samples, got), got, keeper)
 
     def keep_speech(self, format: SoundFormat, then: Callable[[], None]) -> None:
-        """Keep what was spoken in an uncompressed ``format``, and call ``then``."""
+        """Store the audio in an uncompressed ``format``, and call ``then``."""
         got, keeper, id = self._chat.got, self._chat.keeper, new_secret_id("audio_")
         data, text = encode_audio(join_samples(self._samples, got), got.rate, format), got.text
         self._spoken = ChatCompletionAudio(id=id, data=data, expires_at=answer_expiry(keeper), transcript=text)
         keep_answer(keeper, id, text, data, format, then)
 
     def encode_end(self) -> bytes:
-        """The body of the answer."""
+        """Encode the body of the answer."""
         return encode_answer(self._chat.run, self._chat.request, self._chat.got, self._spoken)
 
 
 class StreamedAnswer:
-    """An answer that leaves piece by piece: see ``chat_response.stream_events``."""
+    """Answer that is sent as events: see ``chat_response.stream_events``."""
 
     def __init__(self, chat: SentChat) -> None:
         self._got = chat.got
         self._keeper = chat.keeper
         self._stream = stream = open_event_stream(chat.run, chat.request)
         self._say = choose_text_event(stream, chat.request, chat.speaks)
-        self._head = [stream.role("" if chat.request.wants_text else None)]  # until it has left
+        self._head = [stream.role("" if chat.request.wants_text else None)]  # until it is sent
         self._tail = b""
         self._audio: AudioOutputFile | None = None
         if chat.speaks:
@@ -104,11 +104,11 @@ class StreamedAnswer:
         self._is_accepted = False
 
     def mark_accepted(self) -> None:
-        """All executors have taken the request, so the first events may leave before there is output."""
+        """Allow the first events before there is output: all executors have accepted the request."""
         self._is_accepted = True
 
     def add_batch(self, batch: Batch) -> bytes:
-        """Take what came; returns its events, the first ones before it."""
+        """Add items; return their events, with the first events before them."""
         if not batch and not (self._head and self._is_accepted):
             return b""
         events = [*self._take_head(), *encode_text_events(self._stream, self._say, self._got, batch)]
@@ -122,7 +122,7 @@ class StreamedAnswer:
         return head
 
     def keep_speech(self, format: SoundFormat, then: Callable[[], None]) -> None:
-        """Keep what was spoken in an uncompressed ``format``, and call ``then``."""
+        """Store the audio in an uncompressed ``format``, and call ``then``."""
         if self._audio is None:
             then()
             return
@@ -131,7 +131,7 @@ class StreamedAnswer:
         self._audio.keep_answer(self._got.text, then)
 
     def encode_end(self) -> bytes:
-        """The last events."""
+        """Encode the last events."""
         stream, got = self._stream, self._got
         end = (stream.finish(got.finish), stream.usage(got.usage()), DONE)  # type: ignore[arg-type]
         return b"".join([*self._take_head(), self._tail, *end])

@@ -1,6 +1,7 @@
-"""Encoding of audio that is not complete yet, by itself: of what was said so far the encoder keeps the parts.
+"""Early encoding of incomplete audio: the encoder caches the parts of the speech so far.
 
-It is sent where executors have spare room alone, counts as no demand, has no price, and its outputs go nowhere.
+Such a request runs only on executors with spare capacity. It does not count as demand, has no price, and its outputs
+are not read.
 """
 
 import asyncio
@@ -22,33 +23,33 @@ from services.gateway.routing.assignment import ModelPart
 from services.gateway.tasks.chat import Chat
 from services.gateway.tasks.prepared_chat import hash_cache_key
 
-#: Seconds after which an encoding is given up: more audio has come by then.
+#: Seconds after which an encoding is cancelled: more audio has arrived by then.
 MAX_SECONDS = 5.0
-#: Tokens that a second of audio becomes, about.
+#: Approximate tokens per second of audio.
 _TOKENS_PER_SECOND = 25
 
 
 class AheadEncoder:
-    """Encodes audio for models that ``chat`` answers for."""
+    """Encodes audio for the models of ``chat``."""
 
     def __init__(self, chat: Chat) -> None:
         self._chat = chat
 
     def window_seconds(self, model: str) -> float:
-        """Seconds of audio that the encoder of ``model`` takes as a part by itself; 0 where it takes all at once."""
+        """Return the seconds of audio in one window of the encoder; 0 if it has no windows."""
         router = self._chat.runs.router
         plan = router.plan.models.get(router.base_model(model)) if router.plan is not None else None
         return find_audio_window(plan.family) if plan is not None and "audio" in plan.encoders else 0.0
 
     async def encode(self, model: str, wav: bytes, new_seconds: float, conversation: str) -> None:
-        """Have ``wav`` encoded, of which about ``new_seconds`` are new, and wait until that is done: on the path of its
-        ``conversation``.
+        """Encode ``wav`` on the path of its ``conversation``; wait until it is done.
 
-        Raises ``Overloaded`` where executors have others' work, and ``StageUnavailable`` where nobody keeps it.
+        About ``new_seconds`` of the audio are new. Raises ``Overloaded`` if the executors have other work, and
+        ``StageUnavailable`` if no executor caches the result.
         """
         run = self._chat.open_request(model)
         run.early, run.is_demand, run.cache_key = True, False, hash_cache_key(conversation)
-        status = "cancelled"  # of what fails here nobody hears: no dead letter, for the answer is made nevertheless
+        status = "cancelled"  # a failure is not reported and makes no dead letter: the answer does not depend on it
         try:
             async with asyncio.timeout(MAX_SECONDS):
                 await wait_quiet(await self._send(run, wav, ceil(_TOKENS_PER_SECOND * new_seconds)))
@@ -74,10 +75,10 @@ class AheadEncoder:
             raise
 
     def _record_graph(self, model: str, media: Mapping[str, Any], work: int) -> Segment:
-        """The graph of one encoding, none of whose outputs is read."""
+        """Record the graph of one encoding, whose outputs are not read."""
         task = self._chat.get_task(model)
         if not isinstance(task, MLLM):
-            raise StageUnavailable(f"{model} has no encoder that can be called by itself", stage="audio")
+            raise StageUnavailable(f"{model} has no encoder that can be called alone", stage="audio")
         encoder = task.encoder_for("audio")
 
         def encode(given: Mapping[str, Any]) -> None:
@@ -86,22 +87,22 @@ class AheadEncoder:
         return record(encode, media)
 
     def _check_kept(self, model: str, part: ModelPart, path: Path) -> None:
-        """Raises ``StageUnavailable`` unless a later request on ``path`` that begins alike finds what is kept."""
+        """Raise ``StageUnavailable`` unless later requests with this prefix find the result."""
         router, [component] = self._chat.runs.router, part.used
         option = path.options[component]
         serving = router.serving_executors(model, option)
         keeps = bool(serving) and all(each.status.keeps for each in serving)
         if not keeps or (len(serving) > 1 and not _is_encoder_option(router.get_model(model), option)):
-            raise StageUnavailable(f"no executor of {model} keeps what it encodes", stage=component)
+            raise StageUnavailable(f"no executor of {model} caches its encodings", stage=component)
 
 
 def _is_encoder_option(plan: ModelPlan, option: str) -> bool:
-    """True for executors that encode alone: what begins alike is routed to the same one."""
+    """Return True for executors that only encode: requests with a common prefix go to the same one."""
     return set(plan.options[option].components) <= set(plan.encoders.values())
 
 
 async def wait_quiet(running: InflightInvocation) -> None:
-    """Wait until all nodes have reported. Raises what it failed with."""
+    """Wait until all nodes have reported. Raises its error."""
     quiet = asyncio.Event()
     running.on_quiet = quiet.set
     if running.failure is None and not running.all_reported:

@@ -1,4 +1,4 @@
-"""Pictures: what a client wishes to a composite task that makes them, and its results."""
+"""Image generation: client parameters to a composite task, and its results."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -33,23 +33,23 @@ from services.gateway.tasks.resolve import (
 
 APP = "images"
 
-#: What clients call the fields of a task's request, where that differs.
+#: Client names of task fields, if they differ.
 CLIENT_PARAM_NAMES = {"width": "size", "height": "size", "every": "partial_images", IMAGES: "image"}
 
 
 class ImageTasks:
-    """The tasks that make pictures with models of the plan."""
+    """Image tasks of the models of the plan."""
 
     def __init__(self, runs: RequestFactory) -> None:
         self._runs = runs
         self._tasks = TaskCache(runs.router, create_image_task)
 
     def get_task(self, name: str) -> CompositeTask:
-        """The task of model ``name``. Raises ``NotFound``, and ``BadRequest`` for a model that makes no pictures."""
+        """Return the task of model ``name``. Raises ``NotFound``, and ``BadRequest`` if it has no image output."""
         return self._tasks.get_task(name)
 
     def open_request(self, model: str, seed: int | None, pinned: str, prices: PriceOptions) -> ClientRequest:
-        """A new request to ``model``. Raises as ``RequestFactory.open_request`` and ``Quotes.open_check``."""
+        """Open a request to ``model``. Raises as ``RequestFactory.open_request`` and ``Quotes.open_check``."""
         run = self._runs.open_request(APP, model, seed=seed, pinned=pinned)
         run.price = self._runs.quotes.open_check(prices, self.get_task(model))
         return run
@@ -57,10 +57,10 @@ class ImageTasks:
     async def generate_images(
         self, run: ClientRequest, wish: Mapping[str, Any], images: Sequence[InspectedMedia] = ()
     ) -> ImageOutput:
-        """Send a wish on its way; returns the results, which are still to be read.
+        """Send ``wish``; return its results, which you must read.
 
-        ``wish`` has the fields of ``DrawInput`` that were said. Raises ``BadRequest`` for one that the model
-        does not support, and whatever ``Run.submit`` raises, with ``param`` in a client's words.
+        ``wish`` has the fields of ``DrawInput`` that the client set. Raises ``BadRequest`` for an unsupported field,
+        and the errors of ``Run.submit``, with the client's name in ``param``.
         """
         task = self.get_task(run.model)
         wish = self.add_defaults(run.model, wish)
@@ -72,9 +72,9 @@ class ImageTasks:
         return output
 
     def add_defaults(self, model: str, wish: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields of ``wish``, and those that ``model`` declares for requests that do not say them.
+        """Add the defaults that ``model`` declares for missing fields of ``wish``.
 
-        A size is that of the image to go by, where the model takes one.
+        If the model accepts reference images, their size is the default size.
         """
         declared = self._runs.router.get_model(model).image_defaults
         said = {name: value for name, value in msgspec.structs.asdict(declared).items() if value}
@@ -83,14 +83,14 @@ class ImageTasks:
         return {**said, **wish}
 
     def record_graph(self, run: ClientRequest, wish: Mapping[str, Any]) -> Segment:
-        """The graph of ``wish``, for its price. Raises as ``generate_images`` for a wish that cannot be met."""
+        """Record the graph of ``wish``, for its price. Raises as ``generate_images`` for an invalid wish."""
         task = self.get_task(run.model)
         check_image_count(run.model, task, 0)
         request = build_request(run.model, task, self.add_defaults(run.model, wish))
         return record(task.invoke, request, run.choice_point)
 
     async def choose_path(self, run: ClientRequest, wish: Mapping[str, Any], prices: PriceOptions) -> str:
-        """The path that ``run``, which is to meet ``wish``, has to take by ``prices``.
+        """Return the path for ``wish`` and ``run`` under ``prices``.
 
         Raises as ``Quotes.open_check`` and ``PriceCheck.choose_path``.
         """
@@ -100,7 +100,7 @@ class ImageTasks:
         return await check.choose_path(run.model, self.record_graph(run, wish), run.pinned)
 
     async def quote_image(self, model: str, wish: Mapping[str, Any]) -> Quote:
-        """The price of ``wish`` to ``model``. Raises ``BadRequest`` for a task whose graph follows from results."""
+        """Return the price of ``wish``. Raises ``BadRequest`` for a task whose graph depends on results."""
         require_static(self.get_task(model))
         segment = self.record_graph(self._runs.open_request(APP, model), wish)
         return await self._runs.quotes.quote(model, segment, ExpectedSizes())
@@ -114,24 +114,24 @@ class ImageTasks:
 
 
 def check_image_count(model: str, task: CompositeTask, count: int) -> None:
-    """Raises ``BadRequest`` unless ``task`` of ``model`` takes as many pictures to go by as there are."""
+    """Raise ``BadRequest`` unless ``task`` of ``model`` accepts ``count`` reference images."""
     most = max_reference_images(task)
     if count > most:
-        takes = f"at most {most} pictures" if most > 1 else "one picture" if most else "no picture"
-        raise BadRequest(f"{model} takes {takes} to go by, not {count}", param="image")
+        takes = f"at most {most} reference images" if most > 1 else "one reference image" if most else "no images"
+        raise BadRequest(f"{model} accepts {takes}, not {count}", param="image")
     if most and not count:
-        raise BadRequest(f"{model} makes pictures of other ones: send an image to /v1/images/edits", param="image")
+        raise BadRequest(f"{model} only edits images: send an image to /v1/images/edits", param="image")
 
 
 def _image_inputs(task: CompositeTask, placed: Sequence[Any]) -> dict[str, Any]:
-    """Pictures as the request of ``task`` takes them."""
+    """Return reference images as fields of the request of ``task``."""
     if not placed:
         return {}
     return {IMAGES: tuple(placed)} if IMAGES in request_class(task).model_fields else {IMAGE: placed[0]}
 
 
 def preview_interval(steps: int, previews: int) -> int:
-    """Steps from one preview to the next so that there are at most ``previews`` of them; 0: none."""
+    """Return the steps between previews, for at most ``previews`` of them; 0 means none."""
     return -(-steps // (previews + 1)) if previews else 0
 
 
@@ -142,7 +142,7 @@ def step_count(task: CompositeTask, wish: Mapping[str, Any]) -> int:
 
 
 class GeneratedImages(NamedTuple):
-    """Pictures as files, their width and height, and the tokens of what was read and made."""
+    """Image files with their width and height; ``text`` tokens read, and ``pixels`` generated."""
 
     files: list[bytes]
     size: tuple[int, int]
@@ -153,7 +153,7 @@ class GeneratedImages(NamedTuple):
 async def collect_images(
     run: ClientRequest, output: ImageOutput, format: PictureFormat, quality: int
 ) -> GeneratedImages:
-    """The pictures of ``output`` when all of them are made."""
+    """Wait for all images of ``output``, and encode them."""
     made = await asyncio.gather(*(_await_image(run, image) for image in output.images))
     files = await asyncio.gather(*(encode_image(each, format, quality) for each in made))
     text = await output.tokens if output.tokens is not None else 0
@@ -170,5 +170,5 @@ async def _await_image(run: ClientRequest, result: Any) -> NDArray[np.uint8]:
 async def encode_image(
     pixels: NDArray[np.uint8], format: PictureFormat, quality: int, size: tuple[int, int] | None = None
 ) -> bytes:
-    """A picture as a file, made in a thread."""
+    """Encode an image as a file, in a thread."""
     return await asyncio.to_thread(encoding_image.encode_image, pixels, format, quality, size)

@@ -1,8 +1,8 @@
-"""Kinds of chats: requests for which a composite task has the same graph, but for the literals in it.
+"""Kinds of chats: requests with the same graph of a composite task, except for its literals.
 
-A kind is all that an ``invoke`` may look at: modalities, voice, whether it speaks, and estimates of work. What it may
-not look at are holes of a skeleton (``omnibus.task.skeleton``), which is recorded and verified once and filled for each
-request: messages, parameters and media.
+A kind is everything that ``invoke`` may read: modalities, voice, audio output, and estimates of work. Everything else,
+which is messages, parameters and media, is a hole of a skeleton (``omnibus.task.skeleton``). The skeleton is recorded
+and verified once, and filled for each request.
 """
 
 import logging
@@ -22,12 +22,12 @@ from services.gateway.routing.assignment import Assignment
 
 log = logging.getLogger(__name__)
 
-#: Kinds that are remembered per plan.
+#: Maximum number of kinds per plan.
 MAX_KINDS = 256
 
 
 class ChatKind(NamedTuple):
-    """The graph of all chats of one kind, assigned by ``plan``."""
+    """Graph of all chats of one kind, assigned by ``plan``."""
 
     plan: Plan | None
     skeleton: Skeleton
@@ -35,18 +35,18 @@ class ChatKind(NamedTuple):
 
     @property
     def segment(self) -> Segment:
-        """The graph with holes: who runs it is known already."""
+        """Graph with holes; its executors are already known."""
         return self.skeleton.segment
 
     def fill(self, wanted: ChatInput) -> tuple[Segment, Assignment]:
-        """Return the graph of ``wanted``, whose inputs are in their places, and its assignment."""
+        """Return the graph of ``wanted``, whose inputs are placed, and its assignment."""
         segment = self.skeleton.fill(_literals(wanted))
         kind = self.assignment
         return segment, Assignment(kind.model, kind.kind, kind.parts, segment.nodes)
 
 
 class RequestGraph(NamedTuple):
-    """The graph of one request; its assignment where that is known; and what makes an answer of the streams."""
+    """Graph of one request, and its assignment if known. ``bind`` builds the answer from its streams."""
 
     segment: Segment
     assignment: Assignment | None
@@ -54,20 +54,20 @@ class RequestGraph(NamedTuple):
 
 
 class ChatKinds:
-    """Remembers kinds while a plan is in force. One in ``verify_every`` requests is recorded in full nevertheless."""
+    """Cache of kinds for the current plan. One in ``verify_every`` requests is still recorded in full."""
 
     def __init__(self, runs: RequestFactory, verify_every: int) -> None:
         self._runs = runs
         self._every = max(1, verify_every)
         self._plan: Plan | None = None
         self._kinds: dict[object, ChatKind | None] = {}
-        self._excluded: set[str] = set()  # models whose task looks at more than the kind
+        self._excluded: set[str] = set()  # models whose task depends on more than the kind
         self._requests = count(1)
 
     def find_kind(self, model: str, task: CompositeTask, wanted: ChatInput) -> ChatKind | None:
-        """The kind of ``wanted``, whose ``task`` is that of ``model``. None for one that must be recorded by itself.
+        """Return the kind of ``wanted`` for ``task`` of ``model``; None if it must be recorded separately.
 
-        Raises as ``Router.assign`` does.
+        Raises as ``Router.assign``.
         """
         if self._plan is not self._runs.router.plan:
             self._plan = self._runs.router.plan
@@ -98,7 +98,7 @@ class ChatKinds:
             open_literals["speech"] = speech
         try:
             skeleton = record_skeleton(task.invoke, wanted.model_copy(update=open_literals), holes)
-        except OmnibusError as error:  # what is wrong with the request itself is said when it is recorded
+        except OmnibusError as error:  # an invalid request raises this again when it is recorded
             log.debug("%s has no graph by kind: %s", model, error)
             return None
         if skeleton is None:
@@ -107,15 +107,15 @@ class ChatKinds:
         return ChatKind(self._runs.router.plan, skeleton.with_nodes(assignment.nodes), assignment)
 
     def known_assignment(self, kind: ChatKind | None) -> Assignment | None:
-        """Return the assignment of ``kind``, unless another plan came into force since it was found."""
+        """Return the assignment of ``kind``; None after a change of plan."""
         return kind.assignment if kind is not None and kind.plan is self._runs.router.plan else None
 
     def build_graph(
         self, kind: ChatKind | None, run: ClientRequest, task: CompositeTask, wanted: ChatInput
     ) -> RequestGraph:
-        """The graph of ``wanted``, of this ``kind``, with inputs in their places.
+        """Build the graph of ``wanted``, of this ``kind``, whose inputs are placed.
 
-        Raises as ``record`` and ``Router.assign`` do.
+        Raises as ``record`` and ``Router.assign``.
         """
         if kind is not None and kind.plan is not self._runs.router.plan:
             kind = self.find_kind(run.model, task, wanted)
@@ -128,7 +128,7 @@ class ChatKinds:
         return RequestGraph(recorded, None, partial(replay, task.invoke, wanted, recorded))
 
     def _compare_graphs(self, kind: ChatKind, model: str, wanted: ChatInput, recorded: Segment) -> None:
-        """Compare a request's own graph with that of its kind. A task for which they differ has no kinds any more."""
+        """Compare the graph of a request with that of its kind; exclude the model if they differ."""
         filled, assignment = kind.fill(wanted)
         nodes = self._runs.router.assign(recorded.nodes, model).nodes
         about = (recorded.outputs, recorded.work, recorded.pins, recorded.choices)
@@ -136,7 +136,7 @@ class ChatKinds:
             self._excluded.add(model)
             log.error(
                 "requests of one kind to %s have different graphs: its `invoke` depends on time, randomness or "
-                "something outside of its request. From now on each of its requests is recorded by itself",
+                "other state than its request. From now on, each request is recorded separately",
                 model,
             )
 

@@ -1,4 +1,4 @@
-"""An answer's fields as streams that arrive: results of executors as they are, anything else pumped."""
+"""Fields of an answer as streams: results of executors directly, all other values through a task."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -14,20 +14,20 @@ from omnibus.tensors.item import Item
 from services.gateway.dispatch.streams import ItemStream
 
 _EXPECTED_PARTS = {"text": "text or `TextChunk`s", "audio": "float samples or `Audio`"}
-#: What the parts of an answer's streams are.
+#: Types of the parts of an answer's streams.
 PARTS: dict[str, Any] = {"text": TextChunk, "audio": Audio}
 
 
 def open_output_streams(output: ChatOutput) -> dict[str, ItemStream]:
-    """The answer's streams by name, for ``merge_streams``."""
+    """Return the answer's streams by name, for ``merge_streams``."""
     named = {"text": output.text, "audio": output.audio}
     return {name: as_item_stream(name, value) for name, value in named.items() if value is not None}
 
 
 def as_item_stream(name: str, value: Any) -> ItemStream:
-    """``value`` as a stream: a result, a stream of parts (text or samples), or one part.
+    """Return ``value`` as a stream: a result, a stream of parts (text or samples), or one part.
 
-    Raises ``StreamConsumed`` for a result that its task has read already.
+    Raises ``StreamConsumed`` for a result that its task has already read.
     """
     if isinstance(value, ItemStream):
         return value
@@ -39,7 +39,7 @@ def as_item_stream(name: str, value: Any) -> ItemStream:
 
 
 class IteratorStream(ItemStream):
-    """Reads an async iterator of a task's own making and passes on what it gives, as long as somebody reads."""
+    """Stream of parts that a task reads from a value until ``stop``."""
 
     def __init__(self, name: str, value: Any) -> None:
         super().__init__()
@@ -56,8 +56,8 @@ class IteratorStream(ItemStream):
             self.end()
         except OmnibusError as error:
             self.fail(error)
-        except Exception as error:  # noqa: BLE001 a model's own code: its failure is the answer's
-            self.fail(Fatal(f"the answer's {name} failed ({type(error).__name__}) while it was made"))
+        except Exception as error:  # noqa: BLE001 a model's own code: its failure fails the answer
+            self.fail(Fatal(f"the answer's {name} failed ({type(error).__name__}) while it was generated"))
 
 
 async def _iterate_parts(value: Any) -> AsyncIterator[Any]:
@@ -71,7 +71,7 @@ async def _iterate_parts(value: Any) -> AsyncIterator[Any]:
 
 
 def _to_item(name: str, part: Any) -> Item:
-    """A part of ``text`` (str or ``TextChunk``) or ``audio`` (samples or ``Audio``) as it travels."""
+    """Encode a part: str or ``TextChunk``, samples or ``Audio``."""
     if name == "text" and isinstance(part, str):
         return Item({"text": part})
     if name == "audio" and isinstance(part, np.ndarray):

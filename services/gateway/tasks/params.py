@@ -1,4 +1,4 @@
-"""Parameters of text generation, from a chat request."""
+"""Text generation parameters of a chat request."""
 
 from collections.abc import Mapping
 from operator import attrgetter
@@ -9,7 +9,7 @@ from services.gateway.openai.tools import JsonObjectFormat, JsonSchemaFormat, to
 from services.gateway.openai.vllm_params import GUIDED, template_places, vllm_params
 from services.gateway.routing.sampling_defaults import FALLBACK, NEUTRAL, NEUTRAL_TEMPERATURE, ModelSampling
 
-#: Parameters of vLLM that few requests have, read in one call.
+#: Rarely used parameters of vLLM, read in one call.
 _VLLM_FIELDS = (
     "structured_outputs", *GUIDED, "stop_token_ids", "min_tokens", "allowed_token_ids", "bad_words",
     "include_stop_str_in_output", "skip_special_tokens", "truncate_prompt_tokens", "add_generation_prompt",
@@ -17,17 +17,17 @@ _VLLM_FIELDS = (
 )  # fmt: skip
 _read_vllm_fields = attrgetter(*_VLLM_FIELDS)
 _NO_VLLM_FIELDS = (None,) * len(_VLLM_FIELDS)
-#: Sampling that every request has, and what it is where neither request nor model names it.
+#: Sampling fields of every request, and their values if neither the request nor the model sets them.
 _NEUTRAL = {"temperature": NEUTRAL_TEMPERATURE, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0}
-#: Sampling that a request has where it or the model names it.
+#: Sampling fields of a request only if the request or the model sets them.
 _RARE = ("min_p", "presence_penalty", "frequency_penalty")
 
 
 def sampling_params(request: ChatRequest, usual: ModelSampling = NEUTRAL) -> dict[str, Any]:
-    """The fields of ``omnibus.task.library.language.TextParams`` that ``request`` stands for.
+    """Return the fields of ``omnibus.task.library.language.TextParams`` for ``request``.
 
-    What it does not name is as ``usual``. Where executors may know more of their checkpoint than that, it is left to
-    them.
+    ``usual`` completes missing fields. If executors may have more defaults of their checkpoint, those fields are
+    omitted.
     """
     values = usual.values
     made: dict[str, Any] = {
@@ -49,7 +49,7 @@ def sampling_params(request: ChatRequest, usual: ModelSampling = NEUTRAL) -> dic
 
 
 def _rare_params(request: ChatRequest, values: Mapping[str, float]) -> dict[str, Any]:
-    """Fields that few models have: ``values`` for those that ``request`` does not name."""
+    """Return rarely used fields: the defaults in ``values`` that ``request`` does not set."""
     made = {name: values[name] for name in _RARE if name in values and getattr(request, name) is None}
     if "max_tokens" in values and request.token_limit is None and not request.ignore_eos:
         made["usual_tokens"] = values["max_tokens"]
@@ -57,7 +57,7 @@ def _rare_params(request: ChatRequest, values: Mapping[str, float]) -> dict[str,
 
 
 def is_plain(request: ChatRequest) -> bool:
-    """Return whether ``request`` says nothing but what nearly all do."""
+    """Return True if ``request`` has only common fields."""
     return (
         not request.tools
         and request.response_format is None
@@ -91,7 +91,7 @@ def _more_params(request: ChatRequest) -> dict[str, Any]:
 
 
 def structured_outputs(request: ChatRequest) -> dict[str, Any] | None:
-    """The shape of an answer's text, if it may not be any text."""
+    """Return the required format of the text; None for free text."""
     match request.response_format:
         case JsonObjectFormat():
             return {"json_object": True}

@@ -1,8 +1,8 @@
-"""Prompts whose last message is not complete yet, computed by themselves: the turn then begins behind what is the same.
+"""Early prefill of prompts whose last message is incomplete: the turn then starts after the common prefix.
 
-Language models that keep prompts of conversations compare them row by row (``services/llm/engine/kept_prompts.py``), so
-that nothing of the answer depends on this. It is sent where executors have spare room alone, counts as no demand, has
-no price, and nobody reads what comes of it.
+Language models that cache prompts of conversations compare them row by row (``services/llm/engine/kept_prompts.py``),
+so the answer does not depend on this. Such a request runs only on executors with spare capacity. It does not count as
+demand, has no price, and its outputs are not read.
 """
 
 import asyncio
@@ -21,20 +21,21 @@ from services.gateway.tasks.encode_ahead import MAX_SECONDS, wait_quiet
 
 
 class AheadPrefill:
-    """Computes prompts for models that ``chat`` answers for."""
+    """Computes prompts for the models of ``chat``."""
 
     def __init__(self, chat: Chat) -> None:
         self._chat = chat
 
     async def prefill(self, request: ChatRequest) -> None:
-        """Have the prompt of ``request`` computed on the path of its conversation, and wait until that is done.
+        """Compute the prompt of ``request`` on the path of its conversation.
 
-        Raises ``Overloaded`` where executors have others' work, and ``StageUnavailable`` where nobody keeps it.
+        Waits until it is done. Raises ``Overloaded`` if the executors have other work, and ``StageUnavailable`` if no
+        executor caches it.
         """
         self._check_kept(request.model)
         run = self._chat.open_request(request.model)
         run.early, run.is_demand = True, False
-        status = "cancelled"  # of what fails here nobody hears: no dead letter, for the answer is made nevertheless
+        status = "cancelled"  # a failure is not reported and makes no dead letter: the answer does not depend on it
         try:
             async with asyncio.timeout(MAX_SECONDS):
                 await self._send(run, request)
@@ -48,25 +49,25 @@ class AheadPrefill:
     async def _send(self, run: ClientRequest, request: ChatRequest) -> None:
         asked, task = await self._chat.prepare_request(run, request), self._chat.get_task(run.model)
         if not asked.cache_key or not isinstance(task, MLLM) or inspect.iscoroutinefunction(task.invoke):
-            raise StageUnavailable(f"{run.model} has no conversation whose prompt could be kept", stage="thinker")
+            raise StageUnavailable(f"{run.model} has no conversation whose prompt can be cached", stage="thinker")
         whole = record(task.invoke, asked.input, run.choice_point)
         asked.prefill_only()
         await self._chat.begin_answer(run, asked)
-        run.estimates = ()  # nothing is learned of answers from one that is not made
+        run.estimates = ()  # a request without an answer must not affect the estimates
         self._check_path(run, whole)
 
     def _check_kept(self, model: str) -> None:
-        """Raises ``StageUnavailable`` unless all executors that may compute the prompt keep it."""
+        """Raise ``StageUnavailable`` unless all executors that may compute the prompt cache it."""
         router = self._chat.runs.router
         base = router.base_model(model)
         plan = router.get_model(base)
         options = [name for name, spec in plan.options.items() if not PREFILL_COMPONENTS.isdisjoint(spec.components)]
         serving = [each for option in options for each in router.serving_executors(base, option)]
         if not serving or not all(PREFILL_ONLY in each.status.takes for each in serving):
-            raise StageUnavailable(f"no executor of {model} keeps prompts", stage="thinker")
+            raise StageUnavailable(f"no executor of {model} caches prompts", stage="thinker")
 
     def _check_path(self, run: ClientRequest, whole: Segment) -> None:
-        """Raises ``StageUnavailable`` where the answer, whose graph is ``whole``, takes another path than it."""
+        """Raise ``StageUnavailable`` if the answer with graph ``whole`` takes another path."""
         sent = run.segments[-1].invocation
         used = dict(zip([node.component for node in sent.nodes], sent.options, strict=True))
         for model, component, option in self._find_options(run, whole, sent.id):
@@ -74,7 +75,7 @@ class AheadPrefill:
                 raise StageUnavailable(f"answers of {run.model} take another path", stage=component)
 
     def _find_options(self, run: ClientRequest, whole: Segment, id: str) -> Iterator[tuple[str, str, str]]:
-        """Models, their components that compute the prompt of ``whole``, and the options of its conversation."""
+        """Yield model, component and option of each prompt component."""
         router = self._chat.runs.router
         for part in router.assign(whole.nodes, run.model).parts:
             if PREFILL_COMPONENTS.isdisjoint(part.components):

@@ -1,4 +1,4 @@
-"""A chat request as a composite task takes it."""
+"""A chat request as input of a composite task."""
 
 from collections.abc import Mapping
 from hashlib import sha256
@@ -20,17 +20,17 @@ from services.gateway.routing.sampling_defaults import NEUTRAL, ModelSampling
 from services.gateway.tasks.params import sampling_params
 from services.gateway.tenancy.tenant import current_tenant
 
-#: Bytes of messages above which they travel by handle.
+#: Bytes of messages above which they are sent by handle.
 MAX_INLINE_BYTES = 16 * 1024
-#: Tokens that a request counts for when it does not say how long its answer may be.
+#: Tokens of an answer without a limit, for estimates.
 DEFAULT_ANSWER_TOKENS = 256
-#: The largest seed, and the bits of a larger one that count.
+#: Mask of a seed, and the largest seed.
 MAX_SEED = 2**63 - 1
 _PROMPT_INDEX = QUANTITIES.index("prompt_tokens")
 _MEDIA_INDEX = {modality: QUANTITIES.index(f"{modality}_tokens") for modality in ("image", "video", "audio")}
-#: Bytes of messages that are about one token.
+#: Approximate bytes of messages per token.
 BYTES_PER_TOKEN = 4
-#: How a talker samples unless the request is greedy (Qwen2.5-Omni's own defaults).
+#: Sampling of a talker, unless the request is greedy (the defaults of Qwen2.5-Omni).
 SPEECH = {"temperature": 0.9, "top_k": 40, "top_p": 0.8, "repetition_penalty": 1.05}
 GREEDY_SPEECH = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
 
@@ -39,9 +39,9 @@ _NO_SPEECH_OPTIONS = (None,) * len(SPEECH)
 
 
 class PreparedChat:
-    """A chat request as it was understood: what a composite task gets, and the media not yet placed.
+    """Parsed chat request: the input of a composite task, and the media that are not placed yet.
 
-    With ``say`` that is the answer, and only its sound is to be made. ``usual`` completes its sampling.
+    With ``say``, that text is the answer, and the model makes only its audio. ``usual`` completes its sampling.
     """
 
     def __init__(
@@ -58,13 +58,13 @@ class PreparedChat:
         self.body = encode_input(messages)
         self.items = items
         speech = _speech_params(request, usual.values)
-        #: The conversation, as executors know it; empty for none.
+        #: Key of the conversation for executors; empty for none.
         self.cache_key = hash_cache_key(request.prompt_cache_key) if request.prompt_cache_key else ""
         params = sampling_params(request, usual) | ({"say": say} if say else {})
         if self.cache_key:
             params["cache_key"] = self.cache_key
         self.params = encode_input(params)
-        #: Parameters of each answer, where there are several.
+        #: Parameters of each answer, if there are several.
         self.choices = () if request.n is None or request.n == 1 else _choice_params(request, params)
         several: dict[str, Any] = {"choices": tuple(map(msgspec.Raw, self.choices))} if self.choices else {}
         self.input = (ChoicesInput if self.choices else ChatInput).model_construct(
@@ -76,12 +76,12 @@ class PreparedChat:
             voice=voice,
             speech=_encode_raw(speech) if speech is not None else None,
             tokens=tuple([openai_media.estimate_tokens(item.info, family) for item in items]),
-            # In powers of two: requests of one kind share a graph, and how much they wait for need be no finer.
+            # In powers of two: requests of one kind share a graph, and estimates need no finer steps.
             prompt=1 << max(5, (len(self.body) // BYTES_PER_TOKEN).bit_length()),
             answer=len(say) // 4 + 1 if say else request.token_limit or DEFAULT_ANSWER_TOKENS,
         )
 
-        #: Whether the answer has all the tokens that it may have.
+        #: True if the answer always has the maximum number of tokens.
         self.answers_whole = bool(say or request.ignore_eos)
         text = len(self.body) / BYTES_PER_TOKEN
         self.estimates: Estimates = ((_PROMPT_INDEX, text),)
@@ -91,7 +91,7 @@ class PreparedChat:
             self.estimates = ((_PROMPT_INDEX, text + sum(self.input.tokens)), *known)
 
     def use_adapter(self, name: str, loaded: AdapterRecord | None = None) -> None:
-        """Have the model's adapter ``name`` answer; one that was ``loaded`` while the system serves by its files."""
+        """Use the adapter ``name``; ``loaded`` is its record if it was loaded at runtime."""
         chosen: dict[str, Any] = {"adapter": name}
         if loaded is not None:
             chosen["adapter_source"] = {"path": loaded.path, "sha256": loaded.sha256}
@@ -103,30 +103,32 @@ class PreparedChat:
         self.input = self.input.model_copy(update={"params": msgspec.Raw(self.params), **several})
 
     def count_only(self) -> None:
-        """Have the tokens of the prompt counted, and no answer made."""
+        """Only count the tokens of the prompt."""
         self.params = encode_input({**msgspec.json.decode(self.params), "count_only": True})
         self.input = self.input.model_copy(update={"params": msgspec.Raw(self.params), "answer": 1})
 
     def prefill_only(self) -> None:
-        """Have the prompt computed and kept for its conversation, with what a talker will need if it is to be spoken;
-        no answer is made."""
+        """Only compute and cache the prompt for its conversation.
+
+        With audio output, this includes the inputs of the talker.
+        """
         self.params = encode_input({**msgspec.json.decode(self.params), "prefill_only": True})
         self.input = self.input.model_copy(update={"params": msgspec.Raw(self.params), "speech": None, "answer": 1})
 
     @property
     def needs_arena(self) -> bool:
-        """True if something has to be placed in the arena."""
+        """True if an input must be placed in the arena."""
         long = len(self.body) > MAX_INLINE_BYTES or len(self.params) > MAX_INLINE_BYTES
         return long or bool(self.items) or (bool(self.choices) and len(max(self.choices, key=len)) > MAX_INLINE_BYTES)
 
 
 def hash_cache_key(key: str) -> str:
-    """``key`` of the current tenant: what one has called something is nobody else's."""
+    """Hash ``key`` with the current tenant: tenants must not share keys."""
     return sha256(f"{current_tenant().name}\n{key}".encode()).hexdigest()[:24]
 
 
 def _choice_params(request: ChatRequest, params: dict[str, Any]) -> tuple[bytes, ...]:
-    """Parameters of each answer: from a request's own seed on, each has the next one."""
+    """Return the parameters of each answer; a seed of the request increases by 1 per answer."""
     if request.seed is None:
         return (encode_input(params),) * request.choice_count
     seeds = [(request.seed + place) & MAX_SEED for place in range(request.choice_count)]
@@ -134,7 +136,7 @@ def _choice_params(request: ChatRequest, params: dict[str, Any]) -> tuple[bytes,
 
 
 def _encode_raw(value: Any) -> msgspec.Raw:
-    """``value`` encoded once: recording, dispatch and the record all reuse the bytes."""
+    """Encode ``value`` once: recording, dispatch and the record reuse the bytes."""
     return msgspec.Raw(encode_input(value))
 
 
@@ -145,7 +147,7 @@ def _speech_params(request: ChatRequest, usual: Mapping[str, float]) -> dict[str
     how = GREEDY_SPEECH if request.temperature == 0 else SPEECH
     if usual and how is SPEECH:
         how = {name: usual.get(f"talker_{name}", value) for name, value in SPEECH.items()}
-    most = {"max_codes": audio.max_tokens} if audio.max_tokens else {}  # else what the talker is set to
+    most = {"max_codes": audio.max_tokens} if audio.max_tokens else {}  # else the default of the talker
     if _read_speech_options(audio) == _NO_SPEECH_OPTIONS:
         return {**how, **most}
     said = {name: value for name in how if (value := getattr(audio, name)) is not None}

@@ -1,4 +1,4 @@
-"""The composite tasks that serve a model of the plan: those that chat, make pictures, films, or vectors of texts."""
+"""Composite tasks of the models of the plan: chat, images, videos, and text embeddings."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -17,16 +17,16 @@ from services.gateway.routing.router import Router
 
 Task = TypeVar("Task", bound=UnitTask)
 
-#: Fields of the request of a task that makes pictures, and of one that makes them of another picture, or of several.
+#: Request fields of an image task, and the field for one reference image or for several.
 _IMAGE_FIELDS, IMAGE, IMAGES = frozenset({"prompt", "width", "height"}), "image", "images"
-#: What the request of a task that makes films has besides.
+#: Further request fields of a video task.
 _VIDEO_FIELDS = frozenset({"seconds", "fps", "seed"})
-#: Pictures that one may go by.
+#: Maximum number of reference images.
 MAX_IMAGES = 16
 
 
 class TaskCache:
-    """The tasks that ``make`` gives for models of the plan in force, each made once per epoch."""
+    """Cache of the tasks that ``make`` creates, per plan epoch."""
 
     def __init__(self, router: Router, make: Callable[[str, Plan], CompositeTask]) -> None:
         self._router = router
@@ -34,7 +34,7 @@ class TaskCache:
         self._tasks: dict[tuple[int, str], CompositeTask] = {}
 
     def get_task(self, name: str) -> CompositeTask:
-        """The task of model ``name``. Raises ``NotFound``, and what ``make`` raises."""
+        """Return the task of model ``name``. Raises ``NotFound``, and the errors of ``make``."""
         plan = self._router.plan
         key = (plan.epoch if plan else 0, name)
         if key not in self._tasks:
@@ -45,9 +45,9 @@ class TaskCache:
 
 
 def create_chat_task(name: str, plan: Plan) -> CompositeTask:
-    """The chat task of model ``name``: its family's own, or the library's that fits its components.
+    """Create the chat task of model ``name``: its family's own, or the library's for its components.
 
-    Raises ``BadRequest`` for a model that is no chat model, and for a plugin that cannot be loaded.
+    Raises ``BadRequest`` for a model without chat, and for a plugin that cannot be loaded.
     """
     model = plan.models[name]
     made = _family_task(name, model)
@@ -63,7 +63,7 @@ def create_chat_task(name: str, plan: Plan) -> CompositeTask:
     elif "thinker" in model.components:
         thinker = _bind_task(Think, name, "thinker", model, owners)
     else:
-        raise BadRequest(f"{name} is no chat model: it has {', '.join(model.components)}", param="model")
+        raise BadRequest(f"{name} is not a chat model: its components are {', '.join(model.components)}", param="model")
     encoders = {
         modality: _bind_task(Encode, name, component, model, owners) for modality, component in model.encoders.items()
     }
@@ -78,10 +78,10 @@ def create_chat_task(name: str, plan: Plan) -> CompositeTask:
 
 
 def create_image_task(name: str, plan: Plan) -> CompositeTask:
-    """The task of model ``name`` that makes pictures: its family's own, or the library's that fits its components.
+    """Create the image task of model ``name``: its family's own, or the library's for its components.
 
-    Its request has the fields of ``DrawInput``; one that has ``image`` or ``images`` as well takes pictures to go by.
-    Raises ``BadRequest`` for a model that makes none.
+    Its request has the fields of ``DrawInput``, and ``image`` or ``images`` if it accepts reference images. Raises
+    ``BadRequest`` for a model without image output.
     """
     model = plan.models[name]
     made = _family_task(name, model)
@@ -89,17 +89,16 @@ def create_image_task(name: str, plan: Plan) -> CompositeTask:
         return made
     fitting = [(kind, parts) for kind in PAINTERS if (parts := _match_components(kind, model)) is not None]
     if not fitting:
-        raise BadRequest(f"{name} makes no pictures: it has {', '.join(model.components)}", param="model")
+        raise BadRequest(f"{name} has no image output: its components are {', '.join(model.components)}", param="model")
     kind, parts = max(fitting, key=lambda each: len(each[1]))
     owners = plan.task_owners()
     return kind(**{field: _bind_task(task, name, part, model, owners) for field, (task, part) in parts.items()})
 
 
 def create_video_task(name: str, plan: Plan) -> CompositeTask:
-    """The task of model ``name`` that makes films: its family's own, whose request has the fields of ``VideoInput``,
-    or the library's.
+    """Create the video task of model ``name``: its family's own, or the library's for its components.
 
-    Raises ``BadRequest`` for a model that makes none.
+    Its request has the fields of ``VideoInput``. Raises ``BadRequest`` for a model without video output.
     """
     model = plan.models[name]
     made = _family_task(name, model)
@@ -107,7 +106,7 @@ def create_video_task(name: str, plan: Plan) -> CompositeTask:
         return made
     parts = _match_components(VideoGeneration, model)
     if parts is None:
-        raise BadRequest(f"{name} makes no videos: it has {', '.join(model.components)}", param="model")
+        raise BadRequest(f"{name} has no video output: its components are {', '.join(model.components)}", param="model")
     owners = plan.task_owners()
     bound: dict[str, Any] = {
         field: _bind_task(task, name, part, model, owners) for field, (task, part) in parts.items()
@@ -116,17 +115,17 @@ def create_video_task(name: str, plan: Plan) -> CompositeTask:
 
 
 def create_embedding_task(name: str, plan: Plan) -> CompositeTask:
-    """The task of model ``name`` that makes vectors of texts. Raises ``BadRequest`` for a model that makes none."""
+    """Create the text embedding task of model ``name``. Raises ``BadRequest`` for a model without one."""
     model = plan.models[name]
     parts = _match_components(TextEmbedding, model)
     if parts is None:
-        raise BadRequest(f"{name} makes no embeddings: it has {', '.join(model.components)}", param="model")
+        raise BadRequest(f"{name} has no embeddings: its components are {', '.join(model.components)}", param="model")
     task, part = parts["embedder"]
     return TextEmbedding(embedder=_bind_task(task, name, part, model, plan.task_owners()))  # type: ignore[arg-type]
 
 
 def request_class(task: CompositeTask) -> Any:
-    """The type that ``task``'s ``invoke`` takes; ``ChatInput`` where its annotation does not say."""
+    """Return the input type of the task's ``invoke``; ``ChatInput`` without a usable annotation."""
     try:
         hints = get_type_hints(type(task).invoke)
         [_, taken, *_] = inspect.signature(type(task).invoke).parameters
@@ -137,7 +136,7 @@ def request_class(task: CompositeTask) -> Any:
 
 
 def build_request(model: str, task: CompositeTask, wish: Mapping[str, Any]) -> BaseModel:
-    """The request of ``task``, which is ``model``'s: the fields of ``wish``, and defaults for all others.
+    """Build the request of ``task`` from ``wish`` and defaults.
 
     Raises ``BadRequest`` whose ``param`` is a field of the task: see ``rename_params``.
     """
@@ -147,14 +146,14 @@ def build_request(model: str, task: CompositeTask, wish: Mapping[str, Any]) -> B
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         name = str(first["loc"][0]) if first["loc"] else ""
         if first["type"] == "extra_forbidden":
-            raise BadRequest(f"{model} does not support the parameter {name!r}: leave it out", param=name) from None
+            raise BadRequest(f"{model} does not support the parameter {name!r}: omit it", param=name) from None
         raise BadRequest(f"{name}: {first['msg']}", param=name) from None
     return made
 
 
 @contextmanager
 def rename_params(names: Mapping[str, str], media: str = "") -> Iterator[None]:
-    """Call by ``names``, those of clients, what an error inside complains of; files that are no good are ``media``."""
+    """Rename ``param`` of errors inside to the client's ``names``; invalid files become ``media``."""
     try:
         yield
     except BadMedia as error:
@@ -166,32 +165,32 @@ def rename_params(names: Mapping[str, str], media: str = "") -> Iterator[None]:
 
 
 def makes_images(task: CompositeTask) -> bool:
-    """Return whether ``task`` makes pictures."""
+    """Return True if ``task`` generates images."""
     return request_class(task).model_fields.keys() >= _IMAGE_FIELDS and not makes_videos(task)
 
 
 def makes_videos(task: CompositeTask) -> bool:
-    """Return whether ``task`` makes films."""
+    """Return True if ``task`` generates videos."""
     return request_class(task).model_fields.keys() >= _IMAGE_FIELDS | _VIDEO_FIELDS
 
 
 def max_reference_images(task: CompositeTask) -> int:
-    """Return the maximum number of reference pictures that a task which makes pictures takes."""
+    """Return the maximum number of reference images of an image task."""
     fields = request_class(task).model_fields
     return MAX_IMAGES if IMAGES in fields else int(IMAGE in fields)
 
 
 def _family_task(name: str, model: ModelPlan) -> CompositeTask | None:
-    """Return the task that the model's family itself names; None if it names none."""
+    """Return the task that the model's family names; None if it names none."""
     made = "" if model.family == catalog.PYTHON else catalog.find_family(model.family)["composite"]
     return plugins.import_object(made, f"composite of family {model.family}")(name, model) if made else None
 
 
 def _match_components(kind: type[CompositeTask], model: ModelPlan) -> dict[str, tuple[type[UnitTask], str]] | None:
-    """The unit task and the component of ``model`` for each field of ``kind``; None when one is missing.
+    """Return the unit task and component of ``model`` per field of ``kind``; None if one is missing.
 
-    A component fits by the kind of its unit task, and fits one field: the one that is called as it, else the only
-    one of its kind.
+    A component fits a field if it runs the field's unit task. The component with the name of the field has priority;
+    otherwise there must be exactly one that fits.
     """
     kinds = {} if model.family == catalog.PYTHON else catalog.find_family(model.family)["tasks"]
     tasks = {
@@ -210,12 +209,12 @@ def _match_components(kind: type[CompositeTask], model: ModelPlan) -> dict[str, 
 
 
 def _runs_task(part: str, task: type[UnitTask], model: ModelPlan, kinds: dict[str, str]) -> bool:
-    """Return whether the component ``part`` of ``model`` runs unit tasks of this class."""
+    """Return True if the component ``part`` of ``model`` runs such unit tasks."""
     return part in model.components and kinds.get(part) == task.kind
 
 
 def _unit_task_type(annotation: Any) -> type[UnitTask] | None:
-    """The unit task that a field takes, also where it may be left out."""
+    """Return the unit task of a field, also of an optional one."""
     kinds = [each for each in (annotation, *get_args(annotation)) if isinstance(each, type)]
     return next((each for each in kinds if issubclass(each, UnitTask)), None)
 
@@ -223,7 +222,7 @@ def _unit_task_type(annotation: Any) -> type[UnitTask] | None:
 def _bind_task(
     kind: type[Task], name: str, component: str, model: ModelPlan, owners: dict[str, tuple[tuple[str, str], ...]]
 ) -> Task:
-    """The unit task that runs ``component``: another model's where it is shared."""
+    """Return the unit task that runs ``component``: that of another model if it is shared."""
     own = kind(model=name, component=component)
     wanted = model.tasks.get(component, own.name)
     if own.name == wanted:

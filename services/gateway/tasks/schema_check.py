@@ -1,8 +1,7 @@
-"""Checks of schemas that requests bring, before anything is done for them.
+"""Validation of JSON schemas in requests, before any other work for them.
 
-A schema that can be used is known at once the next time. One that takes too long is refused, and the process that
-checks it is ended: no client holds up others for more than that. Tenants take turns, whatever one of them sends, and
-what one of them has waiting is bounded.
+Results are cached. If a check takes too long, the schema is rejected and the process of the check is killed. No client
+can block the others for longer than that. Tenants take turns, and the queue of each tenant is bounded.
 """
 
 import asyncio
@@ -27,14 +26,14 @@ from services.gateway.tenancy.tenant import current_tenant
 
 log = logging.getLogger(__name__)
 
-#: Seconds that the check of one schema may take, those until its process runs, and those in a queue behind others.
+#: Seconds for the check of one schema, for the start of the process, and in the queue.
 CHECK_SECONDS, START_SECONDS, QUEUE_SECONDS = 0.9, 20.0, 10.0
-#: Schemas whose checks are remembered, and those of one tenant that wait: more could not have their turn in time.
+#: Number of cached results, and of waiting checks per tenant: more would time out.
 MAX_REMEMBERED, MAX_WAITING = 1024, 16
 
 
 class SchemaCheck:
-    """Checks schemas in a process of its own, which is started with the first one."""
+    """Checks schemas in a separate process, started with the first one."""
 
     def __init__(self) -> None:
         self._process: asyncio.subprocess.Process | None = None
@@ -42,7 +41,7 @@ class SchemaCheck:
         self._errors: OrderedDict[bytes, str] = OrderedDict()
 
     async def check_request(self, request: ChatRequest) -> None:
-        """Raises ``BadRequest`` that names a schema of ``request`` which no answer can be held to."""
+        """Check the schemas of ``request``. Raises ``BadRequest`` that names an unusable one."""
         for param, schema in _named_schemas(request):
             await self.check_schema(schema, param)
         if request.has_vllm_shape:
@@ -59,11 +58,11 @@ class SchemaCheck:
         await self._check_answer_shape(shape, param)
 
     async def check_schema(self, schema: Mapping[str, Any], param: str) -> None:
-        """Raises ``BadRequest`` for a ``schema`` that cannot be used, and ``Overloaded`` where many are checked."""
+        """Check ``schema``. Raises ``BadRequest``, and ``Overloaded`` if too many are waiting."""
         await self._check_answer_shape({"json": schema}, param)
 
     async def _check_answer_shape(self, shape: Mapping[str, Any], param: str) -> None:
-        body = msgspec.json.encode(shape)  # in its own order of keys, which is that of the answer
+        body = msgspec.json.encode(shape)  # the answer has the same order of keys
         if len(body) > MAX_SCHEMA_BYTES:
             raise BadRequest(f"The schema has more than {MAX_SCHEMA_BYTES} bytes, the most accepted.", param=param)
         key = sha256(body).digest()
@@ -83,8 +82,8 @@ class SchemaCheck:
                 async with asyncio.timeout(QUEUE_SECONDS):
                     await stack.enter_async_context(self._turns.hold(current_tenant().name))
             except TimeoutError:
-                raise Overloaded("many schemas are checked just now: try again", retry_after=1.0) from None
-            if key in self._errors:  # another request brought the same one
+                raise Overloaded("too many schemas are waiting for their check: try again", retry_after=1.0) from None
+            if key in self._errors:  # another request had the same schema
                 return self._errors[key]
             process = await self._running()
             try:
@@ -93,7 +92,7 @@ class SchemaCheck:
             except TimeoutError:
                 await self.close()
                 return "it takes too long to compile: send a simpler one"
-            except BaseException:  # its answer would be taken for that to the next one
+            except BaseException:  # otherwise the next check would read the answer of this one
                 await self.close()
                 raise
 
@@ -120,14 +119,14 @@ class SchemaCheck:
             if process.returncode is None:
                 process.kill()
             await process.wait()
-            await asyncio.sleep(0)  # its pipes are closed behind it
+            await asyncio.sleep(0)  # lets its pipes close
 
 
 def _named_schemas(request: ChatRequest) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Schemas that the answer has to hold to, and their parameters."""
+    """Yield the parameters and schemas that constrain the answer."""
     if isinstance(request.response_format, JsonSchemaFormat):
         yield "response_format.json_schema.schema", request.response_format.json_schema.schema or {}
-    if request.calls_required or request.response_format is not None:  # beside which calls are part of a grammar
+    if request.calls_required or request.response_format is not None:  # then the grammar contains the calls
         for index, tool in enumerate(request.tools or ()):
             if tool.function.parameters:
                 yield f"tools[{index}].function.parameters", tool.function.parameters

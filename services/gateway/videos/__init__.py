@@ -1,6 +1,9 @@
-"""Videos, as jobs that outlive the requests that ask for them: any gateway tells of them, one at a time makes each.
+"""Videos as jobs that outlive their requests: any gateway reports them, one at a time makes each.
 
-``service`` is what the routes call; ``worker`` takes jobs from the store and holds them by a ``lease``; ``generate``
-makes one, by ``writer``; ``storage`` keeps what is made; ``job_payload`` is how a job is stored, and ``mirror``
-what a gateway remembers of all jobs, for a store that loses them.
+- ``service``: the operations of the routes.
+- ``worker``: takes jobs from the store and holds them with a ``lease``.
+- ``generate``: makes one video with a ``writer``.
+- ``storage``: stores finished videos.
+- ``job_payload``: the format of a job in the store.
+- ``mirror``: a copy of all jobs at each gateway, in case the store loses them.
 """

@@ -1,4 +1,4 @@
-"""Copies of videos that other gateways have made, for clients that fetch them here."""
+"""Copies of videos from other gateways, for downloads from this one."""
 
 import asyncio
 import os
@@ -12,14 +12,14 @@ from omnibus.errors import NotFound, ProtocolError, storage_error
 from omnibus.service import until_cancelled
 from services.gateway.media.peers import MediaPeers
 
-#: The kind by which gateways name videos to each other, and what their answers say besides: see ``expiry_time``.
+#: Kind of videos between gateways, and the key of their expiry in answers: see ``expiry_time``.
 VIDEO, UNTIL = "video", "until"
-#: How the names of files end that are not complete.
+#: Suffix of incomplete files.
 DRAFT = ".draft"
 
 
 class VideoCopies:
-    """Copies each file once, however many clients wait for it, and has no more than a part of it in memory.
+    """Copies each file once for all its clients, with bounded memory.
 
     ``make_room`` is called with the size of each file before it is copied.
     """
@@ -30,9 +30,10 @@ class VideoCopies:
         self._running: dict[str, asyncio.Task[None]] = {}
 
     async def fetch_file(self, path: Path) -> bool:
-        """Have a file at ``path`` that another gateway keeps under the same name; returns whether there is one.
+        """Copy a file to ``path`` from a gateway that has its name; False if none has.
 
-        Raises as ``MediaPeers.copy`` and ``make_room`` do, and ``StorageFull``. A client that leaves stops no copy.
+        Raises as ``MediaPeers.copy`` and ``make_room``, and ``StorageFull``. The copy continues if the client
+        disconnects.
         """
         task = self._running.get(path.name)
         if task is None:
@@ -45,7 +46,7 @@ class VideoCopies:
         return True
 
     async def expiry_time(self, name: str) -> float:
-        """Unix seconds until which another gateway keeps a file; 0 if none has it."""
+        """Return the Unix seconds until which another gateway keeps a file; 0 if none has it."""
         answer = await self._peers.find(VIDEO, name)
         return _expiry_time(answer) if answer is not None else 0.0
 
@@ -85,5 +86,5 @@ def _complete_draft(draft: Path, path: Path, until: float) -> None:
 def _expiry_time(answer: MediaAnswer) -> float:
     until = answer.about.get(UNTIL)
     if not isinstance(until, int | float):
-        raise ProtocolError(f"gateway {answer.gateway} does not say how long it keeps a video")
+        raise ProtocolError(f"gateway {answer.gateway} does not report how long it keeps a video")
     return float(until)

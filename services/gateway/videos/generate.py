@@ -1,4 +1,4 @@
-"""One video: its graph is sent on its way, and what comes of it becomes a file."""
+"""Generation of one video: submits its graph, and writes the results to a file."""
 
 from collections.abc import AsyncIterable
 from typing import Any
@@ -36,21 +36,21 @@ from services.gateway.videos.writer import VideoFileWriter
 
 APP = "videos"
 
-#: What clients call the fields of a task's request, where that differs.
+#: Client names of task fields, if they differ.
 _CLIENT_PARAM_NAMES = {
     "width": "size",
     "height": "size",
     "frames": "seconds",
     **dict.fromkeys(("image", "media"), REFERENCE),
 }
-#: Percent of a video that is done once its last step is; the rest are its frames.
+#: Progress in percent after the last step; the rest is for the frames.
 _DENOISED_PERCENT = 90
 
 
 class VideoGenerator:
-    """Makes videos with models of the plan, and has ``films`` keep them for ``seconds``.
+    """Generates videos with models of the plan; ``films`` stores them for ``seconds``.
 
-    Images that they begin with are in ``store``.
+    First images of videos are in ``store``.
     """
 
     def __init__(
@@ -65,34 +65,34 @@ class VideoGenerator:
 
     @property
     def is_ready(self) -> bool:
-        """True if it is known which models there are."""
+        """True if the models are known."""
         return self._runs.router.plan is not None
 
     def build_request(self, model: str, wish: dict[str, Any]) -> BaseModel:
-        """Return the request for the task of ``model``: the fields of ``wish``, and the task's defaults for all others.
+        """Build the request for the task of ``model`` from ``wish`` and defaults.
 
-        Raises ``NotFound``, and ``BadRequest`` for a model that makes no videos, or not such ones.
+        Raises ``NotFound``, and ``BadRequest`` for a model that cannot make such a video.
         """
         task = self._tasks.get_task(model)
         if isinstance(task, VideoGeneration):
             if wish.get("sound") and task.sound is None:
-                raise BadRequest(f"{model} makes no sound: leave it out", param="sound")
+                raise BadRequest(f"{model} has no audio output: omit `sound`", param="sound")
             wish = {"sound": task.sound is not None, **wish}
         with rename_params(_CLIENT_PARAM_NAMES):
             return build_request(model, task, wish)
 
     def require_first_frame(self, model: str) -> None:
-        """Raises ``BadRequest`` for a model whose videos cannot begin with an image, and ``NotFound``."""
+        """Check that the model accepts a first image. Raises ``BadRequest`` and ``NotFound``."""
         task = self._tasks.get_task(model)
         named = IMAGE in request_class(task).model_fields
         if not named or (isinstance(task, VideoGeneration) and task.frame_encoder is None):
             raise BadRequest(
-                f"{model} begins no video with an image: leave '{REFERENCE}' out, and describe it in 'prompt'",
+                f"{model} does not accept a first image: omit '{REFERENCE}', and describe it in 'prompt'",
                 param=REFERENCE,
             )
 
     def check_family_limits(self, model: str, request: Any) -> None:
-        """Raise ``BadRequest`` for a video that no model of ``model``'s family can make, and say what it can."""
+        """Check the limits of the model's family. Raises ``BadRequest`` with those limits."""
         limits = catalog.find_video_limits(self._runs.router.get_model(model).family)
         if limits is None:
             return
@@ -101,7 +101,7 @@ class VideoGenerator:
             limits.check_steps(request.steps)
 
     async def choose_path(self, model: str, request: BaseModel, pinned: str, prices: PriceOptions) -> str:
-        """The path that ``request`` to ``model`` has to take by its ``prices``; ``pinned`` where they ask for nothing.
+        """Return the path for ``request`` under its ``prices``; ``pinned`` if they do not restrict it.
 
         Raises as ``Quotes.open_check`` and ``PriceCheck.choose_path``.
         """
@@ -113,12 +113,12 @@ class VideoGenerator:
         return await check.choose_path(model, record(task.invoke, request, run.choice_point), pinned)
 
     def stop_invocations(self, job: JobRecord) -> None:
-        """Stop what is under way for ``job``: whoever began it may not be there any more to do so."""
+        """Stop invocations in progress for ``job``. Their gateway may have died."""
         for sent in job_payload.decode_trace(job):
             self._runs.dispatcher.stop_invocation(sent.id, sent.executors)
 
     async def make_video(self, job: JobRecord, lease: JobLease) -> None:
-        """Make the video of ``job``, held by ``lease``, under the key of its client. Raises ``OmnibusError``."""
+        """Make the video of ``job`` with its ``lease``, as its client's tenant. Raises ``OmnibusError``."""
         asked = job_payload.decode_job(job)
         tenant = self._deferred.find_tenant(asked.tenant, asked.weight, job.key)
         self._deferred.check_room(tenant)
@@ -136,7 +136,7 @@ class VideoGenerator:
         run.disable_queue_limit()
         run.deadline = job.until
         with rename_params(_CLIENT_PARAM_NAMES, REFERENCE if asked.image else ""):
-            async with run_to_end(run, Conflict("the video was removed, or another gateway goes on with it")):
+            async with run_to_end(run, Conflict("the video was removed, or another gateway continues it")):
                 request = build_request(asked.model, task, {**asked.wish, **await self._place_image(run, job, asked)})
                 with use(run):
                     output: VideoOutput = await run_task(task.invoke, request)
@@ -147,13 +147,13 @@ class VideoGenerator:
                     lease.is_suspect = any(each.died_with for each in run.segments)
 
     async def _place_image(self, run: ClientRequest, job: JobRecord, asked: VideoJobSpec) -> dict[str, Any]:
-        """The field of the image that the video begins with, in the arena. Raises ``NotFound`` for a lost one."""
+        """Place the first image, and return its field. Raises ``NotFound`` if the store has lost it."""
         about = asked.image
         if about is None:
             return {}
         data = await self._store.job_file(job_payload.KIND, job.id)
         if data is None:
-            raise NotFound("the store has lost the image that the video begins with: send it again", param=IMAGE)
+            raise NotFound("the store has lost the first image of the video: send it again", param=IMAGE)
         return {IMAGE: await run.place_input(data, (about["modality"], about["mime"], about["sha256"]))}
 
     async def _write_video(
@@ -173,7 +173,7 @@ class VideoGenerator:
 async def _write_streams(
     run: ClientRequest, output: VideoOutput, reel: VideoFileWriter, lease: JobLease, frames: float
 ) -> None:
-    """Frames and sound as they come; ``frames`` are about as many as there will be."""
+    """Write frames and audio as they arrive; ``frames`` is the approximate total."""
     streams: dict[str, AsyncIterable[Any]] = {
         name: stream for name in ("frames", "audio", "progress") if (stream := getattr(output, name, None)) is not None
     }
@@ -193,6 +193,6 @@ async def _write_streams(
 
 
 def _encode_trace(run: ClientRequest) -> bytes:
-    """Return the invocations of ``run`` that are not over, encoded, each with its executors."""
+    """Encode the invocations of ``run`` in progress with their executors."""
     sent = [each.invocation for each in run.segments if not each.over]
     return job_payload.encode([ActiveInvocation(one.id, tuple(dict.fromkeys(one.route))) for one in sent])

@@ -1,4 +1,4 @@
-"""Record of a requested video: everything that is needed to make it, at any gateway."""
+"""Record of a requested video: all inputs, so that any gateway can make it."""
 
 import re
 from typing import Any
@@ -11,19 +11,19 @@ from omnibus.graph import UNREADABLE
 from omnibus.store import JobRecord
 from services.gateway.openai.videos import Video, VideoFault
 
-#: The kind of these jobs in the store.
+#: Kind of these jobs in the store.
 KIND = "video"
-#: Raised whenever an older build could not make what a newer one wrote down; videos that begin with an image have their
-#: own, so that builds before them leave those to others.
+#: Incremented when older builds cannot make the videos of newer ones. Videos with a first image have a separate
+#: version, so that older builds leave them to others.
 _VERSION, _IMAGE_VERSION = 1, 2
-#: What an id looks like: nothing else may become a key, or a path.
+#: Pattern of ids: nothing else may become a key or a path.
 _ID = re.compile(r"video_[0-9a-f]{48}")
 
 
 class VideoJobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A video to be made by ``model``, along ``path`` if the client said one. ``wish`` is its task's whole request.
+    """Video for ``model``, along ``path`` if the client named one. ``wish`` is the complete request of its task.
 
-    ``tenant`` asked for it, whose ``weight`` it waits with; empty where nobody is asked for keys.
+    ``tenant`` requested it, and it waits with the ``weight`` of that tenant. Empty if the gateway has no API keys.
     """
 
     model: str
@@ -35,20 +35,20 @@ class VideoJobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def image(self) -> dict[str, Any] | None:
-        """The image that it begins with: its modality, type, SHA-256 and number of bytes."""
+        """First image: its modality, type, SHA-256 and number of bytes."""
         found: dict[str, Any] | None = self.wish.get("image")
         return found
 
 
 def build_job_spec(model: str, wish: dict[str, Any], path: str, tenant: str, weight: float) -> VideoJobSpec:
-    """The record of a video; ``wish`` has no image where it is None."""
+    """Build the record of a video; an image of None is omitted from ``wish``."""
     wish = {name: value for name, value in wish.items() if name != "image" or value is not None}
     version = _IMAGE_VERSION if "image" in wish else _VERSION
     return VideoJobSpec(model=model, wish=wish, path=path, tenant=tenant, weight=weight, v=version)
 
 
 class ActiveInvocation(Struct, frozen=True):
-    """An invocation that is under way for a job, and who works on it."""
+    """Invocation in progress for a job, with its executors."""
 
     id: str
     executors: tuple[str, ...]
@@ -61,7 +61,7 @@ encode = msgspec.json.Encoder().encode
 
 
 def decode_job(job: JobRecord) -> VideoJobSpec:
-    """Raises ``ProtocolError`` for what another build wrote down."""
+    """Decode a job. Raises ``ProtocolError`` for the format of another build."""
     try:
         work = _work(job.request)
     except UNREADABLE as error:
@@ -72,7 +72,7 @@ def decode_job(job: JobRecord) -> VideoJobSpec:
 
 
 def decode_trace(job: JobRecord) -> list[ActiveInvocation]:
-    """Return the invocations that are under way for a job, as far as this build can read them."""
+    """Decode the invocations in progress for a job; empty if another build wrote them."""
     try:
         return _sent(job.trace) if job.trace else []
     except UNREADABLE:
@@ -80,7 +80,7 @@ def decode_trace(job: JobRecord) -> list[ActiveInvocation]:
 
 
 def video_view(job: JobRecord) -> Video:
-    """A job as clients see it. Raises ``ProtocolError``."""
+    """Return a job as clients see it. Raises ``ProtocolError``."""
     work = decode_job(job)
     wish = work.wish
     return Video(
@@ -101,7 +101,7 @@ def video_view(job: JobRecord) -> Video:
 
 
 def check_video_id(id: str) -> str:
-    """``id``, if it may be that of a video. Raises ``NotFound``."""
+    """Return ``id`` if it can be a video's. Raises ``NotFound``."""
     if not _ID.fullmatch(id):
         raise video_not_found()
     return id

@@ -1,4 +1,4 @@
-"""Holding a job: saying so again and again, and with it how far it is."""
+"""Lease of a job: renewed periodically, with its progress."""
 
 import asyncio
 import logging
@@ -12,13 +12,13 @@ from omnibus.store import JobRecord, Store
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two words of progress, at least.
+#: Minimum seconds between two reports of progress.
 _REPORT_INTERVAL_SECONDS = 1.0
-_RETRY_PAUSE_SECONDS = 0.1  # between two attempts to confirm a lease while the store is away
+_RETRY_PAUSE_SECONDS = 0.1  # between two attempts to confirm a lease while the store is unavailable
 
 
 class JobLease:
-    """A job that ``owner`` has held since ``since`` (of the loop's clock) for ``seconds`` at a time."""
+    """Lease of a job for ``owner``: since ``since`` (loop time), for ``seconds`` per renewal."""
 
     def __init__(self, store: Store, kind: str, job: JobRecord, owner: str, seconds: float, since: float) -> None:
         self.owner = owner
@@ -32,34 +32,34 @@ class JobLease:
         self._trace: Callable[[], bytes] = bytes
         self._progress = 0
         self._told: tuple[int, bytes] | None = (0, b"")
-        self.is_suspect = False  # an executor died with what is under way
+        self.is_suspect = False  # an executor died during an invocation for it
 
     @property
     def has_trace(self) -> bool:
-        """True if anything was under way for the job."""
+        """True if there were invocations for the job."""
         return self._trace is not bytes
 
     def set_trace(self, trace: Callable[[], bytes]) -> None:
-        """From now on ``trace`` says what is under way for the job, for who may have to clear it away."""
+        """Set the function that encodes invocations in progress. Another gateway may have to stop them."""
         self._trace = trace
         self._news.set()
 
     def report_progress(self, percent: int) -> None:
-        """Record the progress in percent. It never decreases: a lower value than before changes nothing."""
+        """Record the progress in percent. It never decreases."""
         self._progress = max(self._progress, percent)
 
     def mark_lost(self) -> None:
-        """Somebody says that the job is held by another one, or gone."""
+        """Mark the lease as lost: the job was removed, or another worker has it."""
         self._lost = True
         self._news.set()
 
     def renew(self) -> None:
-        """Tell the store at once that the job is held: it may have lost it."""
+        """Renew the lease in the store now: the store may have lost it."""
         self._told = None
         self._news.set()
 
     async def confirm(self) -> None:
-        """Check with the store that the job is still held here. Raises ``Retryable`` when it is not."""
+        """Check with the store that the job is still held here. Raises ``Retryable`` if not."""
         try:
             async with asyncio.timeout_at(self._said + self._seconds):
                 while not self._lost:
@@ -68,14 +68,14 @@ class JobLease:
                         return
                     if held is False:
                         break
-                    # The store may have lost the job: what is not known to be held is not completed.
+                    # The store may have lost the job. It is not completed before its lease is certain.
                     await asyncio.sleep(_RETRY_PAUSE_SECONDS)
         except TimeoutError:
             pass
-        raise Retryable(f"{self._job[1]} is not held here any more")
+        raise Retryable(f"{self._job[1]} is no longer held here")
 
     async def hold_until_lost(self) -> None:
-        """Hold the job; returns when it is lost, and before another one can have it."""
+        """Hold the job; return when the lease is lost, and before another worker can have it."""
         tick = min(_REPORT_INTERVAL_SECONDS, self._seconds / 3)
         while True:
             await self._wait_for_change(tick)
@@ -89,11 +89,11 @@ class JobLease:
                     if await self._renew_in_store(now) is False:
                         return
             except TimeoutError:
-                log.warning("%s %s: the store is silent, so another worker may go on with it", *self._job)
+                log.warning("%s %s: the store does not answer, so another worker may continue it", *self._job)
                 return
 
     async def _renew_in_store(self, now: float) -> bool | None:
-        """Return whether the job is held; None when the store does not answer: try again."""
+        """Return True if the job is held; None if the store does not answer."""
         progress, trace = self._progress, self._trace()
         try:
             held = await self._store.hold_job(*self._job, self.owner, self._seconds, progress, trace)
@@ -107,12 +107,12 @@ class JobLease:
         return held
 
     async def _restore_in_store(self, progress: int, trace: bytes) -> bool:
-        """Hold a job again that the store has lost, unless it was removed or somebody else has it."""
+        """Restore a lost job, unless it was removed or has another owner."""
         record = msgspec.structs.replace(self._record, progress=progress, trace=trace)
         return await self._store.restore_job(self._job[0], record, self._seconds, self.owner)
 
     async def _wait_for_change(self, seconds: float) -> None:
-        """Wait for so long, or until what begins or is lost."""
+        """Wait for ``seconds``, or until the trace or the lease changes."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._news.wait()

@@ -1,4 +1,4 @@
-"""A copy of the store's jobs at each gateway: what a store loses is written back, what was removed is not."""
+"""Copy of the store's jobs at each gateway: restores lost jobs, but not removed ones."""
 
 import logging
 import time
@@ -12,15 +12,15 @@ from services.gateway.videos.storage import VideoFiles
 
 log = logging.getLogger(__name__)
 
-#: Seconds that removals are remembered, for a store that forgot them.
+#: Seconds that removals are remembered, in case the store loses them.
 _REMOVED_TTL_SECONDS = 3600.0
 
 
 class JobMirror:
-    """Follows at most ``capacity`` jobs of ``store``; ``films`` says which of them have their file.
+    """Follows at most ``capacity`` jobs of ``store``; ``films`` shows which of them have a file.
 
-    A gateway that is held up may remember an older state than the store had: then the file of a video decides, so that
-    a video that is made stays completed.
+    A delayed gateway may remember an older state than the store had. The file of a video decides in that case, so that
+    a finished video stays completed.
     """
 
     def __init__(self, store: Store, films: VideoFiles, capacity: int, lease_seconds: float) -> None:
@@ -36,13 +36,13 @@ class JobMirror:
         return id in self._jobs
 
     def put(self, job: JobRecord) -> None:
-        """Remember a job, unless a later state of it is known."""
+        """Remember a job, unless a later state is known."""
         known = self._jobs.get(job.id)
         if known is None or (job.is_over, job.attempt) >= (known.is_over, known.attempt):
             self._jobs[job.id] = job
 
     def remove(self, id: str) -> None:
-        """Forget a job that was removed on purpose."""
+        """Forget a job that a client removed."""
         self._jobs.pop(id, None)
         self._removed[id] = time.time()
 
@@ -50,7 +50,7 @@ class JobMirror:
         return [job.id for job in self._jobs.values() if job.tenant == tenant]
 
     async def synchronise(self, held: Collection[str]) -> None:
-        """Read what changed, and write back what was lost; jobs that are ``held`` here write themselves back.
+        """Read changes, and restore lost jobs; the leases of jobs ``held`` here restore those.
 
         Raises ``StoreUnavailable``.
         """
@@ -60,7 +60,7 @@ class JobMirror:
         self._life = review.life
         for id in review.removed:
             self._jobs.pop(id, None)
-            await self._films.remove_files(id)  # at another gateway, which may keep its files elsewhere
+            await self._films.remove_files(id)  # the removal may be at a gateway with another directory
         await self._restore_lost([id for id in review.lost if id not in held])
         changed = [
             id for id, state in review.states.items() if self._job_state(id) != state and id not in self._removed
@@ -89,10 +89,10 @@ class JobMirror:
                 self._jobs[id] = job
                 restored += 1
         if restored:
-            log.warning("the store lost %d videos: they are written back", restored)
+            log.warning("the store lost %d videos: they were restored", restored)
 
     async def as_made(self, job: JobRecord) -> JobRecord | None:
-        """``job``, completed if its file is there; None for a completed one without a file: that was removed."""
+        """Mark a job as completed if its file exists; None for a removed one."""
         if job.status == "failed":
             return job
         expires = await self._films.expiry_time(job.id)
@@ -103,7 +103,7 @@ class JobMirror:
         return msgspec.structs.replace(job, status="completed", progress=100, ended=time.time(), expires=expires)
 
     def _trim_jobs(self, there: Collection[str]) -> None:
-        """Forget what has expired, and the oldest beyond the capacity."""
+        """Forget expired jobs, and the oldest ones over the capacity."""
         now = time.time()
         gone = [id for id, job in self._jobs.items() if id not in there and job.expires <= now]
         oldest = sorted(self._jobs, key=lambda id: self._jobs[id].created)[: max(0, len(self._jobs) - self._capacity)]

@@ -1,7 +1,7 @@
-"""Videos that are made, in a bucket: any gateway gives them out, whatever became of the one that made them.
+"""Finished videos in a bucket: any gateway serves them, even if their own gateway is gone.
 
-An object is ``results/videos/<id>.mp4``, with a picture of it beside. It is kept for ``settings.video_kept`` seconds
-from when it was written. While a video is made it is a draft on the disk of its gateway, and nobody sees a part of it.
+An object is ``results/videos/<id>.mp4``, with a thumbnail next to it. It is kept for ``settings.video_kept`` seconds
+after it was written. Until then, a video is a draft on the disk of its gateway, and clients never see a part of it.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ PREFIX = "results/videos"
 
 
 class VideoObjects:
-    """Keeps videos by their ids, the same for all gateways."""
+    """Stores videos by id, in a bucket for all gateways."""
 
     def __init__(self, settings: GatewaySettings, storage: ObjectStorage) -> None:
         self._storage = storage
@@ -38,20 +38,20 @@ class VideoObjects:
         self._own_drafts: Path | None = None  # without a media directory
 
     async def check_capacity(self, own: Collection[str] | None = None) -> None:
-        """Check that there is room for one more; ``own`` are the ids of its tenant's videos, if it has a share.
+        """Check that there is room for another video; ``own`` are the ids of its tenant's videos, if it has a share.
 
-        Raises ``Overloaded`` when there is no room for more, ``StoreUnavailable`` and ``Forbidden``.
+        Raises ``Overloaded`` without room, ``StoreUnavailable`` and ``Forbidden``.
         """
         sizes = {each.key.rpartition("/")[2]: each.nbytes for each in await self._storage.list(PREFIX)}
         if sum(sizes.values()) > self._limit:
-            raise Overloaded("the kept videos take all the room there is: delete some", retry_after=RETRY_AFTER_SECONDS)
+            raise Overloaded("stored videos use all available space: delete some", retry_after=RETRY_AFTER_SECONDS)
         if own is not None and sum(sizes.get(f"{id}.mp4", 0) for id in own) > self._tenant_limit:
             raise Overloaded(
-                "your videos take the room that one tenant may have: delete some", retry_after=RETRY_AFTER_SECONDS
+                "your videos use all the space of one tenant: delete some", retry_after=RETRY_AFTER_SECONDS
             )
 
     async def new_draft(self, id: str) -> Path:
-        """Return the path of a new draft file, for a video that is being made."""
+        """Return the path of a draft file for a new video."""
         try:
             directory = await asyncio.to_thread(self._open_drafts)
         except OSError as error:
@@ -59,22 +59,22 @@ class VideoObjects:
         return directory / f"{id}.{token_hex(4)}{DRAFT}"
 
     async def store_video(self, id: str, draft: Path, thumbnail: bytes, seconds: float) -> None:
-        """Make a draft the video of ``id``, unless another gateway has. Raises ``StoreUnavailable``, ``Forbidden``."""
+        """Store a draft as video ``id``, unless it exists. Raises ``StoreUnavailable`` and ``Forbidden``."""
         await self._remove_expired()
         if await self._storage.find(_key(id, "video")) is not None:
             return
         await self._storage.put(_key(id, "thumbnail"), thumbnail)
-        await self._storage.put_file(_key(id, "video"), draft)  # with the video it is complete
+        await self._storage.put_file(_key(id, "video"), draft)  # last: it makes the video complete
 
     async def find_file(self, id: str, variant: Variant) -> Content:
-        """The bytes of a video that is made. Raises ``NotFound``, ``StoreUnavailable`` and ``Forbidden``."""
+        """Return the content of a finished video. Raises ``NotFound``, ``StoreUnavailable`` and ``Forbidden``."""
         found = await self._storage.find(_key(id, variant))
         if found is None:
             raise video_not_found()
         return Content(found.nbytes, f'"{id}-{variant}"', partial(self._storage.get_range, found.key))
 
     async def expiry_time(self, id: str) -> float:
-        """Unix seconds until which the video of ``id`` is kept; 0 without one. Raises as ``find_file``."""
+        """Return the Unix seconds until which video ``id`` is kept; 0 without one. Raises as ``find_file``."""
         found = await self._storage.find(_key(id, "video"))
         return found.modified + self._seconds if found is not None else 0.0
 
@@ -89,7 +89,7 @@ class VideoObjects:
             self._own_drafts = None
 
     def _open_drafts(self) -> Path:
-        """The directory of drafts, without those that nobody goes on with."""
+        """Return the directory of drafts, and remove abandoned ones."""
         if self._drafts is None:
             self._own_drafts = self._own_drafts or Path(tempfile.mkdtemp(prefix="omnibus-videos-"))
             return self._own_drafts

@@ -1,4 +1,4 @@
-"""Operations on videos that clients can use at any gateway, and the work of this gateway on them."""
+"""Operations on videos at any gateway, and this gateway's work on them."""
 
 import asyncio
 import logging
@@ -36,16 +36,16 @@ from services.gateway.videos.worker import VideoWorker
 
 log = logging.getLogger(__name__)
 
-#: Bytes of an image that a video begins with: it is in the store until the video is over.
+#: Maximum bytes of a first image, which is in the store until the video is over.
 _MAX_IMAGE_BYTES = 8 << 20
-#: Seconds that such an image is kept beyond its video's deadline.
+#: Seconds that a first image is kept after its video's deadline.
 _IMAGE_GRACE_SECONDS = 60.0
-#: Seconds until a store that is away is looked at again.
+#: Seconds between two attempts while the store is unavailable.
 _RETRY_PAUSE_SECONDS = 0.5
 
 
 class Videos:
-    """Jobs are in the store, what they make in the media directory of the gateway that made it, or in a bucket."""
+    """Video jobs in the store, with files in a directory or bucket."""
 
     def __init__(
         self,
@@ -66,25 +66,25 @@ class Videos:
         self._tasks: list[asyncio.Task[None]] = []
 
     def startup(self) -> None:
-        """Work on jobs, and follow what becomes of them."""
+        """Start the worker, and follow the jobs in the store."""
         GATEWAY.videos.set_value(lambda: len(self._worker.running_jobs))
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._follow_jobs()), loop.create_task(self._worker.serve())]
 
     async def shutdown(self) -> None:
-        """Stop. What is being made here goes back, for another gateway to take up."""
+        """Stop, and release running jobs for other gateways."""
         for task in reversed(self._tasks):
             await until_cancelled(task)
         await self._films.close()
 
     async def locate(self, name: str) -> KeptFile | None:
-        """A file in the directory of this gateway, for other gateways; they read a bucket themselves."""
+        """Return a file of this gateway's directory for other gateways; they read a bucket themselves."""
         return await self._films.locate(name) if isinstance(self._films, VideoStorage) else None
 
     # Clients
 
     def require_first_frame(self, model: str) -> None:
-        """Raises ``BadRequest`` for a model whose videos cannot begin with an image, and ``NotFound``."""
+        """Check that the model accepts a first image. Raises ``BadRequest`` and ``NotFound``."""
         self._filming.require_first_frame(model)
 
     async def create(
@@ -94,9 +94,9 @@ class Videos:
         prices: PriceOptions = NO_PRICES,
         first: InspectedMedia | None = None,
     ) -> Video:
-        """Write down what is asked for, which keeps to ``prices``; it is made afterwards.
+        """Create a job for a video within its ``prices``; a worker makes it later.
 
-        ``first`` is the image that it begins with. Raises ``OmnibusError``, and ``QuoteReady``.
+        ``first`` is the first image. Raises ``OmnibusError``, and ``QuoteReady``.
         """
         wish = {"seed": secrets.randbits(62), **asked.task_fields(), **_image_field(first)}
         request = self._filming.build_request(asked.model, wish)
@@ -124,7 +124,7 @@ class Videos:
         return job_payload.video_view(job)
 
     async def _put_job(self, job: JobRecord, first: InspectedMedia | None) -> None:
-        """Write ``job`` down, and its first image before it. Raises ``Overloaded`` and ``LimitReached``."""
+        """Store the first image, then ``job``. Raises ``Overloaded`` and ``LimitReached``."""
         settings = self._settings
         if first is not None:
             seconds, account = job.until - job.created + _IMAGE_GRACE_SECONDS, tenant_account(settings, job.tenant)
@@ -137,20 +137,20 @@ class Videos:
             raise
 
     async def _drop_image(self, job: JobRecord) -> None:
-        with suppress(StoreUnavailable):  # it expires by itself
+        with suppress(StoreUnavailable):  # it expires
             await self._store.drop_job_file(KIND, job.id)
             await self._store.release(job.tenant, _image_member(job.id))
 
     async def show_video(self, id: str) -> Video:
-        """Raises ``NotFound``."""
+        """Return a video. Raises ``NotFound``."""
         return job_payload.video_view(await self._find_job(id))
 
     async def list_videos(self, query: ListQuery) -> VideoList:
-        """Videos in the order in which they were asked for. Raises ``NotFound`` for an unknown ``after``."""
+        """List videos in the order of their creation. Raises ``NotFound`` for an unknown ``after``."""
         after = (await self._find_job(query.after)).id if query.after else ""
         shown: list[Video] = []
         more = True
-        while more and len(shown) < query.limit:  # others' are passed over
+        while more and len(shown) < query.limit:  # videos of other tenants are skipped
             found = await self._store.jobs(KIND, query.limit - len(shown), after, query.order == "desc")
             if found is None:
                 raise job_payload.video_not_found()
@@ -161,7 +161,7 @@ class Videos:
         return VideoList(data=shown, has_more=more, first_id=first, last_id=last)
 
     async def remove_video(self, id: str) -> None:
-        """Forget a video. If it is being made, that stops. Raises ``NotFound``."""
+        """Remove a video, and stop its generation. Raises ``NotFound``."""
         job = await self._find_job(id)
         if not await self._store.drop_job(KIND, id):
             raise job_payload.video_not_found()
@@ -173,16 +173,16 @@ class Videos:
         await self._films.remove_files(id)
 
     async def find_content(self, id: str, variant: Variant) -> tuple[JobRecord, Path | Content]:
-        """A job that is completed, and its file. Raises ``NotFound``, ``BadRequest`` while it is none."""
+        """Return a completed job and its file. Raises ``NotFound``, and ``BadRequest`` before that."""
         job = await self._find_job(id)
         if job.status != "completed":
-            said = "it failed: its error says why" if job.status == "failed" else "ask for its status until it is"
-            raise BadRequest(f"the video is not completed; {said}", param="video_id")
+            said = "it failed, see its error" if job.status == "failed" else "poll its status until it is"
+            raise BadRequest(f"the video is not completed: {said}", param="video_id")
         return job, await self._films.find_file(id, variant)
 
     async def _find_job(self, id: str) -> JobRecord:
         job = await self._store.job(KIND, job_payload.check_video_id(id))
-        if job is None and id in self._mirror:  # the store has lost it, or somebody removed it just now
+        if job is None and id in self._mirror:  # the store has lost it, or it has just been removed
             await self._synchronise_jobs()
             job = await self._store.job(KIND, id)
         asking = current_tenant()
@@ -191,7 +191,7 @@ class Videos:
         return job
 
     def _check_limits(self, request: Any) -> None:
-        """Raises ``TooLarge`` for what is more than one video may be here."""
+        """Raise ``TooLarge`` for a video over the limits of this gateway."""
         limits = self._settings
         frames = int(getattr(request, "frames", request.seconds * request.fps))
         pixels = request.width * request.height
@@ -202,9 +202,9 @@ class Videos:
             ("size", pixels * frames, limits.video_pixels, "pixels in all its frames"),
         ):
             if value > most:
-                raise TooLarge(f"a video may have {most:.16g} {unit}, not {value:.16g}", param=name)
+                raise TooLarge(f"a video may have at most {most:.16g} {unit}, not {value:.16g}", param=name)
 
-    # What becomes of jobs
+    # Changes of jobs
 
     async def _follow_jobs(self) -> None:
         async for _ in self._store.job_changes(KIND):
@@ -221,14 +221,14 @@ class Videos:
         return True
 
     async def _synchronise_jobs(self) -> None:
-        """Have leases look after what is not held here any more; write back what the store has lost."""
+        """Renew leases that the store may have lost, and restore lost jobs."""
         running = self._worker.running_jobs
         for id in running.keys() - await self._store.held_jobs(KIND, running):
             self._worker.renew_lease(id)
         await self._mirror.synchronise(running)
 
     async def _on_job_ended(self, job: JobRecord, ours: bool) -> None:
-        """A job ended here. If it was not ``ours`` any more and nobody knows it, neither is its film."""
+        """Clean up after a job; if it is no longer ``ours`` and is gone, remove its video, too."""
         if ours and job_payload.decode_job(job).image is not None:
             await self._drop_image(job)
         if ours:
@@ -242,20 +242,20 @@ def _image_member(id: str) -> str:
 
 
 def _image_field(first: InspectedMedia | None) -> dict[str, Any]:
-    """``first`` as the field of a task's request. Raises ``TooLarge``."""
+    """Return the task field for a first image. Raises ``TooLarge``."""
     if first is None:
         return {}
     info = first.info
     if info.nbytes > _MAX_IMAGE_BYTES:
-        raise TooLarge(f"the image has {info.nbytes} bytes; a video begins with {_MAX_IMAGE_BYTES}", param=REFERENCE)
+        raise TooLarge(f"the image has {info.nbytes} bytes, at most {_MAX_IMAGE_BYTES} are allowed", param=REFERENCE)
     return {"image": {"modality": info.modality, "mime": info.mime, "sha256": info.sha256, "nbytes": info.nbytes}}
 
 
 def _visible_videos(jobs: Iterable[JobRecord]) -> Iterator[Video]:
-    """Yield the videos of those ``jobs`` that belong to the calling tenant, as clients see them."""
+    """Yield the videos among ``jobs`` that belong to the current tenant."""
     for job in jobs:
         try:
             if current_tenant().owns(job_payload.decode_job(job).tenant):
                 yield job_payload.video_view(job)
         except ProtocolError as error:
-            log.error("left out: %s", error)
+            log.error("a video is omitted from a list: %s", error)

@@ -1,4 +1,4 @@
-"""Videos that are made, each with a picture of it, below the media directory; others' are copied to it."""
+"""Finished videos in the media directory, with thumbnails, and copies from peers."""
 
 import asyncio
 import logging
@@ -23,46 +23,46 @@ from services.gateway.videos.job_payload import video_not_found
 
 log = logging.getLogger(__name__)
 
-#: Content types, and how the files' names end.
+#: Content types and file extensions.
 MIME: dict[Variant, str] = {"video": video.MIME, "thumbnail": "image/webp"}
 FILE_EXTENSIONS: dict[Variant, str] = {"video": ".mp4", "thumbnail": ".webp"}
-#: Names by which other gateways may read files. Nothing else becomes a path.
+#: Names by which other gateways can read files. Nothing else becomes a path.
 _NAME = re.compile(r"(video_[0-9a-f]{48})\.(mp4|webp)")
-#: Seconds that files outlive their jobs, and that a draft may lie untouched.
+#: Seconds that files outlive their jobs, and that drafts are kept after their last write.
 FILE_GRACE_SECONDS, DRAFT_TTL_SECONDS = 60.0, 3600.0
-#: Seconds until a client that was refused for want of room may try again.
+#: Seconds until a client may retry after a rejection for lack of space.
 RETRY_AFTER_SECONDS = 60.0
 
 
 class VideoFiles(Protocol):
-    """Place of videos: a directory (``VideoStorage``) or a bucket (``videos.objects.VideoObjects``)."""
+    """Storage of videos: a directory (``VideoStorage``) or a bucket (``videos.objects.VideoObjects``)."""
 
     async def check_capacity(self, own: Collection[str] | None = None) -> None:
-        """Check that there is room for one more. Raises ``OmnibusError``."""
+        """Check that there is room for another video. Raises ``OmnibusError``."""
 
     async def new_draft(self, id: str) -> Path:
-        """Return the path of a new draft file, for a video that is being made."""
+        """Return the path of a draft file for a new video."""
 
     async def store_video(self, id: str, draft: Path, thumbnail: bytes, seconds: float) -> None:
-        """Make a draft the video of ``id``, for ``seconds``. Raises ``OmnibusError``."""
+        """Store a draft as video ``id``, for ``seconds``. Raises ``OmnibusError``."""
 
     async def find_file(self, id: str, variant: Variant) -> Path | Content:
-        """A video that is made. Raises ``NotFound``."""
+        """Return a finished video. Raises ``NotFound``."""
 
     async def expiry_time(self, id: str) -> float:
-        """Unix seconds until which the video of ``id`` is kept; 0 without one. Raises ``StoreUnavailable``."""
+        """Return the Unix seconds until which video ``id`` is kept; 0 without one. Raises ``StoreUnavailable``."""
 
     async def remove_files(self, id: str) -> None:
         """Remove the files of ``id`` if there are any."""
 
     async def close(self) -> None:
-        """End what goes on."""
+        """Cancel copies in progress."""
 
 
 class VideoStorage:
-    """Keeps videos by their ids; without a media directory none. The time of a file is the end of its own.
+    """Stores videos by id, in a directory. The modification time of a file is its expiry.
 
-    With ``peers`` videos that other gateways have made are copied here when they are asked for.
+    Without a media directory, it stores none. With ``peers``, it copies videos of other gateways on request.
     """
 
     def __init__(self, settings: GatewaySettings, peers: MediaPeers | None = None) -> None:
@@ -73,21 +73,21 @@ class VideoStorage:
         self._tenant_limit = int(settings.video_bytes * settings.tenant_share)
 
     async def check_capacity(self, own: Collection[str] | None = None) -> None:
-        """Check that there is room for one more; ``own`` are the ids of its tenant's videos, if it has a share.
+        """Check that there is room for another video; ``own`` are the ids of its tenant's videos, if it has a share.
 
-        Raises ``Forbidden`` when no videos are kept, ``Overloaded`` when there is no room for more.
+        Raises ``Forbidden`` without a media directory, ``Overloaded`` without room.
         """
         if not self._on:
-            raise Forbidden("this gateway makes no videos: it has nowhere to keep them, set OMNIBUS_GATEWAY_MEDIA_DIR")
+            raise Forbidden("this gateway cannot store videos: set OMNIBUS_GATEWAY_MEDIA_DIR")
         if await asyncio.to_thread(self._used_bytes) > self._limit:
-            raise Overloaded("the kept videos take all the room there is: delete some", retry_after=RETRY_AFTER_SECONDS)
+            raise Overloaded("stored videos use all available space: delete some", retry_after=RETRY_AFTER_SECONDS)
         if own is not None and await asyncio.to_thread(self._video_bytes, own) > self._tenant_limit:
             raise Overloaded(
-                "your videos take the room that one tenant may have: delete some", retry_after=RETRY_AFTER_SECONDS
+                "your videos use all the space of one tenant: delete some", retry_after=RETRY_AFTER_SECONDS
             )
 
     async def new_draft(self, id: str) -> Path:
-        """Return the path of a new draft file, for a video that is being made."""
+        """Return the path of a draft file for a new video."""
         try:
             await asyncio.to_thread(self._root.mkdir, mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
@@ -95,14 +95,14 @@ class VideoStorage:
         return self._root / f"{id}.{token_hex(4)}{DRAFT}"
 
     async def store_video(self, id: str, draft: Path, thumbnail: bytes, seconds: float) -> None:
-        """Make a draft the video of ``id``, for ``seconds``."""
+        """Store a draft as video ``id``, for ``seconds``."""
         try:
             await asyncio.to_thread(self._store_files, id, draft, thumbnail, time.time() + seconds + FILE_GRACE_SECONDS)
         except OSError as error:
             raise storage_error("the media directory", error) from error
 
     async def find_file(self, id: str, variant: Variant) -> Path:
-        """The file of a video that is made. Raises ``NotFound``, and as ``VideoCopies.fetch_file`` does."""
+        """Return the file of a finished video. Raises ``NotFound``, and as ``VideoCopies.fetch_file``."""
         path = self._file_path(id, variant)
         if not self._on:
             raise video_not_found()
@@ -112,7 +112,7 @@ class VideoStorage:
         return path
 
     async def locate(self, name: str) -> KeptFile | None:
-        """A file in this directory, for other gateways."""
+        """Return a file of this directory for other gateways."""
         if not self._on or not _NAME.fullmatch(name):
             return None
         path = self._root / name
@@ -126,7 +126,7 @@ class VideoStorage:
             await self._copies.close()
 
     async def expiry_time(self, id: str) -> float:
-        """Unix seconds until which the video of ``id`` is kept, here or by another gateway; 0 without one."""
+        """Return the Unix seconds until which any gateway keeps video ``id``; 0 without one."""
         if not self._on:
             return 0.0
         path = self._file_path(id, "video")
@@ -147,7 +147,7 @@ class VideoStorage:
     def _store_files(self, id: str, draft: Path, thumbnail: bytes, until: float) -> None:
         self._remove_expired()
         picture = draft.with_suffix(f".picture{DRAFT}")
-        made: dict[Variant, Path] = {"thumbnail": picture, "video": draft}  # with the video it is complete
+        made: dict[Variant, Path] = {"thumbnail": picture, "video": draft}  # video last: it makes the video complete
         try:
             with open(os.open(picture, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as file:
                 file.write(thumbnail)
@@ -162,22 +162,22 @@ class VideoStorage:
     async def _peer_expiry(self, name: str) -> float:
         try:
             return await self._copies.expiry_time(name) if self._copies is not None else 0.0
-        except OmnibusError as error:  # it counts as not made, as if its gateway were gone
-            log.warning("other gateways do not say whether they have %s: %s", name, error)
+        except OmnibusError as error:  # then the video counts as not made, as if its gateway were gone
+            log.warning("other gateways do not report whether they have %s: %s", name, error)
             return 0.0
 
     def _make_room(self, nbytes: int) -> None:
-        """Raises ``StorageFull`` when there is no room for so many bytes beside what is kept."""
+        """Remove expired files. Raises ``StorageFull`` if there is still no room for ``nbytes``."""
         self._remove_expired()
         if self._used_bytes() + nbytes > self._limit:
-            raise StorageFull(f"another gateway keeps this video, and here is no room for a copy of {nbytes} bytes")
+            raise StorageFull(f"there is no room for a copy of {nbytes} bytes of this video, which another gateway has")
 
     def _remove_files(self, id: str) -> None:
         for variant in FILE_EXTENSIONS:
             self._file_path(id, variant).unlink(missing_ok=True)
 
     def _remove_expired(self) -> None:
-        """Remove what has expired, and drafts that nobody goes on with."""
+        """Remove expired files and abandoned drafts."""
         now = time.time()
         for path, status in self._list_files():
             if status.st_mtime < (now - DRAFT_TTL_SECONDS if path.suffix == DRAFT else now):
@@ -195,5 +195,5 @@ class VideoStorage:
 
     def _list_files(self) -> Iterator[tuple[Path, os.stat_result]]:
         for path in self._root.glob("video_*"):
-            with suppress(FileNotFoundError):  # another gateway has renamed or removed it meanwhile
+            with suppress(FileNotFoundError):  # another gateway has renamed or removed it
                 yield path, path.stat()

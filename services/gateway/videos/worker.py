@@ -1,4 +1,4 @@
-"""Works on videos, whichever gateway was asked for them: a few at a time, each held by a lease."""
+"""Makes videos of all gateways: a few at a time, each under a lease."""
 
 import asyncio
 import logging
@@ -31,20 +31,20 @@ from services.gateway.videos.storage import VideoFiles
 
 log = logging.getLogger(__name__)
 
-#: Attempts of a job that may end with the gateway or an executor, before it is held to be what ends them. What it
-#: lacked (space, executors, the bus, the store, the sidecar) is not its own doing, and is no such attempt.
+#: Attempts that may end with the death of the gateway or an executor, before the job counts as their cause. Missing
+#: resources (space, executors, the bus, the store, the sidecar) are not its fault, and do not count.
 MAX_ATTEMPTS = 3
-#: Seconds until a job is tried again that could not be done just now, and until the store is asked again.
+#: Seconds until a job is retried, and until the store is polled again.
 _RETRY_PAUSE_SECONDS, _POLL_SECONDS = 5.0, 0.5
-#: Seconds that a stopping gateway tries to give a job back while the store is away.
+#: Seconds that a stopping gateway tries to release a job while the store is unavailable.
 _GIVE_BACK_SECONDS = 5.0
 
-#: Told of each job that has ended here, and of one whose end came too late.
+#: Called with each job that has ended here, and whether its lease was still valid.
 Ended = Callable[[JobRecord, bool], Awaitable[None]]
 
 
 class VideoWorker:
-    """Takes jobs that are due and makes their videos by ``filming``."""
+    """Takes due jobs, and makes their videos with ``filming``."""
 
     def __init__(
         self, settings: GatewaySettings, store: Store, films: VideoFiles, filming: VideoGenerator, ended: Ended
@@ -61,25 +61,25 @@ class VideoWorker:
 
     @property
     def running_jobs(self) -> dict[str, str]:
-        """The jobs that are held here, and by which word."""
+        """Jobs that are held here, with the owner of their lease."""
         return {id: lease.owner for id, lease in self._running.items()}
 
     def wake(self) -> None:
-        """Some job may be due."""
+        """Look for due jobs now."""
         self._news.set()
 
     def lose_lease(self, id: str) -> None:
-        """``id`` is not held here any more: stop working on it."""
+        """Stop working on job ``id``, which is no longer held here."""
         if id in self._running:
             self._running[id].mark_lost()
 
     def renew_lease(self, id: str) -> None:
-        """The store says that ``id`` is not held here: it may have lost it, which the lease is to see to."""
+        """Renew the lease of job ``id``: the store may have lost it."""
         if id in self._running:
             self._running[id].renew()
 
     async def serve(self) -> None:
-        """Take jobs for ever. Those that are under way when this is cancelled go back, for others to take."""
+        """Take jobs forever. When this is cancelled, running jobs are released for others."""
         loop = asyncio.get_running_loop()
         try:
             while True:
@@ -116,12 +116,12 @@ class VideoWorker:
                     await self._news.wait()
 
     async def _take_due_job(self, owner: str) -> JobRecord | float:
-        """The job that is due, or the seconds until one may be."""
+        """Take a due job, or return the seconds until the next attempt."""
         try:
             return await self._store.take_job(KIND, owner, self._settings.video_lease)
-        except StoreUnavailable:  # who follows the news says so
+        except StoreUnavailable:  # the follower of the store logs this
             return _POLL_SECONDS
-        except Exception:  # what cannot be read is not taken: all others are
+        except Exception:  # a job that cannot be read must not block the others
             log.exception("a video that is due cannot be taken")
             return _RETRY_PAUSE_SECONDS
 
@@ -140,9 +140,9 @@ class VideoWorker:
                 await until_cancelled(making)
                 await self._settle_job(job, lease, revoked_error())
             else:
-                log.info("%s is not held here any more: it was removed, or another gateway goes on", job.id)
+                log.info("%s is no longer held here: it was removed, or another gateway continues it", job.id)
                 await until_cancelled(making)
-                await self._release_job(job, lease.owner)  # the store was away, or this process stood still
+                await self._release_job(job, lease.owner)  # if the store or this process was unresponsive
         except asyncio.CancelledError:
             await until_cancelled(making)
             with suppress(TimeoutError):
@@ -154,35 +154,36 @@ class VideoWorker:
                 await until_cancelled(task)
 
     async def _watch_key(self, job: JobRecord) -> None:
-        """Return when the key of ``job`` is revoked while it is being made; what is wrong before that is its end."""
+        """Return when the key of ``job`` is revoked; ``make_video`` raises other errors of it."""
         try:
             await self._filming.wait_revoked(job)
         except OmnibusError:
             await asyncio.Event().wait()
 
     async def _make_video(self, job: JobRecord, lease: JobLease) -> OmnibusError | None:
-        """Make the video; returns what went wrong."""
+        """Make the video; return its error, if any."""
         self._filming.stop_invocations(job)
         try:
             if await self._films.expiry_time(job.id):
-                return None  # whoever made it did not live to say so
+                return None  # its gateway died before it could record the end
             if job.failed_attempts >= MAX_ATTEMPTS:
                 raise StageFailed(
-                    f"it was begun {MAX_ATTEMPTS} times, and each time what worked on it ended: ask for less"
+                    f"it was begun {MAX_ATTEMPTS} times, and its gateway or an executor died each time: request a "
+                    "smaller video"
                 )
             if job.until <= time.time():
-                raise DeadlineExceeded("the video's deadline passed while it waited: ask again when less is going on")
+                raise DeadlineExceeded("the video's deadline passed while it waited: retry when fewer requests run")
             await self._filming.make_video(job, lease)
         except OmnibusError as error:
             return error
-        except Exception:  # a defect of ours: the client gets an error in the usual shape, the log the rest
+        except Exception:  # an internal error: the client gets a plain error, the log the details
             log.exception("%s failed", job.id)
             return Fatal("internal error: the gateway's log has more under this id")
         return None
 
     async def _settle_job(self, job: JobRecord, lease: JobLease, error: OmnibusError | None) -> None:
         later = isinstance(error, Retryable | ProtocolError) and job.until > time.time()
-        if error is not None and later:  # those of another build may read what this one cannot
+        if error is not None and later:  # another build may be able to read a job that this one cannot
             log.info("%s is tried again: %s", job.id, error)
             counts = lease.is_suspect or (lease.has_trace and isinstance(error, ProtocolError))
             await self._release_job(job, lease.owner, getattr(error, "retry_after", _RETRY_PAUSE_SECONDS), counts)
@@ -194,7 +195,7 @@ class VideoWorker:
                 ours = await self._write_end(over, lease.owner)
                 break
             except StoreUnavailable as away:
-                if time.time() > job.expires:  # nobody asks for it any more
+                if time.time() > job.expires:  # the job has expired
                     return
                 log.warning("%s has %s, which the store does not know yet: %s", job.id, over.status, away)
                 await asyncio.sleep(_POLL_SECONDS)
@@ -208,22 +209,22 @@ class VideoWorker:
         return msgspec.structs.replace(job, status="failed", outcome=encode(error.to_problem()), **changes)
 
     async def _write_end(self, over: JobRecord, owner: str) -> bool:
-        """Write the end of a job down; False when ``owner`` had lost it. Raises ``StoreUnavailable``."""
+        """Record the end of a job; False if ``owner`` had lost it. Raises ``StoreUnavailable``."""
         status: Literal["completed", "failed"] = "completed" if over.status == "completed" else "failed"
         kept = self._settings.video_kept
         if await self._store.end_job(KIND, over.id, owner, status, over.outcome, kept):
             return True
-        lost = await self._store.job(KIND, over.id) is None  # by the store, or it was removed, which is remembered
+        lost = await self._store.job(KIND, over.id) is None  # the store lost it, or has recorded its removal
         return lost and await self._store.restore_job(KIND, over, 0.0)
 
     async def _release_job(self, job: JobRecord, owner: str, seconds: float = 0.0, counts: bool = False) -> None:
-        """Give the job back, as soon as the store can be reached: until it has, the attempt counts against the job."""
+        """Release the job when the store is available; until then, the attempt counts."""
         while time.time() < job.expires:
             try:
                 await self._store.free_job(KIND, job.id, owner, seconds, counts)
                 return
             except StoreUnavailable as away:
-                log.warning("%s is given back once the store is there: %s", job.id, away)
+                log.warning("%s is released when the store is available: %s", job.id, away)
                 await asyncio.sleep(_POLL_SECONDS)
 
 

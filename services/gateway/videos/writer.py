@@ -1,4 +1,4 @@
-"""A film in the making, in a thread of its own: whoever feeds it goes on meanwhile."""
+"""Writer of a video file. A separate thread encodes it, so that the event loop can continue."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,12 +13,12 @@ from omnibus.encoding import image
 from omnibus.encoding.video import VideoWriter
 from omnibus.errors import StageFailed
 
-#: Of the picture in percent.
+#: Quality of the thumbnail in percent.
 _QUALITY_PERCENT = 85
 
 
 class VideoFileWriter:
-    """Writes a film to ``path``; see ``VideoWriter``. It is left with ``discard_unfinished``, whatever became of it."""
+    """Writes a video to ``path``, see ``VideoWriter``. Always call ``discard_unfinished`` at the end."""
 
     def __init__(self, path: Path, fps: float, sound: bool) -> None:
         self._about = (path, fps, sound)
@@ -35,11 +35,11 @@ class VideoFileWriter:
         await self._run_in_thread(self._write_audio, samples, rate)
 
     async def close(self) -> bytes:
-        """Make it a whole file; returns its first frame as a picture."""
+        """Complete the file; return its first frame as an image file."""
         return await self._run_in_thread(self._finish_file)
 
     async def discard_unfinished(self) -> None:
-        """Give up what is not whole."""
+        """Remove an incomplete file."""
         await self._run_in_thread(self._discard_unfinished)
         self._thread.shutdown(wait=False)
 
@@ -61,7 +61,7 @@ class VideoFileWriter:
 
     def _finish_file(self) -> bytes:
         if self._first is None:
-            raise StageFailed("the model made no frames: ask again")
+            raise StageFailed("the model made no frames: retry the request")
         self._open_encoder().close()
         self._film = None
         return image.encode_image(self._first, "webp", _QUALITY_PERCENT)
@@ -69,4 +69,4 @@ class VideoFileWriter:
     def _discard_unfinished(self) -> None:
         if self._film is not None:
             self._film.abort()
-        self._about[0].unlink(missing_ok=True)  # what is whole has another name by now
+        self._about[0].unlink(missing_ok=True)  # a complete file already has another name

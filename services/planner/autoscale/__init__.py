@@ -1,1 +1,1 @@
-"""Decisions to plan anew: the measured load against what runs."""
+"""Decisions to plan again: the measured load against the running plan."""

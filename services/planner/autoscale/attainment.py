@@ -1,10 +1,10 @@
-"""Attainment of latency goals: models that meet theirs too seldom are planned for more than comes.
+"""Attainment of latency goals: models that miss theirs are planned for a higher load.
 
-Pure: no I/O, and the clock is given.
+Pure: no I/O, and the clock is passed in.
 
-What a profile and a plan take for granted may not hold: requests come in bunches, or a machine is slow. So the share of
-requests that meet their goals is measured at gateways, and where fewer than 99 of 100 do, by more than chance, the load
-to plan for grows by a fourth, again and again; once goals have been met for long it shrinks as it grew.
+Assumptions of a profile and a plan may not hold: requests arrive in bursts, or a machine is slow. So gateways measure
+the share of requests that meet their goals. If it is below 99 of 100, by more than chance, the load to plan for grows
+by a fourth, repeatedly. Once goals have been met for long, it shrinks in the same steps.
 """
 
 import math
@@ -15,35 +15,41 @@ import msgspec
 
 from services.planner.optimize.load import Loads, ModelLoad
 
-#: The share of requests that are to meet their goals.
+#: The share of requests that must meet their goals.
 ATTAINED_SHARE = 0.99
-#: One step of the load to plan for, and the most that all steps together are.
+#: Factor of one step of the load to plan for, and the largest product of all steps.
 STEP_FACTOR, MAX_FACTOR = 1.25, 4.0
-#: Standard deviations by which more requests must miss their goals than may.
+#: Standard deviations by which misses must exceed the allowed number.
 _DEVIATIONS = 2.0
 
 
 class GoalCounts(NamedTuple):
-    """Requests of a window that met their goals, and that missed one, were refused, or failed."""
+    """Requests of a window that met their goals, and that did not.
+
+    The latter missed a goal, were rejected, or failed.
+    """
 
     met: int
     missed: int
 
     @property
     def attained(self) -> float:
-        """The share that met them."""
+        """Share of requests that met their goals."""
         return self.met / max(1, self.met + self.missed)
 
     @property
     def falls_short(self) -> bool:
-        """True if more have missed than chance makes of what may."""
+        """True if more requests missed their goals than chance explains."""
         allowed = (1 - ATTAINED_SHARE) * (self.met + self.missed)
         return self.missed > allowed + _DEVIATIONS * math.sqrt(allowed)
 
 
 class AttainmentControl:
-    """Factors on the load of ``models``. A step up is made once a ``window`` has shown that it is needed, one down
-    after ``patience`` seconds without need, which is twice as long after each step down that had to be taken back."""
+    """Factors on the load of ``models``.
+
+    A step up follows a ``window`` that shows the need for it, and a step down ``patience`` seconds without need. Each
+    step down that had to be reverted doubles the patience.
+    """
 
     def __init__(
         self, models: Iterable[str], window: float, patience: float, least: int, clock: Callable[[], float]
@@ -58,11 +64,11 @@ class AttainmentControl:
         self._lowered: set[str] = set()
 
     def note_plan_change(self) -> None:
-        """Another plan is in force, or on its way: what was measured is of the one before."""
+        """Discard measurements, which belong to the previous plan: another one is in force, or on its way."""
         self._since = self._clock()
 
     def update(self, counts: Mapping[str, GoalCounts]) -> None:
-        """Take the counts of the last window."""
+        """Process the counts of the last window."""
         now = self._clock()
         if now - self._since < self._window:
             return
@@ -86,11 +92,11 @@ class AttainmentControl:
             self._since = now
 
     def raised_loads(self) -> dict[str, float]:
-        """Factors above 1, by model."""
+        """Return the factors above 1, by model."""
         return {name: factor for name, factor in self._factors.items() if factor > 1}
 
     def raise_loads(self, loads: Loads) -> dict[str, ModelLoad]:
-        """``loads`` as they are to be planned for."""
+        """Return ``loads`` times the factors."""
         return {
             name: msgspec.structs.replace(load, rate=load.rate * self._factors.get(name, 1.0))
             for name, load in loads.items()

@@ -1,4 +1,4 @@
-"""Planned models follow their load: what gateways tell of it is measured, judged, and planned for."""
+"""Planned models follow their load: measured at gateways, judged, and planned for."""
 
 import asyncio
 import logging
@@ -56,14 +56,14 @@ if TYPE_CHECKING:  # see ``services.planner.optimize``
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two looks at least: what gateways say at about the same time is looked at together.
+#: Fewest seconds between two checks, which combine gateways' events of about the same time.
 MIN_LOOK_SECONDS = 0.2
 
 
 class Autoscaler:
-    """Watches the load of the models in ``planning`` that adapt, and what ``changes`` make of their plans.
+    """Watches the load of the adaptive models in ``planning``, and plans again.
 
-    What is to run instead is put into ``planning``; then ``want`` is told why.
+    A new target goes into ``planning``, and ``want`` is called with the reason. ``changes`` contains the current plan.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Autoscaler:
         clock: Callable[[], float] = time.monotonic,
         with_candidates: Callable[[Mapping[str, ModelPlan]], Mapping[str, ModelPlan]] = dict,
     ) -> None:
-        """``with_candidates`` returns models as plans have them, with what is tried and what was promoted."""
+        """``with_candidates`` adds canary candidates and promoted models to planned models."""
         self._with_candidates = with_candidates
         self._settings = settings
         self._changes = changes
@@ -93,14 +93,14 @@ class Autoscaler:
         self._attainment = build_attainment(None, settings, clock)
         self._trend = build_trend(None, settings, clock)
         self._wanted: PlanningResult | None = None
-        self._since = clock()  # when it was wanted, or came one step further
+        self._since = clock()  # when it became the target, or made its last step
         self._epoch = 0  # the last step
-        self._before: Loads = {}  # what was planned for
+        self._before: Loads = {}  # the load that was planned for
         self._load: Loads = {}
         self._window_pace, self._burst_pace = SolvePace(clock), SolvePace(clock)
 
     async def listen(self, bus: Bus) -> None:
-        """Hear of the load from now on."""
+        """Subscribe to load events."""
         self._bus, self._reconnects = bus, bus.reconnects
         await follow_events(bus, {subjects.LOAD: self._on_load}, partial(log.warning, "%s"))
 
@@ -110,16 +110,16 @@ class Autoscaler:
         self._heard.set()
 
     def restore_load(self, plan: Plan | None) -> None:
-        """Go on from ``plan``, which a planner before this one has made."""
+        """Continue with the load of ``plan``, from a previous planner."""
         self._load = self._load or recorded_load(plan)
 
     @property
     def last_load(self) -> Loads:
-        """Last load to plan for when models are declared anew; models of which nothing is known are left out."""
+        """Last load to plan for, for new declarations; without models whose load is unknown."""
         return {name: load for name, load in self._load.items() if name in self._planning.adaptive_models}
 
     async def run(self) -> None:
-        """Look whenever there is news, and once in a window if not; until cancelled."""
+        """Check on news, and at least once per window; until cancelled."""
         while True:
             try:
                 await self.check_load()
@@ -129,12 +129,12 @@ class Autoscaler:
             try:
                 async with asyncio.timeout(self._settings.window):
                     await self._heard.wait()
-            except TimeoutError:  # nobody asks for anything, which may need fewer executors
+            except TimeoutError:  # no requests at all may need fewer executors
                 pass
             self._heard.clear()
 
     async def check_load(self) -> None:
-        """Plan again if the load calls for it."""
+        """Plan again if the load requires it."""
         adapt, planner, plan = self._current_policy(), self._planner, self._changes.plan
         if planner is None or adapt is None or plan is None or self._has_missed_events(adapt):
             return
@@ -153,7 +153,7 @@ class Autoscaler:
     async def _follow_window(
         self, planner: "Planner", adapt: ScalingPolicy, plan: Plan, running: Mapping[str, ModelPlan]
     ) -> None:
-        """Plan again if the load of a whole window calls for it."""
+        """Plan again if the load of a whole window requires it."""
         self._attainment.update(self._windows.goal_counts())
         measured = self._windows.current_loads()
         forecasts = self._trend.forecasts(measured, planner.models_for_rate)
@@ -189,7 +189,10 @@ class Autoscaler:
             adapt.note_plan_change()
 
     def _without_chance(self, planner: "Planner", name: str, load: ModelLoad) -> ModelLoad:
-        """``load`` with the mix that is planned for where what differs may be chance; its rate is as it is."""
+        """Return ``load`` with the planned mix, if it differs by chance.
+
+        The rate does not change.
+        """
         if name in planner.models_for_rate or name not in planner.models:
             return load
         before = self._before or declared_load(planner, self._wanted, {name: load})
@@ -205,11 +208,14 @@ class Autoscaler:
     async def _meet_burst(
         self, planner: "Planner", adapt: ScalingPolicy, plan: Plan, running: Mapping[str, ModelPlan]
     ) -> bool:
-        """Want more executors at once where the last seconds brought more than what runs serves, or were refused."""
+        """Add executors at once if the last seconds brought a burst.
+
+        The rate exceeded the capacity, or requests were rejected.
+        """
         try:
             recent = self._bursts.expected_loads(lambda loads: planner.capacity(running, loads))
             capacity = planner.capacity(running, recent)
-        except OmnibusError:  # requests that nobody has measured are left to the longer window
+        except OmnibusError:  # the longer window handles types without measurements
             return False
         short = adapt.find_shortage(recent, capacity, self._bursts.refused_rates(), self._bursts.waiting_counts())
         if not short:
@@ -229,7 +235,7 @@ class Autoscaler:
             if not self._is_current(plan):
                 return False
         forecasts = {name: RateForecast(load.rate, relative_error(load.rate)) for name, load in short.items()}
-        # Nobody waits for alternatives to be looked for.
+        # Apply the plan before its alternatives are computed.
         chosen = with_forecasts(msgspec.structs.replace(chosen, why=None), forecasts)
         self._load = expected
         self._apply_plan(chosen, expected, f"burst: {describe_load_change(expected, self._before)}")
@@ -237,7 +243,7 @@ class Autoscaler:
         return True
 
     def _goes_back(self, adapt: ScalingPolicy, loads: Loads) -> bool:
-        """Want the plan before the last replan when that serves less than it did."""
+        """Apply the plan before the last replan if that replan serves less."""
         fallback = self._guard.find_fallback(loads, self._windows.served_rates())
         if fallback is None:
             return False
@@ -249,9 +255,10 @@ class Autoscaler:
     async def _confirm_replan(
         self, found: PlanCandidates, running: Mapping[str, ModelPlan], load: Loads
     ) -> PlanningResult | None:
-        """The best plan as simulated; None when its advantage is no larger than what it may err by.
+        """Return the best plan as simulated; None if its advantage is within the error.
 
-        Models that are planned for the fewest GPUs change to serve their rate, or to free GPUs: not judged here.
+        Models that are planned for the fewest GPUs change to serve their rate, or to free GPUs, and are not judged
+        here.
         """
         checker, planner = self._planning.checker, self._planner
         if checker is None or planner is None:
@@ -268,11 +275,11 @@ class Autoscaler:
         return estimate.best
 
     def _is_current(self, plan: Plan) -> bool:
-        """Return whether what was found beside ``plan`` was not found for something that is no longer so."""
+        """Return True if ``plan`` and the target are still the current ones."""
         return self._planning.planned is self._wanted and plan is self._changes.plan
 
     def _current_policy(self) -> ScalingPolicy | None:
-        """The one for what is planned now; None when nothing of it adapts."""
+        """Return the policy for the current target; None if no model adapts."""
         planning = self._planning
         if planning.planned is not self._wanted:
             self._wanted, self._since = planning.planned, self._clock()
@@ -284,7 +291,7 @@ class Autoscaler:
         return self._adapt
 
     def _has_missed_events(self, adapt: ScalingPolicy) -> bool:
-        """Return whether what gateways said may have been missed; what is heard from now on counts again."""
+        """Return True if events may have been missed; measurements then start again."""
         bus = self._bus
         if bus is not None and bus.connected and bus.reconnects == self._reconnects:
             return False
@@ -296,7 +303,7 @@ class Autoscaler:
         return True
 
     def _is_rolling_out(self, plan: Plan) -> bool:
-        """Return whether executors of what is wanted may still start; what has been put off is not waited for."""
+        """Return True if executors of the target may still start; postponed ones do not count."""
         wanted = self._with_candidates(self._wanted.models if self._wanted is not None else {})
         if all(plan.models.get(name) == model for name, model in wanted.items()):
             return False

@@ -1,4 +1,4 @@
-"""Other plans for a load: what runs, the same executors with the best path rates, and the best of all."""
+"""Candidates for a load: the running plan, its executors with new path rates, the best plan."""
 
 import math
 import time
@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # see ``services.planner.optimize``
     from services.planner.optimize.promise import PromiseChecker
 
 
-#: The part by which a plan for a burst may take more GPUs than the fewest, and one GPU at least, to be faster.
+#: Fraction of GPUs by which a faster plan for a burst may exceed the fewest; at least one GPU.
 FASTER_PLAN_GPU_FRACTION = 0.125
 
 
@@ -43,10 +43,10 @@ def solve_for_load(planner: "Planner", running: Mapping[str, ModelPlan], load: L
 def faster_plan(
     checker: "PromiseChecker | None", best: PlanningResult, running: Mapping[str, ModelPlan], load: Loads, coming: Loads
 ) -> PlanningResult:
-    """Return ``best`` for ``load``, or a plan of options that run already where requests are predicted to take less.
+    """Return ``best``, or a plan of running options with lower latency.
 
-    Executors of a new option are rarely what a burst needs: they win by a part of a GPU, and the requests that go there
-    take longer. ``coming`` is what comes now, by which the 99th percentile is simulated.
+    Both are for ``load``, and the latency is a prediction. A burst rarely needs executors of a new option: they win by
+    a part of a GPU, and their requests take longer. The 99th percentile is simulated for ``coming``, the current load.
     """
     if checker is None or not _has_new_option(running, best):
         return best
@@ -56,7 +56,7 @@ def faster_plan(
         return best
     try:
         return other if checker.predict_p99(other, coming) < checker.predict_p99(best, coming) else best
-    except BadRequest:  # what cannot be simulated is taken as it was solved
+    except BadRequest:  # without a simulation, the solved plan is used
         return best
 
 
@@ -71,12 +71,12 @@ def estimate_replan(
     best = checker.plan(load, running, within=within)
     try:
         return ReplanEstimate(best, *checker.estimate_gain(rerouted, best, load))
-    except BadRequest:  # what cannot be simulated is judged as it was solved
+    except BadRequest:  # without a simulation, the solved plan is judged
         return ReplanEstimate(best, math.inf, 0.0)
 
 
 def serves_more(name: str, found: PlanCandidates) -> bool:
-    """Return whether another plan, or other path rates, serve more of model ``name`` than what runs."""
+    """Return True if a candidate serves more of ``name`` than now."""
     now = found.now.capacity.get(name, 0.0) * (1 + EQUAL_CAPACITY_FRACTION)
     return max(found.best.capacity.get(name, 0.0), found.rerouted.capacity.get(name, 0.0)) > now
 
@@ -84,7 +84,10 @@ def serves_more(name: str, found: PlanCandidates) -> bool:
 def deployment_capacity(
     planner: "Planner", running: Mapping[str, ModelPlan], planned: PlanningResult, *, switches: bool = False
 ) -> DeploymentCapacity:
-    """``switches``: executors may take another role, which takes less than a start."""
+    """Return capacity, GPUs and starts of ``planned``, compared to ``running``.
+
+    With ``switches``, executors may take another role, which takes less time than a start.
+    """
     there, news = replica_counts(running), 0.0
     switched = Counter[ExecutorKind]()
     for (_, kind), count in role_switches(running, planned.models).items() if switches else ():
@@ -98,7 +101,7 @@ def deployment_capacity(
 
 
 def _gpu_count(models: Mapping[str, ModelPlan]) -> float:
-    """GPUs of all executors, those on CPUs counted as one each."""
+    """Return the GPUs of all executors; those on CPUs count as one each."""
     return sum(
         option.replicas * max(1, option.gpus)
         for model in models.values()

@@ -1,8 +1,8 @@
-"""Chance in a measured mix: requests of a window are a sample, whose shares differ from those of all requests.
+"""Chance in a measured mix: the shares in a sample differ from those of all requests.
 
-Of n requests the share of a type with share p is off by sqrt(p (1 - p) / n), one standard deviation. A mix is another
-one where a share differs by more than three of them, or by more than three requests: at few requests per second plans
-would follow chance again and again.
+Of n requests, the standard deviation of a type's share p is sqrt(p (1 - p) / n). A mix counts as changed if a share
+differs by more than three of these, or by more than three requests. Otherwise plans would repeatedly follow chance at
+few requests per second.
 """
 
 import math
@@ -17,7 +17,10 @@ _DEVIATIONS = 3.0
 
 
 def without_chance(load: ModelLoad, planned: ModelLoad, seconds: float) -> ModelLoad:
-    """``load`` of so many ``seconds``, with the shares of ``planned`` where its own differ by chance alone."""
+    """Return ``load``, with the shares of ``planned`` if only chance differs.
+
+    ``load`` was measured over ``seconds``.
+    """
     requests = load.rate * seconds
     before, now = _normalised(planned.shares), _normalised(load.shares)
     if not before or not now or requests <= 0:

@@ -1,4 +1,4 @@
-"""Controls of what is planned: when its load calls for another plan, which goals are met, and what is to come."""
+"""Controls of the autoscaler: policy for the load, attainment of goals, and forecasts."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ from services.planner.optimize.load import Loads
 if TYPE_CHECKING:  # see ``services.planner.optimize``
     from services.planner.optimize.planner import Planner
 
-#: Windows, or starts of an executor, for which goals must have been met until less is planned for.
+#: Number of windows, or starts of an executor, with goals met before the planned load shrinks.
 ATTAINMENT_PATIENCE_WINDOWS = 20.0
 
 
@@ -25,7 +25,10 @@ def scaling_rules(settings: PlannerSettings) -> ScalingRules:
 def build_policy(
     planner: "Planner | None", rules: ScalingRules, load: Loads, clock: Callable[[], float]
 ) -> ScalingPolicy | None:
-    """The policy for what ``planner`` plans; ``load`` is what it was planned for where it is not what was declared."""
+    """Return the policy for the models of ``planner``.
+
+    ``load`` is their planned load, if it differs from the declared one.
+    """
     goals = {
         name: ScalingGoal(
             model.planned.goal == GPUS, model.planned.headroom, load[name].rate if name in load else model.planned.rate
@@ -41,7 +44,10 @@ def build_policy(
 def build_attainment(
     planner: "Planner | None", settings: PlannerSettings, clock: Callable[[], float]
 ) -> AttainmentControl:
-    """The control of the models that executors can be added to: those that are planned for the fewest GPUs."""
+    """Return the control of the models that can get more executors.
+
+    These are the models that are planned for the fewest GPUs.
+    """
     models = [
         name
         for name, model in (planner.models if planner is not None else {}).items()
@@ -53,6 +59,9 @@ def build_attainment(
 
 
 def build_trend(planner: "Planner | None", settings: PlannerSettings, clock: Callable[[], float]) -> TrendForecast:
-    """Return the forecast for when executors that start now serve; a rate over a window is half a window old."""
+    """Return the forecast for when executors that start now are ready.
+
+    It includes half a window, because a rate over a window is half a window old.
+    """
     starts = max(planner.start_seconds.values(), default=0.0) if planner is not None else 0.0
     return TrendForecast(settings.window, settings.window / 2 + starts + ROLLOUT_SECONDS, clock)

@@ -1,4 +1,4 @@
-"""Explanations of plans that follow the load: what they were made for, what was expected, what else there was."""
+"""Explanations of plans that follow the load: planned load, forecast, alternatives."""
 
 import asyncio
 from collections.abc import Mapping
@@ -14,14 +14,14 @@ from services.planner.optimize.result import PlanningResult
 if TYPE_CHECKING:  # see ``services.planner.optimize``
     from services.planner.optimize.planner import Planner
 
-#: Where a plan that follows the load says which one, in ``Plan.explain``.
+#: Key in ``Plan.explain`` of the load that a plan follows.
 LOAD = "load"
-#: Where a plan that goes by a forecast says what was expected, and the part by which that may be off.
+#: Key in ``Plan.explain`` of the forecast that a plan follows, with its error as a fraction.
 FORECAST = "forecast"
 
 
 def recorded_load(plan: Plan | None) -> dict[str, ModelLoad]:
-    """The load that ``plan`` was made for, when it followed the load; a planner that starts goes on from there."""
+    """Return the load that ``plan`` follows, with which a new planner continues."""
     try:
         return msgspec.convert(plan.explain.get(LOAD, {}), dict[str, ModelLoad]) if plan is not None else {}
     except msgspec.ValidationError:  # another build's
@@ -29,7 +29,10 @@ def recorded_load(plan: Plan | None) -> dict[str, ModelLoad]:
 
 
 def declared_load(planner: "Planner", planned: PlanningResult | None, first: Loads) -> dict[str, ModelLoad]:
-    """Return the load that ``planned`` was made for, by its own explanation; request sizes are those of ``first``."""
+    """Return the load of ``planned`` by its explanation.
+
+    The request sizes are those of ``first``.
+    """
     told = planned.explain.get("planned", {}).get("models", {}) if planned is not None else {}
     return {
         name: ModelLoad(
@@ -42,13 +45,13 @@ def declared_load(planner: "Planner", planned: PlanningResult | None, first: Loa
 
 
 async def with_alternatives(planned: PlanningResult) -> PlanningResult:
-    """With alternatives, which are looked for once it is taken."""
+    """Add the alternatives, which are computed after the plan is in force."""
     if planned.why is None:
         return planned
     return msgspec.structs.replace(planned, explain=await asyncio.to_thread(planned.why), why=None)
 
 
 def with_forecasts(planned: PlanningResult, forecasts: Mapping[str, RateForecast]) -> PlanningResult:
-    """Return ``planned`` with what was expected of the models that a forecast was gone by for."""
+    """Add the forecasts that determined ``planned`` to its explanation."""
     told = {name: each._asdict() for name, each in forecasts.items()}
     return msgspec.structs.replace(planned, explain={**planned.explain, FORECAST: told}) if told else planned

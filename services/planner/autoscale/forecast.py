@@ -1,8 +1,9 @@
-"""Forecast of a burst: the load of the last seconds, and how far off it may be. Pure, and the clock is given.
+"""Forecast of a burst: the load of the last seconds, and its error.
 
-Five seconds tell a rate well, but of a burst that has just begun they have mostly what was before. The last event of
-each gateway has nothing but the burst, and few requests: n of them say a rate, or a mean size, to within 1 / sqrt(n) of
-it (one standard deviation, if they come at random). So it counts where it differs by more than twice that.
+Pure, and the clock is passed in. Five seconds measure a rate well, but just after the start of a burst they mostly
+cover the time before it. The last event of each gateway covers only the burst, with few requests. From n of them, a
+rate or a mean size has a relative error of 1 / sqrt(n): one standard deviation, for random arrivals. So this event
+counts if it differs by more than twice that.
 """
 
 import math
@@ -22,29 +23,32 @@ _DEVIATIONS = 2.0
 
 
 class BurstForecast:
-    """The load of the last seconds by all gateways."""
+    """The load of the last seconds over all gateways."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._recent = LoadWindows(BURST_SECONDS, clock)
 
     def add_event(self, event: LoadEvent) -> None:
-        """Take one gateway's word."""
+        """Add an event of one gateway."""
         self._recent.add_event(event)
 
     def clear(self) -> None:
-        """Begin again: events were missed."""
+        """Start again after missed events."""
         self._recent.clear()
 
     def refused_rates(self) -> dict[str, float]:
-        """Per model the requests that were refused, per second."""
+        """Return rejected requests per second, by model."""
         return self._recent.refused_rates()
 
     def waiting_counts(self) -> dict[str, int]:
-        """Per model the requests that wait at gateways now."""
+        """Return the requests that currently wait at gateways, by model."""
         return self._recent.waiting_counts()
 
     def expected_loads(self, capacity: Callable[[Loads], Mapping[str, float]]) -> dict[str, ModelLoad]:
-        """The load to expect by model; ``capacity`` is what runs serves of a load, in req/s by model."""
+        """Return the expected load by model.
+
+        ``capacity`` returns the req/s by model that the running plan serves of a load.
+        """
         recent, latest = self._recent.current_loads(), self._recent.latest_loads()
         if not latest:
             return recent
@@ -60,5 +64,5 @@ class BurstForecast:
 
 
 def relative_error(rate: float, seconds: float = BURST_SECONDS) -> float:
-    """The part of ``rate`` by which it may be off when it was counted for so many seconds; at most 1."""
+    """Return the error of a ``rate`` counted over ``seconds``, as a fraction; at most 1."""
     return min(1.0, 1 / math.sqrt(rate * seconds)) if rate > 0 else 1.0

@@ -1,4 +1,4 @@
-"""Growth that is left to planned models: gateways let requests wait for it, rather than refuse them."""
+"""Growth of planned models: gateways let requests wait for it, rather than reject them."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -11,14 +11,15 @@ from services.planner.declared.planned_spec import GPUS
 if TYPE_CHECKING:  # see ``services.planner.optimize``
     from services.planner.optimize.planner import Planner
 
-#: Seconds until the planner wants executors that are needed: those of load that it goes by, and of planning.
+#: Seconds until the planner requests executors: those of the measured load, and of planning.
 REACTION_SECONDS = 7.0
 
 
 def plan_growth(plan: Plan, planner: "Planner", gpus: Mapping[str, int]) -> dict[str, ModelGrowth]:
-    """Growth of the models of ``plan`` that follow their rate within ``gpus`` by type; those that cannot are left out.
+    """Return the growth of models in ``plan`` that follow their rate.
 
-    As if all other GPUs were the model's own, and served as much.
+    ``gpus`` are by type; models that cannot grow are absent. The growth assumes that all other GPUs belong to the
+    model, and serve as much.
     """
     found = {}
     for name, model in planner.models.items():

@@ -1,8 +1,10 @@
-"""The measured load: what all gateways say of their requests, over the last seconds. Pure, no I/O.
+"""The load of the last seconds, from all gateways' reports. Pure, no I/O.
 
-windows = LoadWindows()
-windows.heard(messages.decode_load(delivery.data))     # each event of ``subjects.LOAD``
-windows.loads()                                         # {"qwen": ModelLoad(rate=3.2, ...)}
+Usage:
+
+    windows = LoadWindows()
+    windows.add_event(messages.decode_load(delivery.data))  # each event of ``subjects.LOAD``
+    windows.current_loads()                                 # {"qwen": ModelLoad(rate=3.2, ...)}
 """
 
 import time
@@ -13,12 +15,12 @@ from omnibus.cluster.load_window import MIN_WINDOW_SECONDS, LoadWindow
 from services.planner.autoscale.attainment import GoalCounts
 from services.planner.optimize.load import ModelLoad
 
-#: Seconds after which a model that nobody asks for is forgotten, with its means.
+#: Seconds after which an idle model is removed, with its means.
 FORGET_AFTER_SECONDS = 3600.0
 
 
 class _TypeWindow:
-    """Sums over the window of one request type, and the last known means."""
+    """Sums over the window of one request type, and the latest means."""
 
     __slots__ = ("_ended", "_estimated", "_factors", "arrivals", "done", "means", "sums")
 
@@ -26,10 +28,10 @@ class _TypeWindow:
         self.arrivals = 0
         self.done = 0
         self.sums: dict[str, float] = {}
-        self.means: dict[str, float] = {}  # of those that ended
-        self._estimated: dict[str, float] = {}  # sums of estimates over those that came
-        self._ended: dict[str, float] = {}  # and over those that ended
-        self._factors: dict[str, float] = {}  # of what was counted to what was estimated
+        self.means: dict[str, float] = {}  # of requests that ended
+        self._estimated: dict[str, float] = {}  # sums of estimates over arrivals
+        self._ended: dict[str, float] = {}  # and over requests that ended
+        self._factors: dict[str, float] = {}  # counted over estimated
 
     def add(self, load: LoadCounts) -> None:
         self.arrivals += arrival_count(load)
@@ -63,12 +65,15 @@ class _TypeWindow:
                 self._factors[name] = self.sums[name] / estimated
 
     def arriving_means(self) -> dict[str, float]:
-        """Mean quantities of what comes now: as estimated on arrival, where gateways do, times what estimates were off
-        by; else those of what has ended, which says nothing of requests that are still on their way."""
+        """Return the mean quantities of arrivals.
+
+        If gateways estimate quantities on arrival, it is their estimate times its measured error. Otherwise it is the
+        mean over requests that ended, which excludes requests in progress.
+        """
         return self.mean_sizes(self.arrivals, self._estimated)
 
     def mean_sizes(self, arrivals: int, estimated: Mapping[str, float]) -> dict[str, float]:
-        """Mean quantities of so many ``arrivals``, whose quantities together were ``estimated``."""
+        """Return mean quantities of ``arrivals`` requests; ``estimated`` is the sum of their quantities."""
         found = dict(self.means)
         if arrivals > 0:
             for name, value in estimated.items():
@@ -81,13 +86,16 @@ class _ModelWindow:
     __slots__ = ("shares", "since", "types", "wanted")
 
     def __init__(self, since: float) -> None:
-        self.since = since  # first heard of
-        self.wanted = since  # last asked for
+        self.since = since  # time of the first event
+        self.wanted = since  # time of the last request
         self.types: dict[str, _TypeWindow] = {}
         self.shares: dict[str, float] = {}
 
     def update_shares(self) -> None:
-        """Take the shares of what came in the window, if anything did. Some are refused before their type is known."""
+        """Update the shares from the window's arrivals, if any.
+
+        Some requests are rejected before their type is known.
+        """
         came = {kind: each.arrivals for kind, each in self.types.items() if kind and each.arrivals > 0}
         total = sum(came.values())
         if total:
@@ -99,7 +107,7 @@ class _ModelWindow:
         return ModelLoad(rate, dict(self.shares), means)
 
     def sized_load(self, rate: float, counts: Mapping[str, LoadCounts]) -> ModelLoad:
-        """The load of requests that were counted by type, with sizes as they were estimated."""
+        """Return the load of requests counted by type, with estimated sizes."""
         came = {kind: count for kind, load in counts.items() if kind and (count := arrival_count(load)) > 0}
         total = sum(came.values())
         shares = {kind: count / total for kind, count in came.items()}
@@ -108,7 +116,7 @@ class _ModelWindow:
 
 
 class LoadWindows:
-    """Takes the load events of all gateways. ``seconds`` is the window's length, ``clock`` tells seconds."""
+    """Collects the load events of all gateways over a window of ``seconds``."""
 
     def __init__(self, seconds: float = 10.0, clock: Callable[[], float] = time.monotonic) -> None:
         self.seconds = seconds
@@ -117,7 +125,7 @@ class LoadWindows:
         self._models: dict[str, _ModelWindow] = {}
 
     def add_event(self, event: LoadEvent) -> None:
-        """Take one gateway's word."""
+        """Add an event of one gateway."""
         self._expire_events()
         begun = self._recent.add_event(event)
         for name, types in event.models.items():
@@ -130,20 +138,25 @@ class LoadWindows:
             model.update_shares()
 
     def clear(self) -> None:
-        """Begin again: events were missed, and the gap must not look like silence. Means and shares stay known."""
+        """Start again after missed events; the gap does not count as idle time.
+
+        Means and shares are kept.
+        """
         self._remove_events(self._recent.clear())
         now = self._clock()
         for model in self._models.values():
             model.since = now
 
     def observed_seconds(self, model: str) -> float:
-        """Seconds since ``model`` was first heard of; 0 for one that was not."""
+        """Return the seconds since the first event of ``model``; 0 if there was none."""
         found = self._models.get(model)
         return max(0.0, self._clock() - found.since) if found is not None else 0.0
 
     def current_loads(self) -> dict[str, ModelLoad]:
-        """Per model the load over the window: arrivals per second, those that were refused among them, and per type
-        its share and mean quantities. What did not come in the window keeps its last known shares and means.
+        """Return the load over the window, by model.
+
+        Rates are arrivals per second, including rejected ones. Each type has its share and mean quantities. Types
+        without arrivals in the window keep their last shares and means.
         """
         self._expire_events()
         rates = dict.fromkeys(self._models, 0.0)
@@ -153,7 +166,7 @@ class LoadWindows:
         return {name: model.measured_load(max(0.0, rates[name])) for name, model in self._models.items()}
 
     def latest_loads(self) -> dict[str, ModelLoad]:
-        """The same of the last event of each gateway alone, for models of which it tells requests that came."""
+        """Return the load of each gateway's last event, for models with arrivals."""
         self._expire_events()
         counts: dict[str, dict[str, LoadCounts]] = {}
         rates: dict[str, float] = {}
@@ -167,7 +180,7 @@ class LoadWindows:
         return {name: models[name].sized_load(rates[name], own) for name, own in counts.items() if rates[name] > 0}
 
     def served_rates(self) -> dict[str, float]:
-        """Per model the requests that ended well, per second over the window."""
+        """Return successful requests per second over the window, by model."""
         self._expire_events()
         rates = dict.fromkeys(self._models, 0.0)
         for event, per_second in self._recent.event_rates():
@@ -176,7 +189,7 @@ class LoadWindows:
         return rates
 
     def refused_rates(self) -> dict[str, float]:
-        """Per model the requests that were refused, per second over the window."""
+        """Return rejected requests per second over the window, by model."""
         self._expire_events()
         rates: dict[str, float] = {}
         for event, per_second in self._recent.event_rates():
@@ -187,7 +200,7 @@ class LoadWindows:
         return rates
 
     def waiting_counts(self) -> dict[str, int]:
-        """Per model the requests that wait for room at gateways now."""
+        """Return the requests that currently wait for capacity at gateways, by model."""
         self._expire_events()
         found: dict[str, int] = {}
         for event in self._recent.latest_events():
@@ -198,7 +211,10 @@ class LoadWindows:
         return found
 
     def goal_counts(self) -> dict[str, GoalCounts]:
-        """Per model with goals the requests of the window that met them, and that did not."""
+        """Return the window's requests that met their goals, and the others.
+
+        They are by model; only models with goals are included.
+        """
         self._expire_events()
         found: dict[str, GoalCounts] = {}
         for event, _ in self._recent.event_rates():
@@ -227,7 +243,7 @@ def _add_sums(sums: dict[str, float], values: Mapping[str, float], sign: int) ->
 
 
 def _add_counts(counts: dict[str, LoadCounts], kind: str, load: LoadCounts) -> None:
-    """Add what came by ``load`` of a type."""
+    """Add the arrivals of ``load`` to those of its type."""
     known = counts.get(kind, LoadCounts())
     estimated = dict(known.estimated)
     _add_sums(estimated, load.estimated, 1)
@@ -235,5 +251,5 @@ def _add_counts(counts: dict[str, LoadCounts], kind: str, load: LoadCounts) -> N
 
 
 def arrival_count(load: LoadCounts) -> int:
-    """Requests that came, whether there was room for them or not."""
+    """Return the number of arrivals, including rejected ones."""
     return load.came + load.refused

@@ -1,18 +1,19 @@
-"""Policy that decides when a measured load calls for another plan. Pure: no I/O, and the clock is given.
+"""Policy that decides when a measured load requires another plan. Pure: no I/O, clock passed in.
 
-    expected = adapt.expected(loads)     # what to plan for; None: too little is known
-    verdict = adapt.judge(scene)         # keep, other path rates alone, or the best plan
+    expected = adapt.expected_load(loads)  # what to plan for; None: too little is known
+    verdict = adapt.decide(scene)          # keep, other path rates alone, or the best plan
 
-Goal "throughput": the best plan serves more than ``margin`` more of what comes than the same replicas would with
-path rates of its own, and has done so for ``hold`` seconds, twice as long while the mix still changes. Goal "gpus":
-up at once when less than half of the headroom is left; down when fewer GPUs have been enough for long, counted in
-starts of an executor, for the highest rate of that time. What requests cost follows from their tokens: longer ones
-count as more. What came in the last seconds is acted on at once when it is more than what runs can serve, or
-when some of it was refused: a burst is over before a window has filled (``find_shortage``).
+Goal "throughput": the best plan must serve over ``margin`` more of the load than the same replicas with new path rates.
+It must have done so for ``hold`` seconds, twice as long while the mix still changes.
 
-Executors that start serve nobody, so a change must be worth them: what it gains, in GPUs, as long as the load
-lasts must be more than the GPU-seconds of the starts. A load is taken to last as long as the plan before it did,
-and one ``cooldown`` at least. Two changes are always one ``cooldown`` apart.
+Goal "gpus": scale up at once if less than half of the headroom is left. Scale down if fewer GPUs have been enough for
+long, counted in starts of an executor, for the highest rate of that time. Longer requests count as more, because costs
+follow from tokens. A burst is over before a window has filled (``find_shortage``). So the policy acts at once on the
+last seconds if they exceed the capacity, or if requests were rejected.
+
+Starting executors serve no requests, so a change must be worth its starts. Its gain in GPUs, times the duration of the
+load, must exceed the GPU-seconds of the starts. A load is assumed to last as long as the previous plan, and at least
+one ``cooldown``. Two changes are always one ``cooldown`` apart.
 """
 
 import math
@@ -27,29 +28,32 @@ import msgspec
 
 from services.planner.optimize.load import Loads, ModelLoad
 
-#: Two deployments that differ by less than this part serve the same: models and measurements are no finer.
+#: Two deployments that differ by less than this fraction count as equal, given the errors of models and measurements.
 EQUAL_CAPACITY_FRACTION = 0.02
-#: The part of its requests that may have become of another type within half a window while a mix counts as steady.
+#: Largest fraction of requests that changed their type within half a window for a mix to count as steady.
 STEADY_MIX_FRACTION = 0.05
-#: Fewer GPUs must have been enough for so many starts of an executor.
+#: Number of executor starts for which fewer GPUs must have been enough.
 SCALE_DOWN_START_COUNT = 5.0
-#: Seconds of load that a burst is told by, and between two steps that follow one.
+#: Seconds of load that detect a burst, and seconds between two steps of a burst.
 BURST_SECONDS = 5.0
-#: A burst exceeds what runs serves by this part; where requests are refused, so much more than comes, or than
-#: what runs was taken to serve, is planned for.
+#: A burst exceeds the capacity by this fraction. If requests are rejected, this factor on the load, or on the assumed
+#: capacity, is planned for.
 _BURST_MARGIN, _REFUSED_FACTOR = 0.05, 1.25
-#: Seconds for which a burst must have been seen, unless requests were refused.
+#: Seconds for which a burst must last, unless requests were rejected.
 CONFIRM_SECONDS = 0.9
-#: Seconds until a new executor serves, besides those that it loads: staging, its process, and the switch.
+#: Seconds until a new executor serves, in addition to loading: staging, its process, and the switch.
 ROLLOUT_SECONDS = 3.0
-#: Seconds in which requests that wait for room are to be served beside those that come.
+#: Seconds in which waiting requests must be served in addition to new ones.
 DRAIN_SECONDS = 15.0
-#: A gain is no more than this: what serves nothing now would gain without end.
+#: Limit of a gain: from a capacity of 0 it would be infinite.
 _MAX_GAIN = 100.0
 
 
 class ScalingRules(NamedTuple):
-    """``margin`` is a part of the capacity; fewer than ``least`` requests in a ``window`` say nothing. In seconds."""
+    """Rules of the policy, in seconds.
+
+    ``margin`` is a fraction of the capacity; fewer than ``least`` requests in a ``window`` are ignored.
+    """
 
     window: float = 15.0
     margin: float = 0.1
@@ -61,7 +65,7 @@ class ScalingRules(NamedTuple):
 class ScalingGoal(NamedTuple):
     """Planning goal of a model: the fewest ``gpus`` for its rate and ``headroom``, or most requests.
 
-    ``rate`` in req/s is what it was planned for before anything was measured.
+    ``rate`` in req/s is the planned rate before the first measurement.
     """
 
     gpus: bool = False
@@ -70,9 +74,10 @@ class ScalingGoal(NamedTuple):
 
 
 class DeploymentCapacity(NamedTuple):
-    """Capacity of a deployment for the requests that come, in req/s by model.
+    """Capacity of a deployment for the current requests.
 
-    ``gpus`` are those of its executors; ``starts`` the GPU-seconds until those serve that do not run yet.
+    ``capacity`` is in req/s by model. ``gpus`` are those of its executors. ``starts`` are the GPU-seconds until new
+    executors are ready.
     """
 
     capacity: Mapping[str, float]
@@ -81,7 +86,10 @@ class DeploymentCapacity(NamedTuple):
 
 
 class ScalingSnapshot(NamedTuple):
-    """The measured load, and for it what runs, the same replicas with the best path rates, and the best of all."""
+    """The measured load, and the candidates for it.
+
+    They are the running plan, its replicas with the best path rates, and the best plan.
+    """
 
     load: Loads
     now: DeploymentCapacity
@@ -98,9 +106,10 @@ class Verdict(Enum):
 
 
 class ScalingPolicy:
-    """Judges the load of models that are planned together, of which ``goals`` says what they are planned for.
+    """Judges the load of models that are planned together.
 
-    ``start`` is how many seconds an executor takes to be ready. ``clock`` tells seconds.
+    ``goals`` are the planning goals by model. ``start`` is the time in seconds until an executor is ready. ``clock``
+    returns seconds.
     """
 
     def __init__(
@@ -117,19 +126,25 @@ class ScalingPolicy:
         self._clock = clock
         self._began = clock()
         self._changed = -math.inf
-        self._true: dict[str, float] = {}  # what is true, since when
+        self._true: dict[str, float] = {}  # start times of the conditions that hold
         self._short_since: float | None = None
         self._mixes: deque[tuple[float, dict[str, dict[str, float]]]] = deque()
         self._highest = {name: _SlidingMaximum(self._patience, self._began, goal.rate) for name, goal in goals.items()}
 
     def note_plan_change(self) -> None:
-        """There is another plan, or one is on its way: what was held against the old one says nothing any more."""
+        """Note that another plan is in force, or on its way.
+
+        Measurements against the old plan are discarded.
+        """
         self._changed = self._clock()
         self._short_since = None
         self._true.clear()
 
     def reset_measurements(self) -> None:
-        """Start again after the loss of what was measured: nothing is known for one window. Rates may be as before."""
+        """Start again after the loss of measurements; the policy waits for one window.
+
+        The highest rates are kept.
+        """
         self._began = self._clock()
         self._highest = {
             name: _SlidingMaximum(self._patience, self._began, highest.value) for name, highest in self._highest.items()
@@ -137,7 +152,7 @@ class ScalingPolicy:
         self._true.clear()
 
     def expected_load(self, loads: Loads) -> dict[str, ModelLoad] | None:
-        """The load to plan for, by what was measured; None when that is too little to go by.
+        """Return the load to plan for; None if the measurements do not suffice.
 
         With goal "gpus" the rate is the highest of a long time.
         """
@@ -161,11 +176,11 @@ class ScalingPolicy:
         refused: Mapping[str, float],
         waiting: Mapping[str, int] = MappingProxyType({}),
     ) -> dict[str, ModelLoad]:
-        """The load of models with goal "gpus" whose last ``BURST_SECONDS`` call for more at once; empty: none.
+        """Return the load of models that are short of capacity.
 
-        ``capacity`` is what runs serves of ``recent``, ``refused`` what was refused of it, in req/s by model;
-        ``waiting`` counts requests that wait for room: they, and those that come while executors start, are to be
-        served as well.
+        It is empty if none is; only models with goal "gpus" count. The last ``BURST_SECONDS`` decide. ``capacity`` is
+        that of the running plan for ``recent``, and ``refused`` are the rejected requests, in req/s by model.
+        ``waiting`` counts requests that wait for capacity. The load includes these, and arrivals while executors start.
         """
         now = self._clock()
         found, sudden = dict[str, ModelLoad](), False
@@ -189,15 +204,15 @@ class ScalingPolicy:
         return found
 
     def _is_confirmed(self, short: bool, now: float) -> bool:
-        """Return whether something has been ``short`` for a second: what comes first says little of what is coming."""
+        """Return True if ``short`` held for a second: the start of a burst predicts little."""
         self._short_since = (self._short_since if self._short_since is not None else now) if short else None
         return self._short_since is not None and now - self._short_since >= CONFIRM_SECONDS
 
     def decide(self, scene: ScalingSnapshot) -> Verdict:
-        """Decide what to do now; ``note_plan_change`` is to be called once it is under way."""
+        """Decide what to do now; call ``note_plan_change`` once a change is in progress."""
         margin, hold = self._rules.margin, self._rules.hold
         gain = self._relative_gain(scene, scene.best, scene.rerouted)
-        # A mix that still changes is on its way somewhere, unless it never arrives.
+        # A mix that still changes may have a target, unless it keeps changing.
         waited = self._is_sustained("better", gain, margin, hold if self._is_mix_steady(scene.load) else 2 * hold)
         better = waited and self._pays_for_starts(min(gain, _MAX_GAIN) * scene.now.gpus, scene)
         routes = self._is_sustained("routes", self._relative_gain(scene, scene.rerouted, scene.now), margin, hold)
@@ -211,13 +226,13 @@ class ScalingPolicy:
             return Verdict.REPLAN
         return Verdict.REROUTE if routes and "better" not in self._true else Verdict.KEEP
 
-    # What is known
+    # Measurements
 
     def _has_enough_requests(self, load: ModelLoad) -> bool:
         return load.rate * self._rules.window >= self._rules.least
 
     def _models_with_load(self, loads: Loads, gpus: bool) -> list[str]:
-        """Models of a goal whose load says something."""
+        """Return the models with this kind of goal and enough requests."""
         return [
             name
             for name, goal in self._goals.items()
@@ -225,7 +240,7 @@ class ScalingPolicy:
         ]
 
     def _is_sustained(self, what: str, value: float, above: float, seconds: float) -> bool:
-        """Return whether ``value`` has been ``above`` for so long. Below half of it, it begins again."""
+        """Return True if ``value`` was ``above`` for ``seconds``; below half of it, time restarts."""
         now = self._clock()
         if value > above:
             self._true.setdefault(what, now)
@@ -235,7 +250,7 @@ class ScalingPolicy:
         return False
 
     def _is_mix_steady(self, load: Loads) -> bool:
-        """Return whether requests of each model are of the types that they were of half a window ago."""
+        """Return True if the mix equals that of half a window ago."""
         now, before = self._clock(), {name: each.shares for name, each in load.items()}
         while len(self._mixes) > 1 and self._mixes[1][0] <= now - self._rules.window / 2:
             self._mixes.popleft()
@@ -246,14 +261,14 @@ class ScalingPolicy:
         )
 
     def _pays_for_starts(self, gpus: float, scene: ScalingSnapshot) -> bool:
-        """Return whether so many GPUs, as long as the load lasts, are more than what the starts take."""
+        """Return True if the saved ``gpus`` outweigh the starts while load lasts."""
         lasts = max(self._rules.cooldown, self._clock() - max(self._changed, self._began))
         return gpus * lasts > scene.best.starts
 
     # Most requests within the GPUs
 
     def _relative_gain(self, scene: ScalingSnapshot, one: DeploymentCapacity, other: DeploymentCapacity) -> float:
-        """The part that ``one`` serves more of what comes than ``other``."""
+        """Return the relative gain of ``one`` over ``other`` for the current load."""
         names = self._models_with_load(scene.load, gpus=False)
         served, before = _load_factor(names, scene, one), _load_factor(names, scene, other)
         if before <= 0:
@@ -266,7 +281,7 @@ class ScalingPolicy:
         return scene.load[name].rate * (1 + self._goals[name].headroom / 2) > scene.now.capacity.get(name, 0.0)
 
     def _decide_scale_up(self, scene: ScalingSnapshot) -> Verdict:
-        """Something lacks: other path rates if they are enough, else more executors if there are any to have."""
+        """Choose other path rates if they suffice, else more executors."""
         short = [name for name in self._models_with_load(scene.load, gpus=True) if self._lacks_capacity(name, scene)]
         again = scene._replace(now=scene.rerouted)
         if not any(self._lacks_capacity(name, again) for name in short):
@@ -292,7 +307,7 @@ class _SlidingMaximum:
         return self._falling[0][1]
 
     def add(self, at: float, value: float) -> float:
-        """Take a value, return the highest."""
+        """Add a value, and return the highest."""
         falling = self._falling
         while falling and falling[-1][1] <= value:
             falling.pop()
@@ -303,12 +318,15 @@ class _SlidingMaximum:
 
 
 def _load_factor(names: Iterable[str], scene: ScalingSnapshot, deployment: DeploymentCapacity) -> float:
-    """Return the factor by which the rates of ``names`` can grow together within the capacity of ``deployment``."""
+    """Return the factor by which rates of ``names`` can grow together.
+
+    The limit is the capacity of ``deployment``.
+    """
     return min((deployment.capacity.get(name, 0.0) / scene.load[name].rate for name in names), default=0.0)
 
 
 def mix_shift(before: Mapping[str, float], after: Mapping[str, float]) -> float:
-    """The part of requests that are of another type."""
+    """Return the fraction of requests that changed their type."""
     return sum(max(0.0, share - before.get(kind, 0.0)) for kind, share in after.items())
 
 

@@ -4,13 +4,13 @@ from collections.abc import Iterator, Mapping
 
 from services.planner.optimize.load import Loads, ModelLoad
 
-#: Changes that are told: of a rate and of a quantity as a part of what it was, of a share as a part of all.
+#: Smallest changes to mention: of a rate and of a quantity relative to before, of a share as a fraction of all.
 MIN_RATE_CHANGE, MIN_QUANTITY_CHANGE, MIN_SHARE_CHANGE = 0.1, 0.2, 0.03
 _NO_LOAD = ModelLoad(0.0)
 
 
 def describe_load_change(load: Loads, before: Loads) -> str:
-    """Describe what has changed since the load ``before``; the rate of each model is always included."""
+    """Describe the changes since the load ``before``; each model's rate is always included."""
     return "load: " + "; ".join(
         f"{name} {', '.join(_describe_model_change(load[name], before.get(name, _NO_LOAD)))}" for name in sorted(load)
     )
@@ -21,7 +21,7 @@ def _describe_model_change(load: ModelLoad, before: ModelLoad) -> Iterator[str]:
     yield f"{load.rate:.3g} req/s" + (f" (was {before.rate:.3g})" if changed else "")
     shares, were = _normalized_shares(load), _normalized_shares(before)
     shifts = {kind: abs(share - were.get(kind, 0.0)) for kind, share in shares.items()}
-    name = max(shifts, key=lambda kind: (round(shifts[kind], 3), kind.count("+")), default="")  # the more telling one
+    name = max(shifts, key=lambda kind: (round(shifts[kind], 3), kind.count("+")), default="")  # the more specific one
     if name and were and shifts[name] > MIN_SHARE_CHANGE:
         yield f"{100 * shares[name]:.0f} % {name} (was {100 * were.get(name, 0.0):.0f} %)"
     known = {kind: share for kind, share in shares.items() if kind in load.quantities and kind in before.quantities}
@@ -38,7 +38,10 @@ def _normalized_shares(load: ModelLoad) -> dict[str, float]:
 
 
 def _mean_quantities(load: ModelLoad, shares: Mapping[str, float]) -> dict[str, float]:
-    """Of each quantity the mean over requests of these types, at these shares: what differs is not the mix alone."""
+    """Return the mean quantities over these types, at fixed shares.
+
+    So differences do not come from the mix alone.
+    """
     found: dict[str, float] = {}
     for kind, share in shares.items():
         for name, mean in load.quantities.get(kind, {}).items():

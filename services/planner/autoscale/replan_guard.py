@@ -1,6 +1,6 @@
-"""Guard of replans: one that promises less than it may err is not made, one that serves less than before is taken back.
+"""Guard of replans: rejects gains within the error, and reverts plans that serve less.
 
-Pure: no I/O, and the clock is given.
+Pure: no I/O, and the clock is passed in.
 """
 
 import math
@@ -11,15 +11,17 @@ from services.planner.autoscale.policy import mix_shift
 from services.planner.optimize.load import Loads, ModelLoad
 from services.planner.optimize.result import PlanningResult
 
-#: A load is comparable to one before when as much of it comes, to within this part, of the same types.
+#: Largest relative differences of rate and mix between comparable loads.
 COMPARABLE_RATE_FRACTION, COMPARABLE_MIX_FRACTION = 0.05, 0.1
-#: The part by which less must be served for a replan to count as worse.
+#: Fraction by which the served rate must fall for a replan to count as worse.
 FALLEN_FRACTION = 0.05
 
 
 class ReplanEstimate(NamedTuple):
-    """A replan as it was simulated: the part that it serves more than the replicas that run, and the part by which such
-    figures err."""
+    """Simulated gain of a replan over the running replicas.
+
+    ``gain`` and its ``error`` are relative.
+    """
 
     best: PlanningResult
     gain: float
@@ -31,7 +33,7 @@ class ReplanEstimate(NamedTuple):
 
 
 class _Adopted(NamedTuple):
-    """A replan that was made: the plan, load and req/s served before it."""
+    """An applied replan: the plan, load and req/s served before it."""
 
     before: PlanningResult
     load: Mapping[str, ModelLoad]
@@ -39,29 +41,32 @@ class _Adopted(NamedTuple):
 
 
 class ReplanGuard:
-    """Compares what is served ``seconds`` after a replan with what was served before it."""
+    """Compares the rates served before a replan and ``seconds`` after it."""
 
     def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
         self._seconds = seconds
         self._clock = clock
         self._adopted: _Adopted | None = None
-        self._since = math.inf  # when its executors were all there
+        self._since = math.inf  # when all of its executors were ready
         self._rejected: Mapping[str, ModelLoad] = {}
 
     def note_replan(self, before: PlanningResult, load: Loads, served: Mapping[str, float]) -> None:
-        """A replan for ``load`` follows the plan ``before``, with which ``served`` req/s ended well, by model."""
+        """Note a replan for ``load`` after the plan ``before``.
+
+        ``served`` are the req/s of requests that ended well before it, by model.
+        """
         self._adopted, self._since = _Adopted(before, dict(load), sum(served.values())), math.inf
 
     def note_running(self) -> None:
-        """The executors of the current plan are all there."""
+        """Note that all executors of the current plan are ready."""
         self._since = min(self._since, self._clock())
 
     def is_rejected(self, load: Loads) -> bool:
-        """Return whether a replan for such a load has been taken back: the next one would do the same."""
+        """Return True if a replan for such a load was reverted: the next one would do the same."""
         return bool(self._rejected) and _are_comparable(self._rejected, load)
 
     def find_fallback(self, load: Loads, served: Mapping[str, float]) -> tuple[PlanningResult, str] | None:
-        """The plan to go back to, and why; None while there is no reason to. It is returned once."""
+        """Return the plan to revert to, and the reason, once; None if there is no reason."""
         adopted = self._adopted
         if adopted is None or self._clock() - self._since < self._seconds:
             return None
@@ -74,7 +79,10 @@ class ReplanGuard:
 
 
 def _are_comparable(before: Loads, now: Loads) -> bool:
-    """Return whether as much comes now as ``before``, and of the same types."""
+    """Return True if ``now`` has the rates and mix of ``before``.
+
+    Its rates may be higher.
+    """
     return all(
         name in now
         and now[name].rate >= load.rate * (1 - COMPARABLE_RATE_FRACTION)

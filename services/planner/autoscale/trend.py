@@ -1,9 +1,9 @@
-"""Forecast of the rate of models by its trend, with the error that such forecasts had. Pure, and the clock is given.
+"""Forecast of models' rates by trend, with the error of past forecasts.
 
-Holt's linear method (Holt 1957; Hyndman and Athanasopoulos, Forecasting: Principles and Practice, 8.2): a level and a
-trend, both smoothed, whose weights are those that erred least over the windows that are kept. Each window is forecast
-as many windows ahead as executors take to start. The error is the mean of |forecast - rate| / rate of forecasts that
-were made before the window came. A trend is gone by only while it errs less than the last rate would have.
+Pure, and the clock is passed in. It uses Holt's linear method, with a smoothed level and a smoothed trend (Holt 1957,
+and 8.2 in Hyndman and Athanasopoulos, Forecasting). The weights are those with the least error over the kept windows.
+Each window has a forecast, made as many windows before as executors take to start. The error is the mean of
+``abs(forecast - rate) / rate``. The planner follows a trend only while its error is smaller than that of the last rate.
 """
 
 from collections import deque
@@ -14,23 +14,23 @@ import msgspec
 
 from services.planner.optimize.load import Loads, ModelLoad
 
-#: Windows that weights are chosen by, forecasts that an error is the mean of, and how many there must be.
+#: Windows that determine the weights, most forecasts in an error, and fewest.
 _KEPT_WINDOWS, _SCORED_FORECASTS, _MIN_SCORED = 40, 12, 5
-#: Weights of the newest window in level and trend that are tried.
+#: Candidate weights of the newest window in level and trend.
 _LEVEL_WEIGHTS, _TREND_WEIGHTS = (0.3, 0.5, 0.8), (0.1, 0.3, 0.6)
-#: A forecast is no more than this times the rate that is measured.
+#: Largest ratio of a forecast to the measured rate.
 _MAX_GROWTH = 2.0
 
 
 class RateForecast(NamedTuple):
-    """Req/s that are expected, and the mean part by which such forecasts were off."""
+    """Expected req/s, and the mean relative error of such forecasts."""
 
     rate: float
     error: float
 
 
 class _ModelTrend:
-    """Rates of one model by window, and what was forecast for windows to come."""
+    """Rates of one model by window, and forecasts for future windows."""
 
     def __init__(self, ahead: int) -> None:
         self._ahead = ahead
@@ -40,7 +40,10 @@ class _ModelTrend:
         self.expected = 0.0
 
     def add_rate(self, rate: float) -> None:
-        """Take the rate of the next window, score what was forecast for it, and forecast the one after ``ahead``."""
+        """Add the rate of the next window, and make a forecast.
+
+        The forecast is for the window ``ahead`` windows later; the one for this window is scored.
+        """
         if len(self._pending) == self._ahead:
             trend, last = self._pending.popleft()
             if rate > 0:
@@ -50,7 +53,7 @@ class _ModelTrend:
         self._pending.append((self.expected, rate))
 
     def find_forecast(self) -> RateForecast | None:
-        """The forecast; None while too few were scored, or while the last rate errs no more."""
+        """Return the forecast; None if too few were scored, or the last rate is as good."""
         if len(self._errors) < _MIN_SCORED:
             return None
         trend, last = (sum(errors) / len(self._errors) for errors in zip(*self._errors, strict=True))
@@ -58,7 +61,7 @@ class _ModelTrend:
 
 
 class TrendForecast:
-    """Forecasts ``seconds`` ahead for models by their rates in windows of ``window`` seconds."""
+    """Forecasts of models' rates ``seconds`` ahead, from windows of ``window`` seconds."""
 
     def __init__(self, window: float, seconds: float, clock: Callable[[], float]) -> None:
         self._window = window
@@ -69,11 +72,11 @@ class TrendForecast:
 
     @property
     def is_due(self) -> bool:
-        """True once a window has passed since the last one that was taken."""
+        """True once a window has passed since the last added one."""
         return self._clock() >= self._next
 
     def add_loads(self, loads: Loads) -> None:
-        """Take what was measured over the last window, once it ``is_due``."""
+        """Add the measured loads of the last window, if ``is_due``."""
         now = self._clock()
         if now >= self._next + self._window:  # windows were missed: their rates are not known
             self._models.clear()
@@ -82,12 +85,12 @@ class TrendForecast:
             self._models.setdefault(name, _ModelTrend(self._ahead)).add_rate(load.rate)
 
     def clear(self) -> None:
-        """Begin again: events were missed."""
+        """Start again after missed events."""
         self._models.clear()
         self._next = self._clock() + self._window
 
     def forecasts(self, loads: Loads, models: Set[str]) -> dict[str, RateForecast]:
-        """Return the forecasts of those ``models`` whose rate is expected to be higher than that of ``loads``."""
+        """Return the forecasts of ``models`` that exceed the rates of ``loads``."""
         found = {}
         for name in models & self._models.keys() & loads.keys():
             load, forecast = loads[name], self._models[name].find_forecast()
@@ -97,7 +100,7 @@ class TrendForecast:
 
 
 def raise_to_forecasts(loads: Loads, forecasts: Mapping[str, RateForecast]) -> dict[str, ModelLoad]:
-    """Return ``loads`` with the rates that are expected."""
+    """Return ``loads`` with the expected rates."""
     return {
         name: msgspec.structs.replace(load, rate=max(load.rate, forecasts[name].rate)) if name in forecasts else load
         for name, load in loads.items()
@@ -105,7 +108,7 @@ def raise_to_forecasts(loads: Loads, forecasts: Mapping[str, RateForecast]) -> d
 
 
 def forecast_rate(rates: Sequence[float], ahead: int) -> float:
-    """Return the rate ``ahead`` windows after the last of ``rates``, 0 at least."""
+    """Return the rate ``ahead`` windows after the last of ``rates``, at least 0."""
     if len(rates) < 2:
         return rates[-1]
     tried = [_smooth(rates, level, trend) for level in _LEVEL_WEIGHTS for trend in _TREND_WEIGHTS]
@@ -114,7 +117,7 @@ def forecast_rate(rates: Sequence[float], ahead: int) -> float:
 
 
 def _smooth(rates: Sequence[float], level_weight: float, trend_weight: float) -> tuple[float, float, float]:
-    """The sum of squared errors of forecasts of the next window, and the last level and trend."""
+    """Return the sum of squared one-step errors, last level and trend."""
     level, trend, errors = rates[0], rates[1] - rates[0], 0.0
     for rate in list(rates)[1:]:
         expected = level + trend

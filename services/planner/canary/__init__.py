@@ -1,1 +1,1 @@
-"""Candidates on their way: tried beside what serves, judged by the gate, promoted or taken back."""
+"""Candidates: tried next to the serving version, judged by the gate, promoted or reverted."""

@@ -1,8 +1,8 @@
-"""Follows candidates and what comparisons of them say, and takes them from the shadow to users, and on or back.
+"""Follows candidates and their comparisons, and advances or reverts them.
 
-All that is known lies in the store, so a planner that starts goes on where another one ended, and of several planners
-the first one that sees a verdict acts on it. Executors come and go as the plan says: a candidate is a part of the
-target (``omnibus.canary.overlay``), reached by the usual rollout.
+A candidate goes from the shadow to users. All state is in the store, so a new planner continues where another one
+ended. Of several planners the first one that reads a verdict acts on it. The plan determines executors: a candidate is
+a part of the target (``omnibus.canary.overlay``), reached by the usual rollout.
 """
 
 import asyncio
@@ -22,12 +22,12 @@ from services.planner.rollout.transition_plan import Models
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two looks at what comparisons say.
+#: Seconds between two checks of comparisons.
 LOOK_SECONDS = 1.0
 
 
 class CandidateController:
-    """The candidates of the store; ``on_change`` is called with a reason when models are to change with them."""
+    """The candidates of the store; ``on_change`` is called with a reason when models must change."""
 
     def __init__(self, store: Store, on_change: Callable[[str], None]) -> None:
         self._store = store
@@ -40,15 +40,15 @@ class CandidateController:
         return {(name, each.state): 1.0 for name, each in self._candidates.items()}
 
     async def load(self) -> None:
-        """Read what there is. Raises ``StoreUnavailable``."""
+        """Read the candidates. Raises ``StoreUnavailable``."""
         self._candidates = await self._store.candidates()
 
     def apply(self, models: Models) -> dict[str, ModelPlan]:
-        """Return ``models`` with the candidates, and with what was promoted."""
+        """Return ``models`` with the candidates, and with promoted versions."""
         return overlay_models(models, self._candidates.values())
 
     def wrap_route(self, route: Callable[[Models], PlanningResult] | None) -> Callable[[Models], PlanningResult] | None:
-        """Return ``route`` for models with candidates, which it is not to see."""
+        """Wrap ``route`` to hide candidates from it."""
         if route is None:
             return None
         return lambda models: route({name: without_candidate(model) for name, model in models.items()})
@@ -63,7 +63,7 @@ class CandidateController:
             self._woken.set()
 
     async def judge_candidate(self) -> None:
-        """Judge active candidates again and again, until cancelled."""
+        """Judge active candidates repeatedly, until cancelled."""
         while True:
             active = [each for each in self._candidates.values() if each.is_active]
             if not active:
@@ -74,7 +74,7 @@ class CandidateController:
                 try:
                     await self._judge_candidate(candidate)
                 except Conflict:  # another planner, or an operator, was faster
-                    log.info("the candidate for %s was changed by somebody else", candidate.model)
+                    log.info("another planner or an operator changed the candidate for %s first", candidate.model)
                 except StoreUnavailable as error:
                     log.warning("%s", error)
             await asyncio.sleep(LOOK_SECONDS)
@@ -88,7 +88,7 @@ class CandidateController:
 
 
 def next_state(candidate: Candidate, counts: Mapping[str, int], now: float) -> Candidate | None:
-    """Return ``candidate`` in the state that ``counts`` bring it to; None when it stays as it is."""
+    """Return ``candidate`` in its next state, by ``counts``; None if it does not change."""
     in_canary = candidate.state == "canary"
     found = (judge_canary if in_canary else judge_shadow)(candidate.rules, counts)
     if found.verdict == "red":
@@ -105,13 +105,16 @@ def next_state(candidate: Candidate, counts: Mapping[str, int], now: float) -> C
 
 
 def _with_note(candidate: Candidate, found: Judgement) -> Candidate | None:
-    """Green, and an operator promotes it: it stays in its state, which lasts from the verdict on."""
+    """Add a note that the gate is green, and wait for promotion.
+
+    An operator promotes the candidate. The candidate stays in its state, whose time starts with the verdict.
+    """
     note = "the gate is green: `omnibus canary promote` takes it"
     return candidate.enter_state(candidate.state, note, candidate.since) if candidate.reason != note else None
 
 
 def _effect(candidate: Candidate | None) -> object:
-    """All of a candidate that plans depend on."""
+    """Return all fields of a candidate that plans depend on."""
     if candidate is None:
         return None
     beside = (candidate.id, candidate.state) if candidate.is_active or candidate.state == "promoted" else None

@@ -1,6 +1,6 @@
-"""``python -m services.planner.declared FILE``: what a declarations file says, or what is wrong with it and where.
+"""``python -m services.planner.declared FILE``: checks a declarations file, and prints its models or its faults.
 
-For ``omnibus up``, which checks declarations before anything starts; see ``omnibus.process.run_module``.
+``omnibus up`` runs it before it starts anything; see ``omnibus.process.run_module``.
 """
 
 import json
@@ -30,17 +30,17 @@ _AREAS: tuple[type[msgspec.Struct], ...] = (
 
 
 def check_declarations(path: Path) -> list[dict[str, Any]]:
-    """The models of the file at ``path``: name, family, checkpoint, adapters, engines that are
-    named, and of each option its engine and degree of tensor parallelism.
+    """Return the models of the file at ``path``.
 
-    Raises ``BadRequest`` with the line and, for a field that does not exist, the name that was meant.
+    They contain name, family, checkpoint, adapters, named engines, and each option's engine and tensor-parallel degree.
+    Raises ``BadRequest`` with the line and, for an unknown field, the closest known name.
     """
     try:
         text = path.read_text()
     except OSError as error:
         raise BadRequest(f"cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise BadRequest(f"is no text in UTF-8: {error}") from error
+        raise BadRequest(f"is not UTF-8 text: {error}") from error
     _check_syntax(text)
     try:
         declared = declarations_file.read_declarations(str(path))
@@ -56,14 +56,14 @@ def _check_syntax(text: str) -> None:
         found = json.loads(text)
     except json.JSONDecodeError as error:
         if not text.lstrip().startswith("{"):
-            raise BadRequest(f"it is no JSON, which declarations are: {_FORM}") from error
+            raise BadRequest(f"declarations must be JSON: {_FORM}") from error
         raise BadRequest(f"line {error.lineno}: {error.msg} (column {error.colno})") from error
     if not isinstance(found, dict) or "models" not in found:
-        raise BadRequest(f"it must say the models: {_FORM}")
+        raise BadRequest(f"declarations must have models: {_FORM}")
 
 
 def _explain(text: str, message: str) -> str:
-    """``message`` with the line that it is about, where that can be seen, and the field that was meant."""
+    """Add its line, if known, and the closest field to ``message``."""
     unknown, model = _UNKNOWN_FIELD.search(message), _NAMED_MODEL.search(message)
     key = unknown[1] if unknown else model[1] if model else ""
     line = next((number for number, each in enumerate(text.splitlines(), 1) if f'"{key}"' in each), 0) if key else 0

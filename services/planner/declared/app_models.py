@@ -1,7 +1,7 @@
-"""Unit tasks that apps bring with their engine: each becomes a model of the plan, equal ones of all apps the same.
+"""Unit tasks of apps with their own engine, as models.
 
-A model of this kind has one option per unit task. Its ``checkpoint`` says what executors are to import: a
-JSON list of ``TaskRecord``.
+Equal tasks of all apps share one model. A model of this kind has one option per unit task. Its ``checkpoint`` lists the
+classes for executors to import, as a JSON list of ``TaskRecord``.
 """
 
 import logging
@@ -27,7 +27,7 @@ _encode = msgspec.json.Encoder(order="deterministic").encode
 
 @dataclass
 class _AppTask:
-    """A unit task of apps: who brought it first, and all that use it."""
+    """A unit task of apps: its first app, and all apps that use it."""
 
     record: TaskRecord
     by: str
@@ -39,9 +39,10 @@ class _AppTask:
 
 
 def app_models(apps: Mapping[str, AppRecord], declared: Mapping[str, ModelPlan]) -> dict[str, ModelPlan]:
-    """Models for the own unit tasks of ``apps``, beside those that were ``declared``.
+    """Return models for the own unit tasks of ``apps``.
 
-    A task that cannot be served is logged and left out: one app's fault must not stop the others.
+    They do not include the ``declared`` ones. A task that cannot be served is logged and left out: one app's fault must
+    not stop the others.
     """
     found: dict[str, ModelPlan] = {}
     names = BusNames()
@@ -59,9 +60,10 @@ def app_models(apps: Mapping[str, AppRecord], declared: Mapping[str, ModelPlan])
 
 
 def _collect_tasks(apps: Mapping[str, AppRecord]) -> list[_AppTask]:
-    """The own unit tasks by name, those of the older app first: what runs stays as it is when an app comes.
+    """Collect own unit tasks by name, first those of older apps.
 
-    The same task with other code is the newest one's: executors of the old code go on until its are ready.
+    So running tasks stay as they are when an app is registered. If a task has new code, the newest version counts.
+    Executors of the old code serve until the new ones are ready.
     """
     found: dict[str, _AppTask] = {}
     newest: dict[str, float] = {}
@@ -72,9 +74,7 @@ def _collect_tasks(apps: Mapping[str, AppRecord]) -> list[_AppTask]:
             fault = _find_fault(app, record)
             own = found.get(record.name)
             if own is not None and not own.record.equals(record):
-                if own.by == base_app_name(
-                    app.name
-                ):  # its next version: the task is another one once that is the current one
+                if own.by == base_app_name(app.name):  # its next version: it replaces the task once it is current
                     continue
                 fault = (
                     f"{', '.join(sorted(own.apps))} brings another unit task of that name "
@@ -99,21 +99,21 @@ def _find_fault(app: AppRecord, record: TaskRecord) -> str:
     """Return the reason why the task cannot be served; empty if it can."""
     part = record.component or record.kind
     if app.source.kind == "upload":
-        return "an uploaded app may not bring code for executors: mount its directory or install it"
+        return "an uploaded app cannot contain code for executors: mount its directory or install it"
     if record.service not in SERVICES:
         return f"there is no service {record.service!r}; there is {', '.join(SERVICES)}"
     if subject_token(record.name) != record.name or subject_token(part) != part:
-        return f"its name and its component {part!r} may have letters, digits, - and _"
+        return f"its name and its component {part!r} must consist of letters, digits, - and _"
     module, _, name = record.cls.partition(":")
     return "" if module and name else f"{record.cls!r} names no module:Class"
 
 
 def _group_by_model(tasks: list[_AppTask], declared: Mapping[str, ModelPlan]) -> dict[str, dict[str, _AppTask]]:
-    """Tasks of one model by component. One whose place is taken becomes a model of its own."""
+    """Group the tasks of one model by component. A task whose name is in use becomes a separate model."""
     found: dict[str, dict[str, _AppTask]] = {}
 
     def is_free(model: str, own: _AppTask) -> bool:
-        # Executors restart when their model changes: what another app runs is left as it is.
+        # Executors restart when their model changes, so other apps' models are not changed.
         others = found.get(model, {})
         return (
             model not in declared

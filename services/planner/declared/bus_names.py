@@ -1,6 +1,6 @@
-"""Names of models on the bus: two names that are the same there are refused.
+"""Names of models on the bus: rejects names that are equal there.
 
-Subjects know letters, digits, ``-`` and ``_`` alone, so ``a.b`` and ``a_b`` are one and the same to them.
+Subjects contain only letters, digits, ``-`` and ``_``, so ``a.b`` and ``a_b`` are equal.
 """
 
 from collections.abc import Mapping
@@ -11,15 +11,16 @@ from omnibus.plan import ModelPlan
 
 
 class BusNames:
-    """The names that are taken, and by which part of which model."""
+    """The names in use, by model and part."""
 
     def __init__(self) -> None:
         self._taken: dict[tuple[str, str], tuple[str, str]] = {}
 
     def claim_names(self, model: str, plan: ModelPlan, shares: Mapping[str, str]) -> None:
-        """Take the names of ``model``'s unit tasks and executors; ``shares`` says which are another model's.
+        """Claim the names of ``model``'s unit tasks and executors.
 
-        Raises ``BadRequest`` that names both when another has one of them already; then none is taken.
+        ``shares`` maps borrowed components to their models. Raises ``BadRequest`` with both owners if a name is in use;
+        then none is claimed.
         """
         wanted: dict[tuple[str, str], tuple[str, str]] = {}
         for component, task in plan.tasks.items():
@@ -33,7 +34,7 @@ class BusNames:
 
 
 def shared_components(model: ModelPlan) -> dict[str, str]:
-    """Component to the model whose it is, as the options of a plan tell it."""
+    """Return the lending models by component, from a plan's options."""
     return {
         part: option.of.rpartition("/")[0]
         for option in model.options.values()
@@ -49,8 +50,8 @@ def _claim_name(
     if other != owner:
         kind, called = name
         raise BadRequest(
-            f"{_describe_owner(other)} and {_describe_owner(owner)} cannot be told apart on the bus: the {kind} of "
-            f"both is called {called!r}; rename one"
+            f"{_describe_owner(other)} and {_describe_owner(owner)} have the same {kind} name {called!r} "
+            "on the bus: rename one"
         )
     if keep:
         taken[name] = owner

@@ -1,21 +1,24 @@
-"""Declared deployments: what an operator writes about models, checked and turned into plans.
+"""Declared deployments: an operator's descriptions of models, checked and turned into plans.
 
-{"models": {"qwen2.5-vl-tiny": {
-    "family": "qwen2_5_vl", "checkpoint": "/models/qwen2_5_vl",
-    "components": ["vision", "thinker"],
-    "encoders": {"image": "vision", "video": "vision"},
-    "tasks": {"vision": "encode", "thinker": "think"},
-    "options": {"E":  {"components": ["vision"], "service": "encoder"},
-                "L":  {"components": ["thinker"], "service": "llm"},
-                "EL": {"components": ["vision", "thinker"], "service": "llm"}},
-    "paths": [{"options": ["E", "L"], "share": 70}, {"options": ["EL"], "share": 30}]}}}
+    {"models": {"qwen2.5-vl-tiny": {
+        "family": "qwen2_5_vl", "checkpoint": "/models/qwen2_5_vl",
+        "components": ["vision", "thinker"],
+        "encoders": {"image": "vision", "video": "vision"},
+        "tasks": {"vision": "encode", "thinker": "think"},
+        "options": {"E":  {"components": ["vision"], "service": "encoder"},
+                    "L":  {"components": ["thinker"], "service": "llm"},
+                    "EL": {"components": ["vision", "thinker"], "service": "llm"}},
+        "paths": [{"options": ["E", "L"], "share": 70}, {"options": ["EL"], "share": 30}]}}}
 
-All but ``family`` and ``checkpoint`` may be left out: the family says it. Instead of options and paths a model
-may say ``"planned": {...}`` (``planned_spec.py``), to be planned from its profile in the file's ``gpus`` and ``nodes``:
-{"gpus": {"H100": {"count": 8, "memory_gb": 80}}, "nodes": {"n1": {"gpus": 8, "link_gb_s": 1.25}}, "models": {...}}.
-A model may share components with another one, whose options it then names: ``"shares": {"vision": "a"}`` and
-``"options": ["a/E", "L"]``; encoders that are the same share without that. ``"cells": 2`` is two equal cells.
-LoRA adapters of its language model are ``"adapters": {"pirate": "/adapters/pirate"}``.
+Only ``family`` and ``checkpoint`` are required: the family provides the rest. Instead of options and paths a model can
+have ``"planned": {...}`` (``planned_spec.py``). It is then planned from its profile, within the file's ``gpus`` and
+``nodes``:
+
+    {"gpus": {"H100": {"count": 8, "memory_gb": 80}}, "nodes": {"n1": {"gpus": 8, "link_gb_s": 1.25}}, "models": {...}}
+
+A model can share components with another one, whose options it then names: ``"shares": {"vision": "a"}`` and
+``"options": ["a/E", "L"]``. Equal encoders share without that. ``"cells": 2`` is two equal cells. LoRA adapters of its
+language model are ``"adapters": {"pirate": "/adapters/pirate"}``.
 """
 
 from collections.abc import Iterator, Mapping
@@ -45,18 +48,21 @@ class Declarations(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def prices(self) -> PriceList:
-        """The prices that requests are charged by."""
+        """Prices that requests are charged by."""
         known = self.gpus if self.currency else {}
         return PriceList(self.currency, {name: kind.weight for name, kind in known.items()})
 
 
 def read_models(path: str) -> dict[str, DeclaredModel]:
-    """The models of a declarations file. Raises as ``read_declarations`` does."""
+    """Read the models of a declarations file. Raises the errors of ``read_declarations``."""
     return read_declarations(path).models
 
 
 def read_declarations(path: str) -> Declarations:
-    """Read a declarations file; an empty ``path`` declares nothing. Raises ``BadRequest`` that names file and fault."""
+    """Read a declarations file; an empty ``path`` declares nothing.
+
+    Raises ``BadRequest`` with the file and its fault.
+    """
     if not path:
         return Declarations({})
     try:
@@ -72,10 +78,9 @@ def read_declarations(path: str) -> Declarations:
 
 
 def build_static_plans(models: Mapping[str, DeclaredModel]) -> dict[str, ModelPlan]:
-    """The plan of each model: for each request type every declared path that can serve it.
+    """Return the plan of each static model: per request type, every declared path that can serve it.
 
-    Models that are to be planned are checked and left out: ``planned`` has them. Raises ``BadRequest`` that names
-    the model and its fault.
+    Models to plan are checked and left out (``planned_models``). Raises ``BadRequest`` with the model and its fault.
     """
     whole = _complete_models(models)
     _check_adapter_names(models)
@@ -93,25 +98,28 @@ def build_static_plans(models: Mapping[str, DeclaredModel]) -> dict[str, ModelPl
 
 
 def _complete_models(models: Mapping[str, DeclaredModel]) -> dict[str, Model]:
-    """The models, with encoders that several have alike shared. Raises ``BadRequest``."""
+    """Return the models, with equal encoders shared. Raises ``BadRequest``."""
     whole = {name: Model(name, declared) for name, declared in models.items()}
     share_equal_components(whole)
     return whole
 
 
 def _check_adapter_names(models: Mapping[str, DeclaredModel]) -> None:
-    """Requests name models and adapters in one field, so no two may be called alike."""
+    """Raise ``BadRequest`` if models or adapters have the same name.
+
+    Requests name both in one field.
+    """
     owners = {name: f"model {name}" for name in models}
     for name, model in models.items():
         for adapter in model.adapters:
             other = owners.setdefault(adapter, f"adapter {adapter} of {name}")
             require_valid_model(
-                other == f"adapter {adapter} of {name}", name, f"adapter {adapter} is called as {other}: rename one"
+                other == f"adapter {adapter} of {name}", name, f"adapter {adapter} has the name of {other}: rename one"
             )
 
 
 def planned_models(models: Mapping[str, DeclaredModel]) -> dict[str, Model]:
-    """The models that are to be planned."""
+    """Return the models to plan."""
     return {name: model for name, model in _complete_models(models).items() if model.planned is not None}
 
 
@@ -137,7 +145,7 @@ def _with_engine(model: Model, option: DeploymentOption) -> DeploymentOption:
 def _assign_components(
     model: Model, share: DeclaredPath, options: Mapping[str, DeploymentOption]
 ) -> Iterator[tuple[str, str]]:
-    """Each component and the first option of ``share`` that runs it."""
+    """Yield each component and the first option of ``share`` that runs it."""
     for component in model.components:
         runs = next((name for name in share.options if component in options[name].components), None)
         require_valid_model(runs is not None, model.name, f"path {share.options} runs no {component}")

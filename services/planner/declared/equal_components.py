@@ -1,7 +1,7 @@
-"""Encoders that several models have alike: without a word of the operator, executors of one model serve them all.
+"""Equal encoders of several models: executors of one model serve them all automatically.
 
-Of the models with one identity (``omnibus.checkpoints.identity``) one lends: one that a declaration names already, else
-the first that deploys the encoder in executors of its own. The others send it what they would have their own do.
+Of the models with one identity (``omnibus.checkpoints.identity``) one lends. It is one that a declaration names as a
+lender, else the first that deploys the encoder in separate executors. The others send their work to it.
 """
 
 import logging
@@ -18,28 +18,31 @@ from services.planner.declared.model import Model
 
 log = logging.getLogger(__name__)
 
-#: The kind of unit task of encoders, whose outputs follow from weights, settings and media alone.
+#: The kind of unit task of encoders, whose outputs depend only on weights, settings and media.
 _ENCODE = "encode"
 
 
 def component_identity(model: Model, component: str) -> ComponentIdentity | None:
-    """Identity of a component of ``model``; None where its checkpoint is not on this machine, or its family is not
-    built in."""
+    """Return the identity of a component of ``model``.
+
+    It is None if its checkpoint is not on this machine, or its family is not built in.
+    """
     known = KNOWN.get(model.declared.family)
     if known is None:
         return None
     try:
         directory = hub.resolve_checkpoint(model.declared.checkpoint)
-    except OmnibusError:  # an id that nobody has downloaded here
+    except OmnibusError:  # an id that was not downloaded here
         return None
     encodes = model.kinds[component] == _ENCODE
     return read_identity(directory, model.declared.family, component, known.weights, encodes)
 
 
 def share_equal_components(models: Mapping[str, Model]) -> None:
-    """Let models with equal encoders share their executors: changes ``shares``, ``options`` and ``paths`` of models.
+    """Let models with equal encoders share executors.
 
-    What a declaration shares is as it says, and a model that says ``"share_equal": false`` keeps to itself.
+    This changes ``shares``, ``options`` and ``paths`` of models. Declared shares stay as they are, and a model with
+    ``"share_equal": false`` does not share.
     """
     lenders = {owner for model in models.values() for owner in model.declared.shares.values()}
     borrowed: dict[str, dict[str, str]] = {}
@@ -53,7 +56,7 @@ def share_equal_components(models: Mapping[str, Model]) -> None:
 
 
 def _equal_components(models: Mapping[str, Model]) -> Iterator[tuple[str, list[Model]]]:
-    """Each encoder that several models have, and these models. Bytes are read where all else is equal."""
+    """Yield encoders that several models have, and these models. Bytes are read only if all else is equal."""
     outlines: dict[tuple[object, ...], list[tuple[Model, ComponentIdentity]]] = {}
     for model in models.values() if len(models) > 1 else ():
         for component in model.components if model.declared.share_equal and not model.declared.cells else ():
@@ -69,7 +72,7 @@ def _equal_components(models: Mapping[str, Model]) -> Iterator[tuple[str, list[M
 
 
 def _planning_group(model: Model) -> object:
-    """Models share within one of these alone: those that are declared as they are, and those planned together."""
+    """Return a key of models that may share: static ones, or those planned together."""
     planned = model.planned
     if planned is None:
         return ""
@@ -81,7 +84,7 @@ def _group_by_content(found: Sequence[tuple[Model, ComponentIdentity]]) -> Itera
     for model, identity in found if len(found) > 1 else ():
         try:
             groups.setdefault(identity.digest, []).append(model)
-        except OSError as error:  # whoever loads it says what is wrong
+        except OSError as error:  # loading it reports the fault
             log.warning("the weights of %s cannot be compared: %s", model.name, error)
     yield from (group for group in groups.values() if len(group) > 1)
 
@@ -94,7 +97,10 @@ def _choose_lender(group: Sequence[Model], component: str, lenders: set[str]) ->
 
 
 def _encoder_options(model: Model, components: set[str]) -> dict[str, DeploymentOption]:
-    """Options on paths of ``model`` that run some of ``components`` and nothing else, from the model's checkpoint."""
+    """Return the options on paths of ``model`` that run only ``components``.
+
+    They use the model's checkpoint.
+    """
     used = {name for path in model.paths for name in path.options}
     return {
         name: option
@@ -122,7 +128,10 @@ def _borrow(model: Model, shares: Mapping[str, str], models: Mapping[str, Model]
 
 
 def _lent_options(model: Model, shares: Mapping[str, str], models: Mapping[str, Model]) -> Iterator[tuple[str, str]]:
-    """Options of ``model`` with the option of another model that does the same, which gets as many executors."""
+    """Yield options of ``model`` with equal ones of another model.
+
+    The other option gets as many executors.
+    """
     for name, option in _encoder_options(model, set(shares)).items():
         owners = {shares[part] for part in option.components}
         owner = models[next(iter(owners))]

@@ -1,4 +1,4 @@
-"""One declared model: completed from its family, and checked by itself."""
+"""One declared model: completed from its family, and checked alone."""
 
 from collections.abc import Iterator
 from itertools import combinations
@@ -12,14 +12,14 @@ from omnibus.families import catalog
 from omnibus.plan import LANGUAGE_COMPONENTS, DeploymentOption, ImageDefaults, ModelPlan, Path, SamplingDefaults
 from services.planner.declared import planned_spec
 
-#: What runs executors.
+#: Services that run executors.
 SERVICES = ("encoder", "llm", "generator")
-#: Components that a request uses only when the answer is to be heard.
+#: Components that a request uses only for a spoken answer.
 SPEECH = ("talker", "vocoder", "audio_vae")
 
-#: What may find turns in the audio of a model's users.
+#: Detectors of turns in the audio of a model's users.
 SPEECH_DETECTORS = ("energy", "silero")
-#: Cells of one model that is not planned.
+#: Most cells of one model that is not planned.
 MAX_CELLS = 64
 
 T = TypeVar("T")
@@ -35,13 +35,14 @@ class DeclaredPath(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class DeclaredModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One model: its components in the order in which data flows, its options and its paths.
 
-    ``tasks`` maps a component to the kind of its unit task; ``shares`` maps one to the model whose it is.
-    None is what the family says. A model that is ``planned`` has no options or paths of its own. ``adapters`` are LoRA
-    adapters of its language model: the names that requests call them by, and directories or ids of the hub.
-    Executors of an encoder serve all models whose encoder is the same, unless ``share_equal`` is false. ``cells`` above
-    0: so many equal cells, each of which has all options and serves whole requests by itself. ``speech_detector``, of
-    ``SPEECH_DETECTORS``, is for a model whose users speak no words; empty: the gateway's usual one.
-    ``sampling_defaults`` complete requests for text.
+    ``tasks`` maps a component to the kind of its unit task; ``shares`` maps one to its lending model. None means the
+    family's value. A ``planned`` model has no options or paths. ``adapters`` are LoRA adapters of its language model:
+    their names in requests, and directories or ids of the hub. Executors of an encoder serve all models with an equal
+    one, unless ``share_equal`` is false.
+
+    ``cells`` above 0 is the number of equal cells, each of which has all options and serves whole requests alone.
+    ``speech_detector``, of ``SPEECH_DETECTORS``, is for a model whose users do not speak words; empty means the
+    gateway's default. ``sampling_defaults`` complete requests for text.
     """
 
     family: str
@@ -64,7 +65,7 @@ class DeclaredModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Model:
-    """A declared model, completed from its family and checked by itself."""
+    """A declared model, completed from its family and checked alone."""
 
     def __init__(self, name: str, declared: DeclaredModel) -> None:
         self.name = name
@@ -85,10 +86,10 @@ class Model:
         }
         self.voices = _value_or(declared.voices, tuple(family["voices"]))
         self.shares = declared.shares
-        #: Those of ``shares`` that nobody declared: both models have the same.
+        #: Undeclared ``shares``: both models have the same component.
         self.equal_shares: dict[str, str] = {}
         self.planned = declared.planned
-        #: The family's own options, of which a model that is planned takes the services.
+        #: The family's own options, whose services a planned model uses.
         self.usual = _convert_family_field(declared.family, family["options"], dict[str, DeploymentOption])
         self.paths: tuple[DeclaredPath, ...] = ()
         self.options: dict[str, DeploymentOption] = {}
@@ -105,12 +106,12 @@ class Model:
             _check_planned(self, self.planned)
 
     def _family_options(self) -> dict[str, DeploymentOption]:
-        """The family's options that a path goes through: others would run for nothing."""
+        """Return the family's options that are on a path: others would run idle."""
         named = {option for path in self.paths for option in path.options}
         return {name: option for name, option in self.usual.items() if name in named}
 
     def build_plan(self, options: dict[str, DeploymentOption], types: dict[str, tuple[Path, ...]]) -> ModelPlan:
-        """The model deployed as ``options``, with the paths of each request type."""
+        """Return the model deployed as ``options``, with paths by request type."""
         goals = self.planned.goals if self.planned is not None else planned_spec.TailLatencyGoals()
         return ModelPlan(
             family=self.declared.family,
@@ -132,18 +133,19 @@ class Model:
         )
 
     def _declared_sampling(self) -> SamplingDefaults | None:
-        """Declared sampling, if there is any: an earlier build rejects the field."""
+        """Return the declared sampling, if there is any: an earlier build rejects the field."""
         said = self.declared.sampling_defaults
         return None if said == SamplingDefaults() else said
 
     def unit_task_name(self, component: str) -> str:
-        """Name of the unit task that runs ``component``, which may be another model's."""
+        """Return the name of the unit task of ``component``, maybe another model's."""
         return task_name(self.kinds[component], self.shares.get(component, self.name), component)
 
     def request_types(self) -> Iterator[frozenset[str]]:
-        """All sets of components that a request may use: any encoders, what is always used, with or without speech.
+        """Yield all sets of components that a request may use.
 
-        Of a model that both chats and makes pictures a request uses one side alone.
+        A set has any encoders, the required components, and speech or not. A request to a model that both chats and
+        generates images uses one side alone.
         """
         for way in catalog.component_chains(self.components, self.kinds):
             encoders = sorted(self.optional_components() & {*way})
@@ -156,12 +158,12 @@ class Model:
                         yield frozenset([*chosen, *always, *speech])
 
     def optional_components(self) -> set[str]:
-        """Components that a request uses if it brings media for them: encoders, also of first frames."""
+        """Return components that a request uses only with media for them: encoders, also of first frames."""
         frames = {part for part in self.components if self.kinds.get(part) == "encode-frame"}
         return {*self.encoders.values(), *frames}
 
     def required_components(self) -> list[str]:
-        """Components that every request uses, such as the thinker; see ``types``."""
+        """Return the components that every request uses, such as the thinker; see ``types``."""
         return [part for part in self.components if part not in {*SPEECH, *self.optional_components()}]
 
 
@@ -173,7 +175,7 @@ def _convert_family_field(family: str, value: Any, kind: type[T]) -> T:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise BadRequest(f"the family {family} says something wrong about its deployment: {error}") from error
+        raise BadRequest(f"the family {family} has an invalid deployment: {error}") from error
 
 
 def _check_components(model: Model) -> None:
@@ -185,28 +187,28 @@ def _check_components(model: Model) -> None:
         require_valid_model(
             subject_token(component) == component,
             model.name,
-            f"component {component!r} may have letters, digits, - and _",
+            f"component {component!r} must consist of letters, digits, - and _",
         )
         kind = model.kinds.get(component, "")
         require_valid_model(
             subject_token(kind) == kind,
             model.name,
-            f"component {component} has no kind of unit task of letters, digits, - and _: add it to 'tasks'",
+            f"component {component} needs a kind of unit task of letters, digits, - and _: add it to 'tasks'",
         )
     for name, value in msgspec.structs.asdict(model.declared.image_defaults).items():
         require_valid_model(value is None or value >= 0, model.name, f"image_defaults has {name} {value}")
     for modality, component in model.encoders.items():
         require_valid_model(
-            component in known, model.name, f"encoder of {modality} is {component!r}, which is no component"
+            component in known, model.name, f"encoder of {modality} is {component!r}, which is not a component"
         )
     detector = model.declared.speech_detector
     require_valid_model(
         detector in ("", *SPEECH_DETECTORS),
         model.name,
-        f"speech_detector {detector!r} is not known: it is {' or '.join(SPEECH_DETECTORS)}",
+        f"speech_detector {detector!r} is unknown: it must be {' or '.join(SPEECH_DETECTORS)}",
     )
     strange = sorted(set(model.kinds) - known)
-    require_valid_model(not strange, model.name, f"tasks name {strange}, which are no components")
+    require_valid_model(not strange, model.name, f"tasks name {strange}, which are not components")
     require_valid_model(
         bool(model.required_components()), model.name, "has nothing that every request uses, such as a thinker"
     )
@@ -217,7 +219,7 @@ def _check_adapters(model: Model) -> None:
     if not adapters:
         return
     own = LANGUAGE_COMPONENTS & set(model.components)
-    require_valid_model(bool(own), model.name, "has adapters, and no language model that they could change")
+    require_valid_model(bool(own), model.name, "has adapters, but no language model for them")
     for component in sorted(own & model.shares.keys()):
         require_valid_model(
             False,
@@ -231,7 +233,7 @@ def _check_adapters(model: Model) -> None:
 
 def _check_cells(model: Model) -> None:
     cells = model.declared.cells
-    require_valid_model(0 <= cells <= MAX_CELLS, model.name, f"has {cells} cells: they are 0 to {MAX_CELLS}")
+    require_valid_model(0 <= cells <= MAX_CELLS, model.name, f"has {cells} cells: it must have 0 to {MAX_CELLS}")
     require_valid_model(
         not cells or model.planned is None, model.name, "is planned: its 'cells' are those of 'planned'"
     )
@@ -241,9 +243,7 @@ def _check_cells(model: Model) -> None:
 def _check_planned(model: Model, planned: planned_spec.PlannedModel) -> None:
     for field in ("options", "paths"):
         told = getattr(model.declared, field) is not None
-        require_valid_model(
-            not told, model.name, f"is planned, so it may not have {field!r} as well: leave one of both out"
-        )
+        require_valid_model(not told, model.name, f"is planned, so it cannot have {field!r}: leave one of them out")
     planned_spec.check_planned_model(model.name, planned)
 
 
@@ -262,18 +262,18 @@ def _check_option(model: Model, name: str, option: DeploymentOption) -> None:
     require_valid(bool(option.components), "has no component")
     require_valid(option.service in SERVICES, f"has service {option.service!r}; there is {', '.join(SERVICES)}")
     require_valid(option.replicas >= 0, f"has {option.replicas} replicas")
-    require_valid(not option.cell, "says 'cell', which plans alone say: give the model 'cells'")
-    require_valid(not option.of, "says 'of', which plans alone say: name the other model's option in a path")
+    require_valid(not option.cell, "has 'cell', which only plans have: give the model 'cells'")
+    require_valid(not option.of, "has 'of', which only plans have: name the other model's option in a path")
     require_valid(
         not option.engine or ":" in option.engine, f"has engine {option.engine!r}: it must name module:function"
     )
     stages = (option.vllm or {}).get("pipeline_parallel", 1)
     require_valid(
-        isinstance(stages, int) and stages >= 1, f"has pipeline_parallel {stages!r}: it is a whole number above 0"
+        isinstance(stages, int) and stages >= 1, f"has pipeline_parallel {stages!r}: it must be a whole number above 0"
     )
     require_valid(
         not option.gpus % int(stages),
-        f"has {option.gpus} GPUs for a pipeline of {stages}: 'gpus' is a multiple of it, the degree of tensor "
+        f"has {option.gpus} GPUs for a pipeline of {stages}: 'gpus' must be a multiple of it, the degree of tensor "
         "parallelism times pipeline_parallel",
     )
 

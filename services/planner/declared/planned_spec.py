@@ -1,8 +1,10 @@
-"""Declaration of a planned model by an operator: from which profile, for which goal. Data and their checks.
+"""Declaration of a planned model by an operator: its profile and its goal. Data and their checks.
 
-{"family": "...", "checkpoint": "...", "planned": {
-    "profile": "q.json", "goal": "throughput", "rate": 12.0, "mix": {"vision+thinker": 0.6, "thinker": 0.4},
-    "goals": {"first_token": 1.0}, "options": ["E", "L"], "headroom": 0.2}}
+For example:
+
+    {"family": "...", "checkpoint": "...", "planned": {
+        "profile": "q.json", "goal": "throughput", "rate": 12.0, "mix": {"vision+thinker": 0.6, "thinker": 0.4},
+        "goals": {"first_token": 1.0}, "options": ["E", "L"], "headroom": 0.2}}
 """
 
 import math
@@ -12,21 +14,23 @@ import msgspec
 
 from omnibus.errors import BadRequest
 
-#: What may be planned for: most requests within the GPUs, or fewest GPUs for a rate.
+#: Planning goals: most requests within the GPUs, or fewest GPUs for a rate.
 THROUGHPUT, GPUS = "throughput", "gpus"
-#: The value of ``options`` that adds every set of components to those that were measured.
+#: The value of ``options`` that adds every set of components to the measured ones.
 ALL = "all"
-#: Rules of others that a model may be planned by, to compare with: all on every GPU, the planner paper's greedy cells,
+#: Rules of others to plan by, for comparisons: all components on every GPU, the planner paper's greedy cells,
 #: TriInfer's Algorithm 2, ModServe's load over capacity. Empty: the best deployment.
 EXACT, MONOLITH, GREEDY_CELLS, TRIINFER, MODSERVE = "", "monolith", "greedy_cells", "triinfer", "modserve"
 POLICIES = (EXACT, MONOLITH, GREEDY_CELLS, TRIINFER, MODSERVE)
-#: The largest cell.
+#: GPUs of the largest cell.
 MAX_CELL_GPUS = 256
 
 
 class GpuType(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """GPUs of one type: how many, the memory of one in GB (0: unknown), and its price: for an hour in the declared
-    currency, else in any unit.
+    """GPUs of one type: their number, memory, and price.
+
+    ``memory_gb`` is that of one GPU (0: unknown). With a declared currency the price is for an hour in it; otherwise it
+    is in any unit.
     """
 
     count: int
@@ -35,14 +39,15 @@ class GpuType(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def weight(self) -> float:
-        """The price as options are compared by it: one without a price counts as 1."""
+        """Price for the comparison of options: 1 without a price."""
         return 1.0 if self.price is None else self.price
 
 
 class DeclaredNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A node with ``gpus`` of type ``gpu``; a replica does not span two.
+    """A node with ``gpus`` of type ``gpu``; a replica cannot span two.
 
-    ``link_gb_s`` is what its network link carries in each direction, in GB/s (10 Gbit/s are 1.25); None: unknown.
+    ``link_gb_s`` is the bandwidth of its network link in each direction, in GB/s (10 Gbit/s are 1.25). None means
+    unknown.
     """
 
     gpus: int
@@ -67,14 +72,16 @@ class TailLatencyGoals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class PlannedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Planning parameters of a model.
 
-    ``profile`` is a file, relative to the declarations; empty: the store's profile of the model. ``rate`` in
-    req/s is what to plan for; with goal "throughput" only its proportion to other models counts. ``mix`` are
-    shares by request type (None: the profile's); one deployment also serves each of ``mixes``. ``options`` are
-    the only ones to use (None: those of the profile), or "all": also those that were not measured, estimated.
-    ``cells`` above 0: cells of 1, 2, 4, ... up to so many GPUs instead of one deployment. ``adapt``: plan again
-    as the load changes; ``headroom`` is the part of the rate to have spare, with goal "gpus". ``policy`` is the rule to
-    plan by, one of ``POLICIES``. ``learn``: plan with the seconds that executors take while they serve. ``spares`` are
-    executors of each component that are ready beyond what the load and ``headroom`` need, with goal "gpus".
+    ``profile`` is a file, relative to the declarations; empty means the store's profile of the model. ``rate`` in req/s
+    is the planned one; with goal "throughput" only its proportion to other models counts. ``mix`` are shares by request
+    type (None: the profile's), and one deployment also serves each of ``mixes``. ``options`` are the only ones to use
+    (None: those of the profile). The value "all" adds estimated options that were not measured. With ``cells`` above 0,
+    the plan has cells of 1, 2, 4, ... up to so many GPUs instead of one deployment.
+
+    With ``adapt``, the planner plans again as the load changes. ``headroom`` is the spare fraction of the rate, with
+    goal "gpus". ``policy`` is the rule to plan by, one of ``POLICIES``. With ``learn``, plans use the measured seconds
+    of executors while they serve. ``spares`` are executors of each component that are ready beyond the needs of load
+    and ``headroom``, with goal "gpus".
     """
 
     profile: str = ""
@@ -93,7 +100,7 @@ class PlannedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def check_planned_model(model: str, asked: PlannedModel) -> None:
-    """Raises ``BadRequest`` that names the model and the field at fault."""
+    """Raises ``BadRequest`` with the model and the invalid field."""
 
     def require_valid(good: bool, fault: str) -> None:
         if not good:
@@ -113,8 +120,8 @@ def check_planned_model(model: str, asked: PlannedModel) -> None:
     require_valid(asked.policy in POLICIES, f"policy is {asked.policy!r}; there is {known}, and none for the best plan")
     require_valid(asked.cells == 0 or not asked.mixes, "cells cannot be planned for several mixes: leave out 'mixes'")
     fits = asked.policy in (EXACT, GREEDY_CELLS)
-    require_valid(fits or not asked.cells, f"policy {asked.policy!r} knows no cells: leave 'cells' out")
-    require_valid(fits or not asked.mixes, f"policy {asked.policy!r} knows one mix: leave 'mixes' out")
+    require_valid(fits or not asked.cells, f"policy {asked.policy!r} does not support cells: leave 'cells' out")
+    require_valid(fits or not asked.mixes, f"policy {asked.policy!r} supports only one mix: leave 'mixes' out")
     require_valid(
         asked.policy != GREEDY_CELLS or asked.cells > 0, f"policy {GREEDY_CELLS!r} needs 'cells', the largest"
     )
@@ -125,7 +132,7 @@ def check_planned_model(model: str, asked: PlannedModel) -> None:
 
 
 def check_gpus(gpus: Mapping[str, GpuType], nodes: Mapping[str, DeclaredNode], currency: str = "") -> None:
-    """Raises ``BadRequest`` that names the GPU type or node at fault. With a ``currency`` each type needs a price."""
+    """Raises ``BadRequest`` with the invalid GPU type or node. With a ``currency`` each type needs a price."""
     for name, kind in gpus.items():
         _require_valid(kind.count >= 0, f"gpus: there are {kind.count} of type {name!r}")
         _require_valid(

@@ -9,9 +9,10 @@ from services.planner.declared.model import Model, require_valid_model
 
 
 def shared_options(model: Model, models: Mapping[str, Model]) -> dict[str, DeploymentOption]:
-    """Options of other models in ``model``'s paths, such as ``a/E``, as they stand in its plan.
+    """Return options of other models in ``model``'s paths, such as ``a/E``.
 
-    Raises ``BadRequest`` when a share or a path names what is not there, or does not fit.
+    They are as in the model's plan. Raises ``BadRequest`` if a share or a path names an unknown or unsuitable component
+    or option.
     """
     for component, other in model.shares.items():
         check_share(model, component, other, models)
@@ -26,21 +27,21 @@ def shared_options(model: Model, models: Mapping[str, Model]) -> dict[str, Deplo
 
 
 def check_share(model: Model, component: str, other: str, models: Mapping[str, Model]) -> None:
-    """Raises ``BadRequest`` when ``model`` cannot have ``component`` from ``other``."""
+    """Raises ``BadRequest`` if ``model`` cannot have ``component`` from ``other``."""
 
     def require_valid(good: bool, fault: str) -> None:
         require_valid_model(good, model.name, f"shares {component} with {other!r}, {fault}")
 
-    require_valid(component in model.components, f"but has no such component; it has {', '.join(model.components)}")
+    require_valid(component in model.components, f"but has no {component}; it has {', '.join(model.components)}")
     require_valid(other != model.name, "which is itself")
     require_valid(
         other in models,
-        f"which is no declared model; there is {join_names([name for name in models if name != model.name])}",
+        f"which is not declared; there is {join_names([name for name in models if name != model.name])}",
     )
     owner = models[other]
-    require_valid(component in owner.components, f"which has no such component; it has {', '.join(owner.components)}")
+    require_valid(component in owner.components, f"which has no {component}; it has {', '.join(owner.components)}")
     in_cells = owner.declared.cells or (owner.planned is not None and owner.planned.cells)
-    require_valid(not in_cells, "which is in cells: they serve its own requests alone")
+    require_valid(not in_cells, "which is in cells: they serve only its own requests")
     further = owner.shares.get(component)
     require_valid(further is None, f"which has it from {further!r}: name that one")
     mine, theirs = model.kinds[component], owner.kinds[component]
@@ -48,13 +49,13 @@ def check_share(model: Model, component: str, other: str, models: Mapping[str, M
     difference = _first_difference(model, owner, component)
     require_valid(
         not difference,
-        f"but {difference}: executors of {other} would answer otherwise; leave the share out, or take a checkpoint "
+        f"but {difference}: executors of {other} would answer otherwise; leave the share out, or use a checkpoint "
         f"whose {component} is the same",
     )
 
 
 def _first_difference(model: Model, owner: Model, component: str) -> str:
-    """The first thing in which ``component`` differs in both models; empty where it does not, or nobody can say."""
+    """Return the first difference of ``component`` in both models; empty if equal or unknown."""
     mine, theirs = component_identity(model, component), component_identity(owner, component)
     if mine is None or theirs is None:
         return ""
@@ -74,9 +75,7 @@ def _shared_option(model: Model, name: str, models: Mapping[str, Model]) -> Depl
     shared = [component for component in model.components if model.shares.get(component) == other]
     require_valid(bool(shared), f"'shares' names no component of {other}")
     offered = models[other].options
-    require_valid(
-        option in offered, f"{other} declares no option {option!r} of its own; there is {join_names(offered)}"
-    )
+    require_valid(option in offered, f"{other} declares no option {option!r}; there is {join_names(offered)}")
     runs = tuple(component for component in shared if component in offered[option].components)
     require_valid(bool(runs), f"it runs {', '.join(offered[option].components)}, not the shared {', '.join(shared)}")
     return DeploymentOption(components=runs, service=offered[option].service, replicas=0, of=name)

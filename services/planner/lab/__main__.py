@@ -1,8 +1,8 @@
 """``python -m services.planner.lab``: runs experiments. The command is `omnibus lab`; `make lab` writes the page.
 
-python -m services.planner.lab                 the list
+python -m services.planner.lab                 list the experiments
 python -m services.planner.lab NAME ...        run and print
-python -m services.planner.lab --write [--all] run what the code has changed for, or all; write docs/lab.md
+python -m services.planner.lab --write [--all] run those with changed code, or all; write docs/lab.md
 """
 
 import argparse
@@ -30,7 +30,7 @@ PAGE = "docs/lab.md"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 when all experiments were run."""
+    """Run the command, and return 0 if all experiments ran."""
     options = _parse_arguments(arguments)
     try:
         if unknown := sorted(set(options.names) - EXPERIMENTS.keys()):
@@ -45,7 +45,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _print_results(options: argparse.Namespace) -> None:
-    """Print the results of the experiments that were named as they come, or the list of all."""
+    """Print results of the named experiments, or the list of all.
+
+    Results are printed as experiments end.
+    """
     if not options.names:
         every = [
             {"name": each.name, "title": each.title, "figures": each.figures, "paper": PAPERS[each.paper]}

@@ -1,6 +1,7 @@
-"""The code that an experiment measures, as a digest: what its module imports of the planner and of simulated engines.
+"""Digest of the code that an experiment measures: its module and its imports of measured packages.
 
-Comments, docstrings and layout do not count: a result is stale when the code does something else.
+These are the planner and simulated engines. Comments, docstrings and layout do not count: a result is stale only if the
+code behaves differently.
 """
 
 import ast
@@ -10,7 +11,7 @@ from hashlib import blake2b
 from importlib.util import find_spec
 from pathlib import Path as File
 
-#: Packages and modules whose code is measured. What they import beyond these is data and plumbing.
+#: Packages and modules whose code is measured. Their other imports are data and plumbing.
 MEASURED = (
     "services.planner.lab",
     "services.planner.simulate",
@@ -22,14 +23,17 @@ MEASURED = (
     "omnibus.plan",
     "omnibus.families.image_tokens",
 )
-#: Modules of the lab that only show what was measured.
+#: Modules of the lab that only present measurements.
 _SHOWING = tuple(
     f"services.planner.lab.{name}" for name in ("digest", "page", "results", "svg", "registry", "__main__")
 )
 
 
 def code_digest(module: str) -> str:
-    """Digest of the code of ``module`` and of all that it imports of ``MEASURED``; 16 hex digits."""
+    """Return the digest of ``module`` and its imports of ``MEASURED``.
+
+    It has 16 hex digits.
+    """
     found: dict[str, str] = {}
     waiting = [module]
     while waiting:
@@ -42,7 +46,7 @@ def code_digest(module: str) -> str:
 
 @cache
 def _module_file(name: str) -> File | None:
-    """File of a module whose code is measured; None for all others and for what is no module."""
+    """Return the file of a measured module; None for other names."""
     if not name.startswith(MEASURED) or name in _SHOWING:
         return None
     try:

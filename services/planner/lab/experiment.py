@@ -1,16 +1,16 @@
-"""Experiments and what they find, as data."""
+"""Experiments and their findings, as data."""
 
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import msgspec
 
-#: A value of a table: text, or a number that is shown with three digits.
+#: A value of a table: text, or a number with three significant digits.
 Value = str | float | int
 
 
 class PaperClaim(msgspec.Struct, frozen=True):
-    """One figure of a paper: what it is, what the paper has, and what is measured here."""
+    """One figure of a paper: its name, the paper's value, and ours."""
 
     what: str
     paper: str
@@ -26,7 +26,7 @@ class Table(msgspec.Struct, frozen=True):
 
 
 class Plot(msgspec.Struct, frozen=True):
-    """Lines, or bars, of (x, y) by name. With bars x is the number of the group, ``groups`` its name."""
+    """Lines or bars of (x, y) by name. For bars, x is an index into ``groups``."""
 
     title: str
     x: str
@@ -37,7 +37,10 @@ class Plot(msgspec.Struct, frozen=True):
 
 
 class Findings(msgspec.Struct, frozen=True):
-    """Findings of an experiment. ``conditions`` say what was simulated, ``remarks`` why figures differ."""
+    """Findings of an experiment.
+
+    ``conditions`` describe the simulation, and ``remarks`` the reasons for different figures.
+    """
 
     conditions: tuple[str, ...]
     claims: tuple[PaperClaim, ...]
@@ -47,7 +50,10 @@ class Findings(msgspec.Struct, frozen=True):
 
 
 class Experiment(NamedTuple):
-    """An experiment: a ``name`` for the command line, the ``figures`` of the ``paper`` that it repeats, and ``run``."""
+    """An experiment.
+
+    ``name`` is for the command line, ``figures`` are those of ``paper`` that it repeats, and ``run`` runs it.
+    """
 
     name: str
     title: str
@@ -57,5 +63,5 @@ class Experiment(NamedTuple):
 
 
 def times(value: float) -> str:
-    """A ratio as text."""
+    """Format a ratio."""
     return f"{value:.2f}x"

@@ -1,12 +1,12 @@
-"""Goodput of simulated executors on eight GPUs: first come first served, scheduled by stages, and planned in shape.
+"""Goodput of simulated executors on eight GPUs: first come first served, staged, and planned.
 
-TriInfer's ablation (section 5.3, figure 10) in shape, in virtual time (``staged_cluster.py``); per GPU. The three
-systems differ in one thing each:
+The setting has the shape of TriInfer's ablation (section 5.3, figure 10), in virtual time (``staged_cluster.py``), per
+GPU. The three systems differ in one aspect each:
 
-    naive     every GPU runs everything; whoever came first goes first, and whole prompts stop those who decode
-    staged    every GPU runs everything, and the schedule of the real engines says what goes into a step
-    planned   what the planner's exact solver chooses among E, P, D, EP, ED, PD and EPD, from seconds at saturation, and
-              what a replay of requests makes better of it; executors of it step by the same schedule
+    naive     every GPU runs all stages; requests run in order of arrival, and whole prompts stall decoding
+    staged    every GPU runs all stages, and the schedule of the real engines chooses the work of each step
+    planned   the planner's exact solver chooses among E, P, D, EP, ED, PD and EPD, from seconds at saturation;
+              a replay of requests improves its choice, and executors step by the same schedule
 """
 
 from collections.abc import Iterator, Mapping
@@ -48,14 +48,14 @@ BY_STAGE = {name: name for name in ("E", "P", "D", "EP", "ED")}
 
 @cache
 def solver_of(setting: StageGoals) -> Solver:
-    """The planner's solver for the seconds of saturated replicas."""
+    """Return the planner's solver for the seconds of saturated replicas."""
     options = {name: SolverOption(parts) for name, parts in OPTIONS.items()}
     problem = PlanningProblem(STAGES, options, {"caption": RequestType(STAGES, 1.0)}, tuple(pairwise(STAGES)))
     return Solver(build_lattice(problem, lambda _, option, role: seconds(setting, option, role)))
 
 
 def seconds(setting: StageGoals, option: str, parts: tuple[str, ...]) -> float:
-    """Of a saturated replica, per request."""
+    """Return a saturated replica's seconds per request."""
     loads = {VISION: ComponentLoad(tokens=IMAGE), **dict.fromkeys((P, D), ComponentLoad(tokens=IMAGE + WORDS))}
     demand = {"caption": TypeDemand(1.0, {part: loads[part] for part in parts})}
     inflight = 2 * setting.decode_slots
@@ -65,7 +65,7 @@ def seconds(setting: StageGoals, option: str, parts: tuple[str, ...]) -> float:
 
 
 def route(setting: StageGoals, replicas: Mapping[str, int]) -> StagedShape | None:
-    """``replicas`` with the ways that serve most; None when they do not run every stage."""
+    """Return ``replicas`` with the paths that serve most; None if they do not run every stage."""
     frame = solver_of(setting).frame
     served = frame.solve_flow(
         np.array([float(replicas.get(name, 0)) for name in frame.network.option_names]), frame.network.type_shares()
@@ -81,13 +81,16 @@ def route(setting: StageGoals, replicas: Mapping[str, int]) -> StagedShape | Non
 def judge(
     setting: StageGoals, replicas: Mapping[str, int], beyond: float = 0.0, lasts: float = 60.0, precision: float = 0.1
 ) -> float:
-    """Goodput of ``replicas`` per GPU; ``beyond`` when it is not more than that."""
+    """Return the goodput of ``replicas`` per GPU; ``beyond`` if it is not higher."""
     shape = route(setting, replicas)
     return 0.0 if shape is None else goodput(shape, setting, lasts, precision, beyond)
 
 
 def proposals(setting: StageGoals) -> Iterator[Mapping[str, int]]:
-    """The solver's best of all options and of those of each of TriInfer's methods, and what Algorithm 2 compares."""
+    """Yield the solver's best over all options and over each TriInfer method's.
+
+    The candidates of Algorithm 2 follow.
+    """
     solver, methods = solver_of(setting), (OPTIONS, ("EP", "D"), ("ED", "P"), ("E", "P", "D"))
     for options in methods:
         without = tuple(name for name in OPTIONS if name not in options)
@@ -97,7 +100,7 @@ def proposals(setting: StageGoals) -> Iterator[Mapping[str, int]]:
 
 
 def planned(setting: StageGoals = TEXTCAPS, lasts: float = 60.0, precision: float = 0.1) -> tuple[StagedShape, float]:
-    """The planned shape and its goodput per GPU."""
+    """Return the planned shape and its goodput per GPU."""
     replicas, rate = improve_goodput(
         proposals(setting),
         dict.fromkeys(OPTIONS, 1),
@@ -112,7 +115,10 @@ def planned(setting: StageGoals = TEXTCAPS, lasts: float = 60.0, precision: floa
 def best_listed(
     setting: StageGoals, lasts: float = 60.0, precision: float = 0.1, beyond: float = 0.0
 ) -> tuple[dict[str, int], float]:
-    """The best of all shapes that TriInfer's exhaustive search lists and its goodput, if it is more than ``beyond``."""
+    """Return the best shape of TriInfer's exhaustive search, and its goodput.
+
+    It must exceed ``beyond``.
+    """
     best: dict[str, int] = {}
     for replicas in baselines.triinfer_shapes(GPUS):
         found = judge(setting, replicas, beyond, lasts, precision)
@@ -124,7 +130,10 @@ def best_listed(
 def chosen_method(
     setting: StageGoals, lasts: float = 60.0, precision: float = 0.1
 ) -> tuple[str, dict[str, int], float]:
-    """Choice of TriInfer's Algorithm 2 by replaying the same requests under each method, and its goodput per GPU."""
+    """Run TriInfer's Algorithm 2, and return its choice and goodput per GPU.
+
+    It replays the same requests under each method.
+    """
     return baselines.plan_triinfer(
         solver_of(setting).frame,
         BY_STAGE,

@@ -1,4 +1,4 @@
-"""ModServe's figures 14, 18 and 19: image and text instances apart, scheduled and routed by modality."""
+"""ModServe's figures 14, 18 and 19: separate image and text instances, scheduled and routed by modality."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -15,14 +15,17 @@ from services.planner.simulate.outcome import SimulationOutcome
 
 KINDS = {"image": "encode", "thinker": "think"}
 SPLIT_KINDS = {"image": "encode", "prefill": "prefill", "decode": "decode"}
-#: Seconds of load, and how precisely the most load is determined.
+#: Seconds of load, and relative precision of the highest load.
 _SECONDS, _PRECISION = 20.0, 0.1
 _LOADS = (0.5, 0.7, 0.85, 1.0)
 
 
 class ServedModel(NamedTuple):
-    """A model: seconds per image token on one GPU, on four and on eight, per prompt token on four and
-    eight, and a step."""
+    """A model, with its seconds.
+
+    ``encode`` fields are per image token on one, four and eight GPUs. ``prompt`` fields are per prompt token on four
+    and eight. ``step`` is one step.
+    """
 
     name: str
     sizes: ImageModel
@@ -44,7 +47,7 @@ INTERNVL_26B = ServedModel("InternVL 2.5 26B", ImageModel("internvl", True), 1.3
 
 
 class ServingSystem(NamedTuple):
-    """A system: executors by option on 32 GPUs, and how requests are routed."""
+    """A system: executors by option on 32 GPUs, and the routing of requests."""
 
     replicas: Mapping[str, int]
     rules: RoutingRules
@@ -62,7 +65,10 @@ _FULL = "+ routing"
 
 @cache
 def build_model(served: ServedModel) -> LabModel:
-    """Monolith M, image instance E, text instance L, and S, which is L with the schedule that follows goals."""
+    """Return a model with the options M, E, L and S.
+
+    They are a monolith, an image instance, a text instance, and a text instance with the schedule that follows goals.
+    """
     components = {
         "image": {"slots": 2, "batch": {"base": 0.004, "per_token": served.encode}},
         "thinker": {
@@ -86,7 +92,10 @@ def build_model(served: ServedModel) -> LabModel:
 
 @cache
 def isolated_seconds(served: ServedModel) -> dict[str, float]:
-    """Seconds to the first token of one request by itself on the monolith, by request type."""
+    """Return seconds to the first token of a request alone, by type.
+
+    The request runs on the monolith.
+    """
     text, image = usual_sizes(served.sizes, 0)["prompt_tokens"], usual_sizes(served.sizes, 1)
     return {
         "thinker": 0.006 + served.prompt * text + served.step,
@@ -104,13 +113,13 @@ def run_system(
 
 
 def meets_goals(served: ServedModel, run: SimulationOutcome, factor: float) -> bool:
-    """Return whether 90 % of the requests of each type have their first token in time."""
+    """Return True if 90 % of each type have their first token in time."""
     alone = isolated_seconds(served)
     return all(each.p90.get("first_token", 0.0) <= factor * alone[each.kind] for each in run.types)
 
 
 def most_load(served: ServedModel, replicas: Mapping[str, int], rules: RoutingRules, factor: float) -> float:
-    """The most req/s that are served in time."""
+    """Return the highest req/s that are served in time."""
     plan = build_model(served).route(replicas).models[MODEL]
 
     def keeps_up(rate: float) -> bool:
@@ -125,7 +134,7 @@ def most_load(served: ServedModel, replicas: Mapping[str, int], rules: RoutingRu
     return low
 
 
-#: Requests and their sizes in all experiments with these models.
+#: Requests and sizes in all experiments with these models.
 AZURE_LIKE = "Azure-like requests: 48 % with images (1 to 16, mean 2.6), gaps with a coefficient of variation of 1.5"
 SIZES = (
     "Prompts have 60 tokens in the median, which the paper calls few, without a figure. An image has 500 pixels a side "
@@ -133,7 +142,7 @@ SIZES = (
     "tokens in the mean, for Llama, and 1 to 13 tiles, 1,893 tokens, for InternVL, whose tiles follow from an image's "
     "shape"
 )
-#: Why InternVL may gain less apart than in the paper.
+#: Explanation of a smaller gain of InternVL than in the paper.
 BATCH_REMARK = (
     "InternVL gains less than Llama, other than in the paper, which says why it gained more: in a monolith prefill "
     "contends with encoding, and its encoder loses by batches. It publishes no seconds of batches; here a batch costs "
@@ -151,7 +160,7 @@ _CONDITIONS = (
 
 
 def compare_systems() -> Findings:
-    """Figure 14."""
+    """Reproduce figure 14."""
     rows: list[tuple[Value, ...]] = []
     plots, claims = [], []
     gains: list[float] = []
@@ -190,12 +199,12 @@ def compare_systems() -> Findings:
 
 
 def order_remark(llama: float, internvl: float) -> tuple[str, ...]:
-    """Return why InternVL gains less than Llama, where it does."""
+    """Return the reason why InternVL gains less than Llama, if it does."""
     return (BATCH_REMARK,) if internvl < llama else ()
 
 
 def compare_instances() -> Findings:
-    """Figure 18."""
+    """Reproduce figure 18."""
     rows: list[tuple[Value, ...]] = []
     best: dict[str, float] = {}
     for served in (LLAMA, INTERNVL_26B):
@@ -226,7 +235,10 @@ def compare_instances() -> Findings:
 
 @cache
 def build_split_model(served: ServedModel) -> LabModel:
-    """Prefill on eight GPUs with an encoder in it, or apart from eight encoders on one GPU each; decode has room."""
+    """Return a model with prefill and encoder combined, or separate.
+
+    Prefill runs on eight GPUs, with an encoder in it or with eight encoders on one GPU each; decode has spare capacity.
+    """
     components = {
         "image": {"slots": 2, "batch": {"base": 0.004, "per_token": served.encode}},
         "prefill": {"slots": 4, "batch": {"base": 0.006, "per_token": served.prompt_tp8}},
@@ -246,7 +258,7 @@ def build_split_model(served: ServedModel) -> LabModel:
 
 
 def compare_split() -> Findings:
-    """Figure 19."""
+    """Reproduce figure 19."""
     served = INTERNVL_26B
     model = build_split_model(served)
     plans = {

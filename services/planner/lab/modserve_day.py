@@ -1,7 +1,7 @@
-"""ModServe's figure 16: GPUs for a day of the Azure trace whose images come in a burst.
+"""ModServe's figure 16: GPUs for a day of the Azure trace with a burst of images.
 
-Rates and images of each hour are read off the published plots of the Azure LMM trace of 2025 (Microsoft, CC-BY 4.0),
-2024-10-18; sizes and gaps are those of ``workloads``.
+Rates and images of each hour are read off the published plots of the Azure LMM trace of 2025, 2024-10-18 (Microsoft,
+CC-BY 4.0). Sizes and gaps are those of ``workloads``.
 """
 
 from functools import cache
@@ -18,7 +18,10 @@ from services.planner.lab.world import MODEL, LabModel
 
 
 class TraceHour(NamedTuple):
-    """Requests a minute with text alone and with images, and images of one of these."""
+    """Requests per minute of an hour, with text alone and with images.
+
+    ``images`` is the mean number of images in one of the latter.
+    """
 
     text: float
     image: float
@@ -34,20 +37,20 @@ _DAY = tuple(TraceHour(*each) for each in (
 ))  # fmt: skip
 #: Hours of the burst, in which requests have four images and more.
 _BURST = range(9, 19)
-#: GPUs that monoliths take in the busiest hour without any to spare: half of the paper's cluster.
+#: GPUs of monoliths for the busiest hour without headroom: half of the paper's cluster.
 _PEAK_GPUS, _MONOLITH_GPUS = 64, 4
-#: Goals as a multiple of what a request takes alone.
+#: Goals as a multiple of the time of a request alone.
 _FACTOR = 40.0
-#: Parts of the rate to spare that are tried, until goals are met.
+#: Fractions of headroom to try until goals are met.
 _HEADROOMS = (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0)
-#: Requests that an hour is simulated by, and seconds at least.
+#: Requests of the simulation of an hour, and its shortest duration in seconds.
 _REQUESTS, _MIN_SECONDS = 1000, 8.0
 _OPTIONS = {MONOLITH: ("M",), MODSERVE: ("E", "S"), PLANNED: ("M", "E", "S")}
 _POLICIES = {MONOLITH: "monolith", MODSERVE: "modserve", PLANNED: ""}
 
 
 class HourPlan(NamedTuple):
-    """GPUs of a plan by option, and whether it meets the goals."""
+    """GPUs of a plan by option; ``met`` is true if it meets the goals."""
 
     gpus: dict[str, int]
     met: bool
@@ -59,7 +62,7 @@ class HourPlan(NamedTuple):
 
 
 def hour_model(served: ServedModel, hour: TraceHour) -> LabModel:
-    """``served`` under the requests of an hour."""
+    """Return ``served`` with the request types of an hour."""
     share = hour.image / (hour.text + hour.image)
     types = {
         "image+thinker": TypeProfile(("image", "thinker"), share, dict(usual_sizes(served.sizes, round(hour.images)))),
@@ -70,7 +73,7 @@ def hour_model(served: ServedModel, hour: TraceHour) -> LabModel:
 
 @cache
 def day_scale(served: ServedModel) -> float:
-    """Req/s for each request a minute of the trace: the busiest hour is all that the monoliths can serve."""
+    """Return req/s per request a minute of the trace: the busiest hour fills the monoliths."""
     return min(
         hour_model(served, hour).plan(_PEAK_GPUS, policy="monolith", options=("M",)).capacity[MODEL]
         / (hour.text + hour.image)
@@ -79,7 +82,7 @@ def day_scale(served: ServedModel) -> float:
 
 
 def plan_hour(served: ServedModel, model: LabModel, hour: TraceHour, system: str) -> HourPlan:
-    """The first plan of more and more headroom with which 99 % of the requests are in time."""
+    """Return the first plan, by increasing headroom, with 99 % of requests in time."""
     rate = day_scale(served) * (hour.text + hour.image)
     mix = TrafficMix(rate, hour.image / (hour.text + hour.image), hour.images)
     gpus, found = 4 * _PEAK_GPUS, HourPlan({}, False)
@@ -102,7 +105,7 @@ def _is_in_time(served: ServedModel, plan: ModelPlan, system: str, mix: TrafficM
 
 
 def compare_day() -> Findings:
-    """Figure 16."""
+    """Reproduce figure 16."""
     rows: list[tuple[Value, ...]] = []
     claims, plots, late = [], [], []
     for served, paper in ((LLAMA, "41.3 %"), (INTERNVL_26B, "25 %")):

@@ -1,4 +1,4 @@
-"""ModServe's figures 15 and 17: the most load that is served in time, by GPUs, and by how tight the goals are."""
+"""ModServe's figures 15 and 17: the highest load in time, by GPUs and by goals."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -23,24 +23,24 @@ from services.planner.lab.world import MODEL
 from services.planner.simulate.cluster import RoutingRules
 from services.planner.simulate.outcome import SimulationOutcome
 
-#: GPUs of four, eight and sixteen of the paper's servers; its smallest cluster is that of figure 17 here.
+#: GPUs of four, eight and sixteen of the paper's servers; figure 17 here uses the smallest cluster.
 _GPUS = (32, 64, 128)
-#: Goals as multiples of what a request takes alone, and the one of figure 15: that of figure 14.
+#: Goals as multiples of the time of a request alone, and the one of figure 15: that of figure 14.
 FACTORS = (15.0, 20.0, 30.0, 40.0, 60.0)
 FACTOR = 20.0
-#: Requests that a 99th percentile is of, and seconds of load at least and at most.
+#: Requests of a 99th percentile, and shortest and longest load in seconds.
 _REQUESTS, _MIN_SECONDS, _MAX_SECONDS = 1500, 8.0, 240.0
-#: How precisely the most load is determined, and the least that is looked for, in req/s.
+#: Relative precision of the highest load, and the smallest load to try, in req/s.
 _PRECISION, _LEAST_RATE = 0.05, 0.1
 MONOLITH, MODSERVE, PLANNED = "monolith", "ModServe's rule", "planned"
 #: Executors of figure 14 on 32 GPUs, whose ratio larger clusters keep.
 _FIXED, _FIXED_REPLICAS, _FIXED_GPUS = "5 text : 12 image", {"S": 5, "E": 12}, 32
-#: Monoliths get requests in turn, as the paper's baseline; all others as its section 4.3 says.
+#: Monoliths get requests in turn, as in the paper's baseline; others follow its section 4.3.
 IN_TURN, BY_WORK = RoutingRules(spread_items=False, least_work=False), RoutingRules()
 
 
 class LoadedSystem(NamedTuple):
-    """A deployment, and how requests find its executors."""
+    """A deployment, and the routing of its requests."""
 
     plan: ModelPlan
     rules: RoutingRules
@@ -48,7 +48,10 @@ class LoadedSystem(NamedTuple):
 
 @cache
 def build_systems(served: ServedModel, gpus: int) -> dict[str, LoadedSystem]:
-    """The paper's baseline, its rule and its fixed ratio, and the planner's own plan, each on ``gpus`` GPUs."""
+    """Return the systems to compare, each on ``gpus`` GPUs.
+
+    They are the paper's baseline, its rule and its fixed ratio, and the planner's own plan.
+    """
     model = build_model(served)
     fixed = {option: count * gpus // _FIXED_GPUS for option, count in _FIXED_REPLICAS.items()}
     results = {
@@ -64,8 +67,11 @@ def build_systems(served: ServedModel, gpus: int) -> dict[str, LoadedSystem]:
 
 
 def meets_tail_goals(served: ServedModel, run: SimulationOutcome, factor: float) -> bool:
-    """Return whether, of each type, 99 % of the requests have their first token and their tokens in time: within
-    ``factor`` times what one with a single image, or none, takes alone on the monolith."""
+    """Return True if 99 % of each type meet their goals.
+
+    The goals are for first tokens and for times between tokens. The limit is ``factor`` times the time of a request
+    alone on the monolith, with one image or none.
+    """
     alone = isolated_seconds(served)
     return all(
         each.p99.get("first_token", 0.0) <= factor * alone[each.kind]
@@ -75,7 +81,10 @@ def meets_tail_goals(served: ServedModel, run: SimulationOutcome, factor: float)
 
 
 def most_load(served: ServedModel, system: LoadedSystem, factor: float) -> float:
-    """The most req/s that ``system`` serves in time, 0 where that is less than ``_LEAST_RATE``."""
+    """Return the highest req/s that ``system`` serves in time.
+
+    It is 0 below ``_LEAST_RATE``.
+    """
 
     def keeps_up(rate: float) -> bool:
         seconds = min(_MAX_SECONDS, max(_MIN_SECONDS, _REQUESTS / rate))
@@ -96,7 +105,7 @@ def _gain(found: Mapping[str, float], name: str) -> float:
 
 
 def _ratio(found: Mapping[str, float], name: str) -> str:
-    """``name`` over the monolith."""
+    """Format ``name`` over the monolith."""
     return times(found[name] / found[MONOLITH]) if found[MONOLITH] else f"{found[name]:.3g} req/s, the monolith none"
 
 
@@ -120,7 +129,7 @@ _CONDITIONS = (
 
 
 def compare_loads() -> Findings:
-    """Figure 15."""
+    """Reproduce figure 15."""
     rows: list[tuple[Value, ...]] = []
     plots, claims = [], []
     gains: list[float] = []
@@ -149,7 +158,7 @@ def compare_loads() -> Findings:
 
 
 def compare_goals() -> Findings:
-    """Figure 17."""
+    """Reproduce figure 17."""
     rows: list[tuple[Value, ...]] = []
     plots, claims = [], []
     gains: list[float] = []

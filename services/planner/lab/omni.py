@@ -14,7 +14,7 @@ KINDS = {
     "image": "encode", "video": "encode", "audio": "encode", "thinker": "think", "talker": "talk", "vocoder": "vocode",
 }  # fmt: skip
 #: Seconds that follow from table 1: 15.64 images, 1.28 videos, 34.04 audios, 1.09 texts and 0.28 spoken answers a
-#: second on one GPU. A code stands for 0.2 s of speech: as many are computed in one step, which makes runs short.
+#: second on one GPU. A code stands for 0.2 s of speech: one step computes as many codes, which makes runs short.
 _TIMES = {
     "image": {"slots": 4, "batch": {"base": 0.004, "per_token": 1.0e-4}},
     "video": {"slots": 2, "batch": {"base": 0.02, "per_token": 7.6e-5}},
@@ -48,7 +48,7 @@ _CONDITIONS = (
 
 
 def request_types() -> Iterator[tuple[str, TypeProfile]]:
-    """The eight request types of section 7.2."""
+    """Yield the eight request types of section 7.2."""
     for speaks in (False, True):
         for video in (True, False):
             for audio in (True, False):
@@ -64,13 +64,16 @@ def request_types() -> Iterator[tuple[str, TypeProfile]]:
 
 @cache
 def build_model() -> LabModel:
-    """Qwen 2.5 Omni with the monolith, encoders, language model and speech generator as options."""
+    """Return Qwen 2.5 Omni with its options.
+
+    They are the monolith, encoders, language model and speech generator.
+    """
     single = {"M": {"components": {"talker": {"slots": 1}}}}
     return LabModel(KINDS, engine_times(KINDS, _TIMES, single), _OPTIONS, dict(request_types()))
 
 
 def compare_throughput() -> Findings:
-    """Figure 6a."""
+    """Reproduce figure 6a."""
     model, rows, points, ratios = build_model(), [], dict[str, list[tuple[float, float]]](), []
     for group, gpus in enumerate((8, 16)):
         rates = {}
@@ -105,7 +108,7 @@ def compare_throughput() -> Findings:
 
 
 def compare_latency() -> Findings:
-    """Figure 8 and table 2."""
+    """Reproduce figure 8 and table 2."""
     model = build_model()
     plans = {name: model.plan(16, policy=policy).models[MODEL] for name, policy in (("M", "monolith"), ("planned", ""))}
     full = model.throughput(model.plan(16, policy="monolith"))
@@ -146,12 +149,12 @@ def _run_at(plan: ModelPlan, rate: float, seconds: float) -> SimulationOutcome:
 
 
 def _whole(run: SimulationOutcome, part: float) -> float:
-    """Percentile of the latency of all requests together."""
+    """Return a percentile of the latency of all requests together."""
     return run.percentiles["done"][f"{part:g}"]
 
 
 def _type_table(monolith: SimulationOutcome, planned: SimulationOutcome) -> Table:
-    """Table 2: P50 and P99 by request type."""
+    """Build table 2: P50 and P99 by request type."""
     names = {"image": "I", "video": "V", "audio": "A"}
     rows = []
     for before, after in zip(monolith.types, planned.types, strict=True):

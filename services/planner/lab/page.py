@@ -1,4 +1,4 @@
-"""docs/lab.md from results."""
+"""The page docs/lab.md, from results."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ its code.
 
 
 def write_page(results: Mapping[str, LabResult]) -> str:
-    """The page of all experiments that have results."""
+    """Return the page of all experiments with results."""
     lines = [_HEAD, *_overview(results)]
     for paper, title in PAPERS.items():
         mine = [each for each in EXPERIMENTS.values() if each.paper == paper and each.name in results]
@@ -55,7 +55,7 @@ def _overview(results: Mapping[str, LabResult]) -> Iterator[str]:
 
 
 def _shared_conditions(results: Sequence[LabResult]) -> tuple[str, ...]:
-    """Conditions of several experiments of a paper, in the order of their first use."""
+    """Return the conditions that several experiments share, in order of first use."""
     uses = Counter(condition for result in results for condition in result.findings.conditions)
     return tuple(condition for condition, count in uses.items() if count > 1)
 
@@ -92,7 +92,7 @@ def _experiment_lines(experiment: Experiment, result: LabResult, shared: Sequenc
 
 
 def table_lines(table: Table) -> Iterator[str]:
-    """A table in Markdown."""
+    """Yield the lines of a Markdown table."""
     yield f"**{table.title}**"
     yield ""
     yield f"| {' | '.join(table.columns)} |"
@@ -101,7 +101,7 @@ def table_lines(table: Table) -> Iterator[str]:
 
 
 def format_value(value: Value) -> str:
-    """A value with three digits, or the text."""
+    """Format a value with three digits, or return its text."""
     return value if isinstance(value, str) else f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
@@ -114,6 +114,6 @@ def _heading(experiment: Experiment) -> str:
 
 
 def _anchor(experiment: Experiment) -> str:
-    """The anchor that Markdown gives the heading."""
+    """Return the anchor of the heading in Markdown."""
     kept = "".join(each for each in _heading(experiment).lower() if each.isalnum() or each in " -_")
     return kept.replace(" ", "-")

@@ -1,4 +1,4 @@
-"""Results of experiments as files: one of JSON for each, beside its plots."""
+"""Results of experiments as files: a JSON file for each, next to its plots."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,12 +15,12 @@ from services.planner.lab.registry import EXPERIMENTS
 from services.planner.lab.svg import draw_plot
 from services.planner.solve import highs
 
-#: Where results and plots are, relative to the repository.
+#: Directory of results and plots, relative to the repository.
 DIRECTORY = "docs/assets/lab"
 
 
 class LabResult(msgspec.Struct, frozen=True):
-    """Findings of an experiment, the digest of the code that they were measured with, and seconds of CPU time."""
+    """Findings of an experiment, its code digest, and seconds of CPU time."""
 
     digest: str
     seconds: float
@@ -28,12 +28,12 @@ class LabResult(msgspec.Struct, frozen=True):
 
 
 def experiment_digest(experiment: Experiment) -> str:
-    """Digest of the code that ``experiment`` measures, as it is now."""
+    """Return the digest of the current code that ``experiment`` measures."""
     return code_digest(experiment.run.__module__)
 
 
 def run_experiment(name: str) -> LabResult:
-    """Run one experiment. Those of one module share what they measure of their models."""
+    """Run one experiment. Experiments of one module share the measurements of their models."""
     experiment, began = EXPERIMENTS[name], time.process_time()
     with highs.silence_stdout():
         findings = experiment.run()
@@ -41,7 +41,10 @@ def run_experiment(name: str) -> LabResult:
 
 
 def run_experiments(names: Iterable[str], jobs: int) -> Iterable[tuple[str, LabResult]]:
-    """Run experiments in ``jobs`` processes, those of one module in the same; yields those of a module as they end."""
+    """Run experiments in ``jobs`` processes, and yield results as modules end.
+
+    Experiments of one module share a process.
+    """
     modules: dict[str, list[str]] = {}
     for name in names:
         modules.setdefault(EXPERIMENTS[name].run.__module__, []).append(name)
@@ -56,7 +59,7 @@ def _run_all(names: Sequence[str]) -> list[tuple[str, LabResult]]:
 
 
 def stale_experiments(directory: File) -> list[str]:
-    """Experiments without a result of the code as it is now."""
+    """Return the experiments without a result of the current code."""
     known = read_results(directory)
     return [
         name
@@ -66,7 +69,7 @@ def stale_experiments(directory: File) -> list[str]:
 
 
 def read_results(directory: File) -> dict[str, LabResult]:
-    """Results by experiment, in the order of the experiments."""
+    """Return results by experiment, in the order of the experiments."""
     files = {name: directory / f"{name}.json" for name in EXPERIMENTS}
     return {
         name: msgspec.json.decode(file.read_bytes(), type=LabResult) for name, file in files.items() if file.is_file()
@@ -74,7 +77,7 @@ def read_results(directory: File) -> dict[str, LabResult]:
 
 
 def write_results(directory: File, results: Mapping[str, LabResult]) -> None:
-    """Write results and their plots, and remove those of experiments that there are no more."""
+    """Write results and plots, and delete those of removed experiments."""
     directory.mkdir(parents=True, exist_ok=True)
     for name, result in results.items():
         body = msgspec.json.format(msgspec.json.encode(result), indent=1)
@@ -91,10 +94,10 @@ def write_results(directory: File, results: Mapping[str, LabResult]) -> None:
 
 
 def plot_name(name: str, number: int) -> str:
-    """File of plot ``number``, from 1, of an experiment."""
+    """Return the file name of plot ``number``, from 1, of an experiment."""
     return f"{name}-{number}.svg"
 
 
 def results_directory() -> File:
-    """The repository's directory of results."""
+    """Return the repository's directory of results."""
     return File(ROOT) / DIRECTORY

@@ -1,4 +1,4 @@
-"""The planner paper's section 7.4: routes that are chosen once against queues that are asked at each hop."""
+"""The planner paper's section 7.4: static routes against queries of queues at each hop."""
 
 from collections.abc import Iterable, Iterator
 
@@ -11,12 +11,12 @@ from services.planner.simulate.cluster import RoutingRules
 
 _WORKLOAD = ImageWorkload("less text", 1920 * 1080, 1.0, 100, 100)
 _REPLICAS = {"E": 4, "M": 6}
-#: Seconds of one query: over NATS on one machine, and slower ones; at 28 ms the paper's figure results.
+#: Seconds of one query: over NATS on one machine, and slower ones. At 28 ms the paper's figure results.
 _QUERY_SECONDS = (0.0005, 0.005, 0.010, 0.020, 0.028)
 
 
 def compare_routing() -> Findings:
-    """Static against dynamic routing."""
+    """Compare static with dynamic routing."""
     model = build_model(INTERNVL, _WORKLOAD)
     result = model.route(_REPLICAS)
     plan, rate = result.models[MODEL], 1.1 * result.capacity[MODEL]
@@ -73,7 +73,7 @@ def compare_routing() -> Findings:
 
 
 def _query_queues(arrivals: Iterable[Arrival], seconds: float) -> Iterator[Arrival]:
-    """Requests once the router has asked for them: it takes so many seconds for each."""
+    """Delay requests by the router's queries: each takes ``seconds``."""
     free = 0.0
     for each in arrivals:
         free = max(free, each.at) + seconds

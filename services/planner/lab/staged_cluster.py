@@ -1,7 +1,7 @@
-"""A cluster of simulated executors in virtual time: no clock, no process. LLaVA-1.5-7B captions images (TextCaps).
+"""A cluster of simulated executors in virtual time: LLaVA-1.5-7B captions images (TextCaps).
 
-Goodput is the highest rate at which 90 % of the requests see their first token, and 90 % of the gaps between their
-tokens, in time (TriInfer, section 2.2).
+No clock, no process. At most 10 % of the requests may have a late first token, and 10 % of the gaps between tokens may
+be late. Goodput is the highest rate within these limits (TriInfer, section 2.2).
 """
 
 import heapq
@@ -28,14 +28,14 @@ IMAGE, WORDS = 576, 40
 CAPTION = SizeDistribution(mean=50, cv=0.5, most=200)
 
 # The paper plots times without numbers. These follow from its table 2 with the model's sizes (LLM: H 4096, 32 layers;
-# vision: H 1024, 24 layers) at 60 % of what an H20 computes (148 TFLOP/s) and reads (4 TB/s), and from where figure 3
-# saturates: prefill 24 H^2 FLOP a token and layer, so that a prompt of 1024 fills the GPU; encoding the same, full at 6
-# images; decoding reads keys and values, 512 KiB a position, and gains from batches up to about 512: a step costs 20 ms
-# however few take part, as it does without CUDA graphs.
+# vision: H 1024, 24 layers) at 60 % of an H20's computation (148 TFLOP/s) and bandwidth (4 TB/s). Saturation follows
+# from figure 3. Prefill takes 24 H^2 FLOP a token and layer, so a prompt of 1024 fills the GPU. Encoding is equal, and
+# full at 6 images. Decoding reads keys and values, 512 KiB a position, and gains from batches up to about 512. A step
+# costs 20 ms even for few sequences, as it does without CUDA graphs.
 ENCODE = Curve(base=0.002, per_token=6.8e-6, saturation=6 * IMAGE)
 PREFILL = Curve(base=0.004, per_token=1.45e-4)
 DECODE = Curve(base=0.02, per_item=1.45e-4, per_token=2.2e-7)
-# Seconds for an embedding, and for keys and values, to another GPU: section 5.5.
+# Seconds to move an embedding, and keys and values, to another GPU: section 5.5.
 MOVE_E, MOVE_P = 0.002, 0.008
 
 VISION, P, D = "vision", "prefill", "decode"
@@ -47,7 +47,7 @@ NAIVE, ALL = "naive", "EPD"
 
 
 class StageGoals(NamedTuple):
-    """Goals in seconds, and ``slots``: sequences at a time where prompts are computed as well."""
+    """Goals in seconds, and ``slots``: concurrent sequences on an executor with prompts."""
 
     ttft: float = 4.0
     tbt: float = 0.08
@@ -55,18 +55,21 @@ class StageGoals(NamedTuple):
 
     @property
     def decode_slots(self) -> int:
-        """Sequences where none are computed: as many as the goal allows (algorithm 2, line 8)."""
+        """Sequences on an executor without prompts.
+
+        It is the most within the goal (algorithm 2, line 8).
+        """
         return largest_within_goal(lambda rows: DECODE.seconds(rows, rows * (IMAGE + WORDS + 50)), self.tbt, 1, 512)
 
 
-#: The goals of table 5 for LLaVA-1.5-7B on TextCaps, and all that the table has for any model and data.
+#: The goals of table 5 for LLaVA-1.5-7B on TextCaps, and its goals for all models and data.
 TEXTCAPS = StageGoals()
 TABLE_5 = (TEXTCAPS, StageGoals(8.0, 0.1), StageGoals(8.0, 0.3), StageGoals(8.0, 0.6))
 
 
 @cache
 def build_profile(setting: StageGoals) -> sim.Profile:
-    """The simulated options under the goals of ``setting``."""
+    """Return the simulated options under the goals of ``setting``."""
     many = {"components": {D: {"slots": setting.slots}}}
     decode = {"slots": setting.decode_slots, "step": _curve(DECODE), "steps": msgspec.to_builtins(CAPTION)}
     given = {
@@ -90,14 +93,14 @@ def _curve(curve: Curve) -> dict[str, Any]:
 
 
 class StageStop(NamedTuple):
-    """A stop of a request: an option, and what it runs there."""
+    """A stop of a request: an option, and its components there."""
 
     option: str
     parts: tuple[str, ...]
 
 
 class StagedShape(NamedTuple):
-    """Replicas by option, and ways through them with their shares."""
+    """Replicas by option, and paths through them with their shares."""
 
     replicas: dict[str, int]
     ways: tuple[tuple[tuple[StageStop, ...], float], ...]
@@ -124,7 +127,7 @@ class StagedAgenda:
 
 
 class StagedReplica:
-    """An executor: the device and the lanes of the ``sim`` engine. ``open`` requests have work here."""
+    """An executor: the device and lanes of the ``sim`` engine. ``open`` requests have work here."""
 
     def __init__(self, agenda: StagedAgenda, setting: StageGoals, option: str, parts: Sequence[str]) -> None:
         given = build_profile(setting).find_option(option)
@@ -201,8 +204,8 @@ class StagedRequest:
         return (self.times[-1] - self.times[0]) / max(1, len(self.times) - 1)
 
     def is_met(self, setting: StageGoals) -> bool:
-        """Return whether the request was served in time."""
-        # Times are sums of floats: a step that takes all of its time takes a little more.
+        """Return True if the request was served in time."""
+        # Times are sums of floats: a step of exactly the goal takes slightly longer.
         late = sum(after - before > setting.tbt + 1e-9 for before, after in pairwise(self.times))
         return self.times[0] - self._arrival <= setting.ttft and late <= (1 - MET) * (len(self.times) - 1)
 
@@ -229,18 +232,18 @@ class StagedCluster:
             self.agenda.at(at, partial(self._send, CAPTION.draw_size(draw)))
 
     def _send(self, tokens: int, at: float) -> None:
-        """The way that is furthest behind its share is taken."""
+        """Send a request along the path furthest below its share."""
         behind = min(self._sent, key=lambda way: (self._sent[way] + 1) / self._shape.ways[way][1])
         self._sent[behind] += 1
         self._requests.append(StagedRequest(self, self._shape.ways[behind][0], tokens, at))
 
     def attainment(self) -> float:
-        """The share of requests that were served in time."""
+        """Return the share of requests that were served in time."""
         self.agenda.run()
         return sum(request.is_met(self._setting) for request in self._requests) / len(self._requests)
 
     def mean_latencies(self) -> tuple[float, float]:
-        """Mean seconds to the first token, and between two, of requests that were served."""
+        """Return mean seconds to the first token, and between two tokens."""
         count = len(self._requests)
         return sum(each.first_token for each in self._requests) / count, sum(
             each.token for each in self._requests
@@ -248,16 +251,19 @@ class StagedCluster:
 
 
 def keeps_up(shape: StagedShape, setting: StageGoals, rate: float, lasts: float = 60.0) -> bool:
-    """Return whether enough of ``rate`` req/s per GPU is served in time."""
+    """Return True if enough of ``rate`` is in time.
+
+    ``rate`` is in req/s per GPU.
+    """
     return StagedCluster(shape, setting, GPUS * rate, lasts).attainment() >= MET
 
 
 def goodput(
     shape: StagedShape, setting: StageGoals = TEXTCAPS, lasts: float = 60.0, precision: float = 0.1, beyond: float = 0.0
 ) -> float:
-    """Req/s per GPU: the highest multiple of ``precision`` of which enough is served in time.
+    """Return the goodput in req/s per GPU: the highest multiple of ``precision``.
 
-    ``beyond`` when it is not more than that.
+    At this rate enough requests are in time. It is ``beyond`` if it is not higher.
     """
     low = round(beyond / precision)
     high = low + 1 if beyond else max(1, round(1.0 / precision))

@@ -1,4 +1,4 @@
-"""The planner paper's figures 2, 9 and 10: which disaggregation is best depends on model and workload."""
+"""The planner paper's figures 2, 9 and 10: the best disaggregation depends on model and workload."""
 
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -24,15 +24,15 @@ _FIGURE_10 = {
 _FIGURE_2 = {
     "monolith": {"M": 4}, "E/PD": {"E": 2, "PD": 3}, "EP/D": {"EP": 2, "D": 2}, "E/P/D": {"E": 2, "P": 1, "D": 2},
 }  # fmt: skip
-#: Goals of steps, in seconds: loose ones, so that prompts and answers get on beside each other.
+#: Goals of steps in seconds, loose enough that prompts and answers share executors.
 _TTFT, _TBT = 20.0, 0.3
 
 
 class Vlm(NamedTuple):
-    """A model with image input. Seconds per image token on one GPU and on two, per prompt token and step on two; GB.
+    """A model with image input.
 
-    ``kv_gb`` is what two GPUs have for keys and values beside the language model, ``encoder_gb`` what the encoder
-    takes.
+    Seconds are per image token on one GPU and on two, per prompt token and step on two. ``kv_gb`` is the memory of two
+    GPUs in GB for keys and values next to the language model, and ``encoder_gb`` that of the encoder.
     """
 
     name: str
@@ -47,11 +47,11 @@ class Vlm(NamedTuple):
 
 
 #: InternVL 3 38B: an encoder of 5.5 B parameters. Section 7.4 has 9.27 req/s from four encoders with 67.5 % of the
-#: images beside six monoliths: 0.64 s per image of 1920 x 1080 (13 tiles of 256 tokens) on one GPU, 0.65 s per
-#: request of a monolith with a third of the images. KV: 64 layers of 8 heads of 128 in 16 bits.
+#: images and six monoliths. So an image of 1920 x 1080 (13 tiles of 256 tokens) takes 0.64 s on one GPU, and a request
+#: of a monolith with a third of the images 0.65 s. KV: 64 layers of 8 heads of 128 in 16 bits.
 INTERNVL = Vlm("InternVL 3 38B", 3328 / (1920 * 1080), 1.92e-4, 1.03e-4, 1.45e-4, 0.03, 80.0, 14.0, 2.62e-4)
-#: Qwen 2.5 VL 32B: an encoder of 0.7 B parameters, 12.04 images of 600 tokens a second (table 1); as large a language
-#: model.
+#: Qwen 2.5 VL 32B: an encoder of 0.7 B parameters, 12.04 images of 600 tokens a second (table 1); an equally large
+#: language model.
 QWEN_VL = Vlm("Qwen 2.5 VL 32B", 1 / 784, 1.38e-4, 0.75e-4, 1.45e-4, 0.03, 80.0, 2.5, 2.62e-4)
 
 
@@ -85,7 +85,10 @@ _FIGURE_2_WORKLOADS = (
 
 @cache
 def build_model(vlm: Vlm, workload: ImageWorkload) -> LabModel:
-    """``vlm`` with as many sequences in a batch as keys and values of ``workload`` have room for."""
+    """Return ``vlm`` with batches limited by memory for keys and values.
+
+    The limit follows from the sizes of ``workload``.
+    """
     whole = _sizes(vlm, workload)["prompt_tokens"] + workload.answer
     room = {name: (vlm.kv_gb - less) / vlm.gb_per_token / whole for name, less in (("D", 0.0), ("M", vlm.encoder_gb))}
     slots = {name: max(1, round(count)) for name, count in room.items()}
@@ -105,7 +108,7 @@ def build_model(vlm: Vlm, workload: ImageWorkload) -> LabModel:
 
 
 def _sizes(vlm: Vlm, workload: ImageWorkload) -> dict[str, float]:
-    """Of a request with images."""
+    """Return the sizes of a request with images."""
     images = max(1.0, workload.images)
     tokens = images * workload.pixels * vlm.tokens_per_pixel
     return {
@@ -125,7 +128,7 @@ def _request_types(vlm: Vlm, workload: ImageWorkload) -> Iterator[tuple[str, Typ
 def _compare(
     vlm: Vlm, workload: ImageWorkload, shapes: Mapping[str, Mapping[str, int]], gpus: int, planned: bool = True
 ) -> tuple[dict[str, float], str]:
-    """Req/s of each configuration and of the plan, and the plan's executors."""
+    """Return req/s of each configuration and the plan, and its executors."""
     model = build_model(vlm, workload)
     rates = {name: model.throughput(model.route(replicas)) for name, replicas in shapes.items()}
     if not planned:
@@ -136,7 +139,7 @@ def _compare(
 
 
 def compare_strategies() -> Findings:
-    """Figure 10, table 3."""
+    """Reproduce figure 10 and table 3."""
     rows: list[tuple[Value, ...]] = []
     bars: dict[str, list[tuple[float, float]]] = {}
     found = {}
@@ -168,7 +171,7 @@ def compare_strategies() -> Findings:
 
 
 def compare_servegen() -> Findings:
-    """Figure 9."""
+    """Reproduce figure 9."""
     found = {vlm: _compare(vlm, _SERVEGEN, _FIGURE_10, 16) for vlm in (QWEN_VL, INTERNVL)}
     return Findings(
         _conditions("16 GPUs; ServeGen-like requests: 1.6 images of 650 tokens, 572 of text, 130 of answer"),
@@ -186,7 +189,7 @@ def compare_servegen() -> Findings:
 
 
 def compare_workloads() -> Findings:
-    """Figure 2."""
+    """Reproduce figure 2."""
     found = {each.name: _compare(INTERNVL, each, _FIGURE_2, 8, planned=False)[0] for each in _FIGURE_2_WORKLOADS}
     spread = max(max(rates.values()) / min(rates.values()) for rates in found.values())
     best = {name: max(rates, key=lambda each: rates[each]) for name, rates in found.items()}

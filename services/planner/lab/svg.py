@@ -1,4 +1,4 @@
-"""Plots as SVG: lines and bars with axes, nothing else. Readable on light and dark pages."""
+"""Plots as SVG: lines and bars with axes, readable on light and dark pages."""
 
 from collections.abc import Iterator
 from html import escape
@@ -8,13 +8,13 @@ from services.planner.lab.experiment import Plot
 
 _WIDTH, _HEIGHT = 640, 320
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 16, 34, 64
-#: Okabe and Ito's colours, which colour-blind readers can tell apart.
+#: Okabe and Ito's colours, which colour-blind readers can distinguish.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#999933")
 _GREY = "#808080"
 
 
 def draw_plot(plot: Plot) -> str:
-    """``plot`` as an SVG document."""
+    """Return ``plot`` as an SVG document."""
     scale = _PlotScale(plot)
     parts = [
         *_draw_axes(plot, scale),
@@ -29,7 +29,7 @@ def draw_plot(plot: Plot) -> str:
 
 
 class _PlotScale:
-    """Places of values on the page."""
+    """Positions of values on the page."""
 
     def __init__(self, plot: Plot) -> None:
         points = [point for series in plot.series.values() for point in series]
@@ -48,7 +48,7 @@ class _PlotScale:
 
 
 def _round_step(most: float) -> float:
-    """A distance of grid lines: 1, 2 or 5 of some power of ten, about five of them."""
+    """Return a distance of grid lines: 1, 2 or 5 times a power of ten, for about five lines."""
     power: float = 10.0 ** floor(log10(most / 5))
     return next(step * power for step in (1, 2, 5, 10) if step * power >= most / 5 - 1e-12)
 

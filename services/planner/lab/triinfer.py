@@ -18,9 +18,9 @@ from services.planner.lab.staged_cluster import (
 )
 from services.planner.solve.baselines import triinfer_methods, triinfer_shapes
 
-#: Seconds of load, and req/s per GPU to which goodput is determined.
+#: Seconds of load, and precision of goodput in req/s per GPU.
 _LASTS, _PRECISION = 12.0, 0.25
-#: A third of the instances for each stage, as the paper's ablation has them.
+#: A third of the instances for each stage, as in the paper's ablation.
 _THIRDS = {"E": 3, "P": 3, "D": 2}
 _GRID_TTFT, _GRID_TBT = (0.5, 1.0, 2.0, 4.0), (0.04, 0.06, 0.08, 0.12)
 _RATES = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0)
@@ -33,7 +33,7 @@ _CONDITIONS = (
 
 
 def compare_ablation() -> Findings:
-    """Figure 10."""
+    """Reproduce figure 10."""
     thirds = judge(TEXTCAPS, _THIRDS, lasts=_LASTS, precision=_PRECISION)
     naive, staged = (goodput(monolith(name), TEXTCAPS, _LASTS, _PRECISION) for name in (NAIVE, ALL))
     name, replicas, chosen = chosen_method(TEXTCAPS, _LASTS, _PRECISION)
@@ -68,12 +68,12 @@ def compare_ablation() -> Findings:
 
 
 def rank_heuristic() -> Findings:
-    """Table 3."""
+    """Reproduce table 3."""
     rows: list[tuple[Value, ...]] = []
     ranks, worst = [], 1e9
     for setting in TABLE_5:
         name, replicas, chosen = chosen_method(setting, _LASTS, _PRECISION)
-        # Of those that are no better than what Algorithm 2 chose, one look is enough.
+        # One look is enough for shapes that are not better than Algorithm 2's choice.
         others = [judge(setting, each, chosen, _LASTS, _PRECISION) for each in triinfer_shapes(GPUS)]
         shape, best = planned(setting, _LASTS, _PRECISION)
         ranks.append(1 + sum(each > chosen for each in others))
@@ -96,7 +96,7 @@ def rank_heuristic() -> Findings:
 
 
 def compare_ratios() -> Findings:
-    """Figure 5."""
+    """Reproduce figure 5."""
     series: dict[str, dict[str, list[tuple[float, float]]]] = {"first token": {}, "token": {}}
     rows: list[tuple[Value, ...]] = []
     for replicas in triinfer_shapes(GPUS):
@@ -133,7 +133,7 @@ def compare_ratios() -> Findings:
 
 
 def compare_methods() -> Findings:
-    """Figure 6."""
+    """Reproduce figure 6."""
     rows: list[tuple[Value, ...]] = []
     best: dict[str, int] = {}
     for ttft in _GRID_TTFT:
@@ -164,7 +164,7 @@ def compare_methods() -> Findings:
 
 
 def compare_attainment() -> Findings:
-    """Figure 9."""
+    """Reproduce figure 9."""
     systems = dict(_systems())
     lines = {
         name: tuple((rate, StagedCluster(shape, TEXTCAPS, GPUS * rate, _LASTS).attainment()) for rate in _RATES)
@@ -199,7 +199,7 @@ def _systems() -> Iterator[tuple[str, StagedShape]]:
 
 
 def _mean_latencies(shape: StagedShape, rate: float) -> tuple[float, float]:
-    """Mean seconds to the first token, and between two."""
+    """Return mean seconds to the first token, and between two."""
     cluster = StagedCluster(shape, TEXTCAPS, GPUS * rate, _LASTS)
     cluster.attainment()
     return cluster.mean_latencies()

@@ -1,11 +1,12 @@
-"""Workloads of the lab: Azure-like requests with images, from the figures that were published of the trace.
+"""Workloads of the lab: Azure-like requests with images, from published figures of the trace.
 
 Half of the requests have images: two thirds of these one, most others a few, some up to 16 (figure 11). Arrivals are
-burstier than Poisson. Texts and images are as those of ShareGPT-4o, which ModServe is measured with: prompts are short
-("low text token count"; no figure is published), images have 500 pixels a side in the median and one in twenty more
-than 1,000 (section 3.2), and make as many tokens as the rule of the model's family says. Sizes are lognormal. The rates
-of the day are read off the published plots of the Azure LMM trace of 2025 (Microsoft, CC-BY 4.0), per 7.5 minutes of
-2024-10-18 with its burst of images.
+burstier than Poisson. Texts and images are like those of ShareGPT-4o, with which ModServe is measured. Prompts are
+short ("low text token count"; no figure is published). Images have a median side of 500 pixels, and one in twenty more
+than 1,000 (section 3.2). Their tokens follow from the rule of the model's family. Sizes are lognormal.
+
+The day's rates are read off the published plots of the Azure LMM trace of 2025 (Microsoft, CC-BY 4.0). They are per 7.5
+minutes of 2024-10-18, with its burst of images.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,21 +21,24 @@ from omnibus.families.image_tokens import image_tokens
 from services.planner.lab.world import MODEL
 from services.planner.simulate.arrivals import Arrival
 
-#: Images of a request with images, and how many such requests have as many.
+#: Number of images in a request with images, and the share of such requests.
 _IMAGE_COUNTS = {1: 0.66, 2: 0.05, 3: 0.15, 4: 0.03, 5: 0.03, 8: 0.02, 10: 0.03, 16: 0.03}
-#: The part of short gaps, and how much shorter than the mean they are: a coefficient of variation of 1.5.
+#: Fraction of short gaps, and their factor on the mean: a coefficient of variation of 1.5.
 _SHORT_GAPS, _SHORT_FACTOR = 0.6, 0.35
 #: Median tokens of text and of answers, and their coefficients of variation.
 _TEXT, _TEXT_VARIATION, _ANSWER, _ANSWER_VARIATION = 60.0, 1.0, 100.0, 0.8
 #: Median pixels of an image's side, and standard deviations of the logarithms of its size and of width over height.
 _IMAGE_SIDE, _SIDE_DEVIATION, _SHAPE_DEVIATION = 500.0, 0.45, 0.3
-#: Images that a mean is of.
+#: Number of images in a mean.
 _MEAN_IMAGES = 4000
 
 
 class ImageModel(NamedTuple):
-    """Sizes of a model with images: the family whose rule says an image's tokens, and whether its language model reads
-    them as a prompt."""
+    """Sizes of a model with images.
+
+    The rule of ``family`` determines an image's tokens. With ``reads_images``, the language model reads them as a
+    prompt.
+    """
 
     family: str
     reads_images: bool
@@ -46,7 +50,10 @@ class ImageModel(NamedTuple):
 
 
 class TrafficMix(NamedTuple):
-    """Req/s, the part of requests with images, and the mean of their images (0: as the trace has them, 2.6)."""
+    """Req/s, the share of requests with images, and their mean number.
+
+    A number of 0 means that of the trace, 2.6.
+    """
 
     rate: float
     image_share: float = 0.48
@@ -54,7 +61,7 @@ class TrafficMix(NamedTuple):
 
 
 def azure_like(model: ImageModel, mix: TrafficMix, seconds: float, seed: int = 1) -> Iterator[Arrival]:
-    """Requests of ``mix`` for ``seconds``, with sizes of ``model``."""
+    """Yield requests of ``mix`` for ``seconds``, with sizes of ``model``."""
     draw, at = Draw("azure", seed), 0.0
     while (at := at + _gap(draw, mix.rate)) < seconds:
         images = _image_count(draw, mix.images) if draw.uniform() < mix.image_share else 0
@@ -62,24 +69,24 @@ def azure_like(model: ImageModel, mix: TrafficMix, seconds: float, seed: int = 1
 
 
 def usual_sizes(model: ImageModel, images: int) -> Mapping[str, float]:
-    """Mean sizes of a request."""
+    """Return the mean sizes of a request."""
     return _build_sizes(model, images, images * model.image_tokens, _TEXT, _ANSWER)
 
 
 def mean_images(mean: float = 0.0) -> float:
-    """Mean images of a request with images."""
+    """Return the mean number of images in a request with images."""
     return mean or sum(count * share for count, share in _IMAGE_COUNTS.items())
 
 
 def _gap(draw: Draw, rate: float) -> float:
-    """Seconds to the next request: many short gaps, some long ones."""
+    """Return the seconds to the next request: many short gaps, some long ones."""
     short = draw.uniform() < _SHORT_GAPS
     factor = _SHORT_FACTOR if short else (1 - _SHORT_GAPS * _SHORT_FACTOR) / (1 - _SHORT_GAPS)
     return -log(draw.uniform()) * factor / rate
 
 
 def _image_count(draw: Draw, mean: float) -> int:
-    if mean:  # geometric around a mean that a minute of the day has, at most 16
+    if mean:  # geometric around the mean of a minute of the day, at most 16
         return min(16, 1 + int(log(draw.uniform()) / log(1 - 1 / max(1.0001, mean))))
     marks = list(accumulate(_IMAGE_COUNTS.values()))
     at = draw.uniform() * marks[-1]
@@ -98,7 +105,7 @@ def _build_sizes(model: ImageModel, images: int, tokens: float, text: float, ans
 
 
 def _image_tokens(draw: Draw, family: str) -> float:
-    """Tokens of the next image."""
+    """Return the tokens of the next image."""
     side = _IMAGE_SIDE * exp(_SIDE_DEVIATION * NormalDist().inv_cdf(draw.uniform()))
     stretch = exp(_SHAPE_DEVIATION / 2 * NormalDist().inv_cdf(draw.uniform()))
     return float(image_tokens(family, round(side * stretch), round(side / stretch)))

@@ -1,7 +1,8 @@
-"""Models of the lab: the times of their engines, the profile that a profiler would make of them, plans and their runs.
+"""Models of the lab: times of their engines, their profile, plans and runs.
 
-Everything is in virtual time: the profile is measured on virtual devices at saturation, the planner plans from it and
-simulates its plans before it promises them, and what experiments measure are the executors of that plan on the devices.
+All of it is in virtual time. The profile is measured on virtual devices at saturation, as a profiler would. The planner
+plans from it, and simulates its plans before it promises them. Experiments measure the executors of that plan on the
+devices.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -29,23 +30,23 @@ from services.planner.simulate.saturate import RoleRate, saturated_rate
 
 #: The one GPU type, and the one model.
 GPU, MODEL = "A100", "lab"
-#: A family whose engine runs any components; nothing of it is loaded.
+#: A family whose engine runs any components; none of its code is loaded.
 _FAMILY = "qwen2_5_omni"
-#: Nothing is refused, and nothing is late: experiments measure what executors do.
+#: No request is rejected or late: experiments measure the executors.
 NO_LIMITS = AdmissionLimits(credits=1 << 30, inflight=1 << 30, deadline=1e6)
-#: The part by which one step takes longer or shorter than another.
+#: Relative variation of the seconds of a step.
 _JITTER = 0.03
-#: Load of throughput measurements as a multiple of the promise, and the part of a run that is not observed.
+#: Load of throughput measurements as a multiple of the promise, and the unobserved fraction of a run.
 _OVERLOAD, _WARM_UP = 1.05, 0.3
-#: Virtual seconds of throughput measurements: several answers after each other.
+#: Virtual seconds of throughput measurements: several successive answers.
 _STEADY_SECONDS = 300.0
-#: Sizes that engines must have, by kind; each request says its own.
+#: Sizes that engines require, by kind; each request has its own.
 _SIZES: dict[str, dict[str, Any]] = {"encode": {"tokens": {"any": 1}}} | {
     kind: {"steps": 1} for kind in ("think", "decode", "talk")
 }
-#: Seconds in which a plan is solved and simulated again, counted in simulated requests.
+#: Seconds in which a plan is solved and simulated again, as a number of simulated requests.
 _PLAN_SECONDS = 5.0
-#: Requests that tell what a role takes.
+#: Requests that measure the seconds of a role.
 _MEASURED_REQUESTS = 80
 
 
@@ -57,10 +58,10 @@ class LabOption(msgspec.Struct, frozen=True):
 
 
 class LabModel:
-    """A model whose engines take ``times``, with ``options`` and request ``types`` by name.
+    """A model whose engines take ``times``.
 
-    ``kinds`` are those of its components' unit tasks, in the order in which data flows; encoders are called by what
-    they encode.
+    ``options`` and request ``types`` are by name. ``kinds`` are those of its components' unit tasks, in the order in
+    which data flows. Encoders have the name of their modality.
     """
 
     def __init__(
@@ -77,25 +78,25 @@ class LabModel:
         self.types = dict(types)
 
     def declared(self, **planned: Any) -> Model:
-        """The model as an operator declares it, with these parameters of ``planned``."""
+        """Return the model as declared with these parameters of ``planned``."""
         encoders = {part: part for part, kind in self.kinds.items() if kind == "encode"}
         asked = PlannedModel(**planned)
         declared = DeclaredModel(_FAMILY, "times.json", self.components, encoders, self.kinds, planned=asked)
         return Model(MODEL, declared)
 
     def with_types(self, types: Mapping[str, TypeProfile]) -> "LabModel":
-        """The same model under another workload."""
+        """Return the same model under another workload."""
         return LabModel(self.kinds, self.times, self.options, types)
 
     @cached_property
     def devices(self) -> ModelDevices:
-        """Devices that take the times of the engines."""
+        """Devices with the times of the engines."""
         made = self.declared()
         return simulated_devices(made.components, made.kinds, made.encoders, self.times)
 
     @cached_property
     def profile(self) -> ModelProfile:
-        """The profile that a profiler would measure: seconds of full replicas by request type and role."""
+        """Profile that a profiler would measure: seconds of full replicas by request type and role."""
         order = tuple(_component_order(self.kinds))
         options = {name: self._measure_option(name) for name in self.options}
         return ModelProfile(MODEL, _FAMILY, self.components, self.types, options, order)
@@ -113,37 +114,40 @@ class LabModel:
         return OptionProfile(option.components, "llm", gpus=option.gpus, gpu=GPU, work=tuple(work))
 
     def _option_roles(self, option: LabOption, about: TypeProfile) -> Iterator[frozenset[str]]:
-        """Roles of an option in a request: all that it can run, and what is left when others have encoded."""
+        """Yield the roles of an option in a request: all its components, and those without encoders."""
         whole = frozenset(option.components) & frozenset(about.components)
         encoders = {part for part in whole if self.kinds[part] == "encode"}
         yield from dict.fromkeys(role for role in (whole, whole - encoders) if role)
 
     def plan(self, gpus: int, **planned: Any) -> PlanningResult:
-        """The plan for ``gpus`` GPUs: simulated before it is promised, but for the rules of others, which do not."""
+        """Return the plan for ``gpus`` GPUs.
+
+        It is simulated before it is promised, except plans by the rules of others.
+        """
         planner = Planner({MODEL: self.declared(**planned)}, {MODEL: self.profile}, {GPU: GpuType(gpus, 80.0)}, {})
         if planned.get("policy"):
             return planner.plan(explain=False)
         return PromiseChecker(planner).plan(within=_PLAN_SECONDS)
 
     def route(self, replicas: Mapping[str, int]) -> PlanningResult:
-        """The plan that serves most over ``replicas`` by option."""
+        """Return the plan that serves most over ``replicas`` by option."""
         gpus = sum(self.options[name].gpus * count for name, count in replicas.items())
         planner = Planner({MODEL: self.declared()}, {MODEL: self.profile}, {GPU: GpuType(gpus, 80.0)}, {})
         running = self.declared().build_plan(self._deployed_options(replicas), {})
         return planner.reroute_running({MODEL: running})
 
     def throughput(self, result: PlanningResult, rules: RoutingRules = RoutingRules()) -> float:  # noqa: B008
-        """Req/s that end in steady state when requests come at 105 % of what the plan promises."""
+        """Return req/s in steady state at 105 % of the promised rate."""
         rate, seconds = _OVERLOAD * result.capacity[MODEL], _STEADY_SECONDS
         found = self.run(result.models[MODEL], self.even_load(rate, seconds), seconds, rules=rules, warm_up=_WARM_UP)
         return found.throughput
 
     def even_load(self, rate: float, seconds: float) -> Iterator[Arrival]:
-        """Requests of all types at equal distances."""
+        """Yield requests of all types at equal intervals."""
         return even_arrivals(self.type_rates(rate), seconds)
 
     def type_rates(self, rate: float) -> list[TypeRate]:
-        """Req/s of each request type when ``rate`` of all come."""
+        """Return the req/s of each request type for ``rate`` in total."""
         return [TypeRate(MODEL, kind, each.share * rate, each.quantities) for kind, each in self.types.items()]
 
     def _deployed_options(self, replicas: Mapping[str, int]) -> dict[str, DeploymentOption]:
@@ -181,7 +185,7 @@ def engine_times(
     ttft: float = 0.0,
     tbt: float = 0.0,
 ) -> Profile:
-    """Times of simulated engines: ``components`` as profiles have them, and what differs in ``options``.
+    """Return times of simulated engines: ``components`` as in profiles, changed by ``options``.
 
     With goals, in seconds, executors step by the schedule of stages.
     """
@@ -196,7 +200,7 @@ def engine_times(
 
 
 def _component_order(kinds: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Encoders before the language model, then one after the other."""
+    """Yield pairs in order: encoders before the language model, then the others in sequence."""
     chain = [part for part, kind in kinds.items() if kind != "encode"]
     yield from ((part, chain[0]) for part, kind in kinds.items() if kind == "encode")
     yield from pairwise(chain)

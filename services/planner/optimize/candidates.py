@@ -1,4 +1,4 @@
-"""The options that a model may be deployed as: measured ones, and all others when asked for, that fit the GPUs.
+"""Options that a model can be deployed as: measured and, if requested, estimated ones that fit the GPUs.
 
 Names become names of a plan: ``L@H100`` is ``L_H100``.
 """
@@ -20,14 +20,14 @@ from services.planner.optimize.kv_memory import KvMemory
 from services.planner.solve.enumerate import GAMMA, Gpu, enumerate_options
 from services.planner.solve.problem import Infeasible, SolverOption
 
-#: GB of a GPU of which nobody knows the memory: any weights fit.
+#: GB of a GPU whose memory is unknown: any weights fit.
 _UNKNOWN_MEMORY_GB = 1e9
-#: The kinds of unit task that an LLM's executors run, and that encoders do; all others are generators'.
+#: The kinds of unit task that executors of LLMs run, and that those of encoders run; generators run all others.
 _LLM, _ENCODER = ("think", "talk", "prefill", "decode"), ("encode",)
 
 
 class Hardware(NamedTuple):
-    """GPUs that one replica takes."""
+    """Type and number of the GPUs of one replica."""
 
     gpu: str
     gpus: int
@@ -35,7 +35,7 @@ class Hardware(NamedTuple):
 
 
 class UsableOptions(NamedTuple):
-    """Options by their names in plans, and why others of the profile were left out."""
+    """Options by their names in plans, and why others were excluded."""
 
     options: dict[str, OptionProfile]
     left: dict[str, str]
@@ -46,10 +46,10 @@ def option_hardware(option: OptionProfile) -> Hardware:
 
 
 def usable_options(model: Model, profile: ModelProfile, gpus: Mapping[str, GpuType], memory: KvMemory) -> UsableOptions:
-    """The options of ``profile`` that ``model`` may use on ``gpus`` (empty: on any).
+    """Return the options of ``profile`` that ``model`` can use on ``gpus`` (empty: on any).
 
-    Raises ``BadRequest`` for names that cannot be told apart or are not there, and for a component that nothing
-    measures; ``Infeasible`` for one whose options fit no GPU.
+    Raises ``BadRequest`` for unknown and ambiguous names, and for a component without a measurement; ``Infeasible`` for
+    a component whose options fit no GPU.
     """
     named = _select_options(model, _options_by_name(model, profile))
     found, left = UsableOptions({}, {}), dict[str, str]()
@@ -71,7 +71,7 @@ def usable_options(model: Model, profile: ModelProfile, gpus: Mapping[str, GpuTy
 
 
 def to_solver_option(option: OptionProfile, gpus: Mapping[str, GpuType]) -> SolverOption:
-    """The option as the solver knows it; without a price of its own it costs what its GPUs do."""
+    """Convert ``option`` for the solver; without a price it costs as much as its GPUs."""
     known = gpus.get(option.gpu)
     price = option.price if option.price is not None else known.weight * option.gpus if known else None
     return SolverOption(
@@ -82,8 +82,8 @@ def to_solver_option(option: OptionProfile, gpus: Mapping[str, GpuType]) -> Solv
 def option_service(model: Model, option: OptionProfile) -> str:
     """Return the service that runs the option.
 
-    It is the measured one, else the family's for these components together, else the first of llm, generator and
-    encoder that runs one of them alone or is usual for its kind.
+    It is the measured service, else the family's for exactly these components. Else it is the first of llm, generator
+    and encoder that runs one of them alone or is usual for its kind.
     """
     if option.service:
         return option.service
@@ -127,7 +127,7 @@ def _select_options(model: Model, named: dict[str, OptionProfile]) -> dict[str, 
 
 
 def _gpu_type(model: Model, name: str, gpu: str, gpus: Mapping[str, GpuType]) -> str:
-    """The GPU type of an option; one that was measured without a name is of the only type there is."""
+    """Return the GPU type of an option; one measured without a type gets the only available one."""
     if gpu or not gpus:
         return gpu
     real = [kind for kind in gpus if kind != CPU] or list(gpus)
@@ -140,7 +140,7 @@ def _gpu_type(model: Model, name: str, gpu: str, gpus: Mapping[str, GpuType]) ->
 
 
 def _find_misfit(option: OptionProfile, gpus: Mapping[str, GpuType]) -> str:
-    """Return the reason why the option cannot run on the GPUs there are; empty if it can."""
+    """Return why the option cannot run on ``gpus``; empty if it can."""
     if not gpus:
         return ""
     if option.gpu not in gpus:
@@ -178,17 +178,17 @@ def _check_coverage(
 
 
 def profile_of(profile: ModelProfile, name: str) -> tuple[str, ...]:
-    """Components of the option that is called ``name`` in plans."""
+    """Return the components of the option with ``name`` in plans."""
     return next((option.components for key, option in profile.options.items() if subject_token(key) == name), ())
 
 
-# Options that nobody measured
+# Estimated options
 
 
 def _estimated_options(
     model: Model, known: Mapping[str, OptionProfile], gpus: Mapping[str, GpuType]
 ) -> Iterable[tuple[str, OptionProfile]]:
-    """All further sets of components, on each hardware on which the components were measured one by one."""
+    """Yield all further sets of components, on hardware that measured each alone."""
     singles: dict[Hardware, dict[str, OptionProfile]] = {}
     for option in known.values():
         if len(option.components) == 1 and option.is_measured:
@@ -236,7 +236,7 @@ def _option_sets(
 
 
 def _common_settings(parts: Sequence[OptionProfile]) -> OptionProfile | None:
-    """The part whose settings suit an executor of all ``parts``; None where they were measured with different ones."""
+    """Return the part whose settings suit an executor of all ``parts``; None if their settings differ."""
     shared = {(part.checkpoint, part.dtype) for part in parts}
     engines = [part for part in parts if part.vllm is not UNSET]
     if len(shared) > 1 or any(part.vllm != engines[0].vllm for part in engines):
@@ -245,7 +245,7 @@ def _common_settings(parts: Sequence[OptionProfile]) -> OptionProfile | None:
 
 
 def _free_name(model: Model, made: OptionProfile, kind: Hardware, several: bool, taken: set[str]) -> str:
-    """A name that is not taken: the family's for these components, or one of the components'."""
+    """Return an unused name: the family's for these components, or their names joined."""
     where = f"-tp{kind.gpus}" if kind.gpus > 1 else ""
     where += f"-{kind.gpu}" if several and kind.gpu else ""
     usual = [name for name, known in model.usual.items() if set(known.components) == set(made.components)]

@@ -1,4 +1,4 @@
-"""Capacity of plans as they are deployed, along their paths, for requests as they are now."""
+"""Capacity of deployed plans along their paths, for the current requests."""
 
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from services.planner.optimize.model_inputs import ModelInputs
 
 
 class _Stop(NamedTuple):
-    """Seconds of ``option`` (of the model whose executors run it) per request of a model."""
+    """Seconds per request on ``option``, of the model that owns the executors."""
 
     option: tuple[str, str]
     seconds: float | None
@@ -19,7 +19,10 @@ class _Stop(NamedTuple):
 def plan_capacity(
     ready: Mapping[str, ModelInputs], models: Mapping[str, ModelPlan], demands: Mapping[str, ModelDemand]
 ) -> dict[str, float]:
-    """Req/s by model when all of them grow alike; 0 for one with a path that nobody has measured, or without one."""
+    """Return req/s by model if all of them grow in proportion.
+
+    A model without a path, or with a path that was not measured, has 0.
+    """
     stops = {name: list(_path_stops(ready[name], models[name], demands[name])) for name in ready if name in models}
     work: dict[tuple[str, str], float] = {}
     for name, each in stops.items():
@@ -61,7 +64,7 @@ def _stops_along(
 
 
 def _option_supply(ready: Mapping[str, ModelInputs], models: Mapping[str, ModelPlan], option: tuple[str, str]) -> float:
-    """Seconds of work per second that the replicas of an option may be given."""
+    """Return the seconds of work per second that an option may get."""
     owner, name = option
     deployed = models[owner].options.get(name) if owner in models else None
     if deployed is None or not deployed.replicas:

@@ -1,4 +1,4 @@
-"""Plans of models in cells: the planner plans one pool of executors, gateways and executors get each cell by itself."""
+"""Plans of models in cells: the planner plans one pool of executors, then divides it."""
 
 from collections.abc import Callable, Mapping
 
@@ -8,10 +8,10 @@ from services.planner.optimize.result import PlanningResult
 
 
 def divide_into_cells(planned: PlanningResult, running: Mapping[str, ModelPlan]) -> dict[str, ModelPlan]:
-    """The planned models, those in cells with each cell by itself.
+    """Return the planned models, those in cells as separate cells.
 
-    Where no new cells were planned for the executors that are ``running``, they are as they run: a cell's paths are its
-    own, whatever is best for all executors together.
+    A model keeps its ``running`` cells if no new cells were planned for the same executors. The paths of a cell are its
+    own, even if other paths would be best for all executors together.
     """
     found = dict(planned.models)
     for name, model in planned.models.items():
@@ -26,8 +26,10 @@ def divide_into_cells(planned: PlanningResult, running: Mapping[str, ModelPlan])
 def reroute_pools(
     reroute: Callable[[Mapping[str, ModelPlan]], PlanningResult], models: Mapping[str, ModelPlan]
 ) -> PlanningResult:
-    """Result of ``reroute`` for ``models`` without those in cells: paths through all of their executors are none of
-    theirs."""
+    """Return the result of ``reroute`` for ``models``, without those in cells.
+
+    Paths through all executors of a model do not apply to its cells.
+    """
     found = reroute({name: merge_cells(model) for name, model in models.items()})
     whole = {name: model for name, model in found.models.items() if name not in models or not has_cells(models[name])}
     capacity = {name: rate for name, rate in found.capacity.items() if name in whole}

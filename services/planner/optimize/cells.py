@@ -1,4 +1,7 @@
-"""A model in cells: the best deployment of each size, each of which serves whole requests, and how many of each."""
+"""A model in cells: the best deployment of each size, and the number of cells of each size.
+
+Each cell serves whole requests.
+"""
 
 from collections.abc import Mapping
 
@@ -19,10 +22,10 @@ from services.planner.solve.solver import Solver
 def solve_cells(
     group: PlanningGroup, demands: Mapping[str, ModelDemand], room: GpuBudget, largest: int, printed: bool = False
 ) -> PlanningOutcome:
-    """Cells of 1, 2, 4, ... and at most ``largest`` GPUs for the one model of ``group``, within ``room``; ``printed``:
-    as many of each as the planner paper's algorithms say.
+    """Solve the one model of ``group`` in cells of 1, 2, 4, ... and at most ``largest`` GPUs, within ``room``.
 
-    Raises ``Infeasible`` when no cell serves anything, and ``BadRequest`` for GPUs of several types.
+    With ``printed``, the algorithms of the planner paper choose the number of each size. Raises ``Infeasible`` if no
+    cell serves requests, and ``BadRequest`` for GPUs of several types.
     """
     name, ready = next(iter(group.ready.items()))
     kinds = {option.gpu for option in ready.options.values()}
@@ -62,7 +65,7 @@ def solve_cells(
 
 
 def _place_cells(best: Mapping[int, Solution], chosen: Mixture, room: GpuBudget, gpu: str) -> Places:
-    """Each cell on one node; empty where some cell fits into none."""
+    """Place each cell on one node; empty if some cell fits on none."""
     if not room.nodes:
         return {}
     names = {f"{size}": size for size in best}
@@ -78,7 +81,7 @@ def _place_cells(best: Mapping[int, Solution], chosen: Mixture, room: GpuBudget,
 
 
 def _useful_cells(solver: Solver, sizes: list[int], terms: Terms, gpu: str) -> dict[int, Solution]:
-    """The best cell of each size, where it serves anything."""
+    """Return the best cell of each size that serves requests."""
     return {size: each for size, each in cells.solve_sizes(solver, sizes, terms, gpu).items() if each.rate > 0}
 
 
@@ -104,7 +107,10 @@ def _choose_mixture(
 def _choose_printed(
     best: Mapping[int, Solution], goal: str, demand: ModelDemand, room: GpuBudget, gpu: str, weight: float
 ) -> tuple[str, Mixture]:
-    """The mixture as the planner paper prints it: Algorithm 2 for a rate, the largest efficient cell first for GPUs."""
+    """Return the mixture as the planner paper prints it.
+
+    For a rate it is Algorithm 2, for GPUs the largest efficient cell first.
+    """
     known = cells.to_cells(dict(best))
     have = None if room.gpus is None else room.gpus.get(gpu, 0)
     if goal == GPUS:
@@ -120,8 +126,10 @@ def _choose_printed(
 
 
 def _merge_levels(terms: Terms, best: Mapping[int, Solution], chosen: Mixture) -> dict[str, tuple[float, ...]]:
-    """Admissible work of all cells together, by option. Replicas share a queue within their cell alone, so their work
-    adds up over cells and is not that of one pool of as many.
+    """Return the admissible work of all cells together, by option.
+
+    Replicas share a queue only within their cell. So their work adds up over cells, and differs from that of one pool
+    with as many replicas.
     """
     merged: dict[str, tuple[float, ...]] = {}
     for option, levels in terms.admissible.items():
@@ -133,7 +141,7 @@ def _merge_levels(terms: Terms, best: Mapping[int, Solution], chosen: Mixture) -
 
 
 def _merge_cells(solver: Solver, terms: Terms, best: Mapping[int, Solution], chosen: Mixture, goal: str) -> Solution:
-    """All cells as one deployment: replicas and rates add up."""
+    """Combine all cells into one deployment: replicas and rates add up."""
     replicas: dict[str, int] = {}
     flows: list[Flow] = []
     for size, count in chosen.cells.items():

@@ -1,8 +1,8 @@
-"""Factors on the seconds of roles that simulations of whole plans have found: what a mix of them loses, or gains."""
+"""Factors on the seconds of roles, from simulations of whole plans: roles in a mix slow down, or speed up."""
 
 from collections.abc import Collection, Iterable, Mapping
 
-#: Factor on the seconds of roles that nobody measured: what is guessed looks best to whoever looks for the best.
+#: Factor on the seconds of roles that were not measured: a search for the best plan prefers optimistic estimates.
 UNMEASURED_FACTOR = 1.1
 
 #: A request type, an option, and the components of the type that it runs.
@@ -10,10 +10,10 @@ Role = tuple[str, str, frozenset[str]]
 
 
 class CostCorrections:
-    """Factors by role of ``options``, whose components are given by name.
+    """Factors by role of ``options``, which map option names to components.
 
-    ``measured`` are roles with rows in the profile, their type is "" for any. Roles that were not measured are guessed
-    for options with several components alone.
+    ``measured`` are the roles with rows in the profile; their type is "" for any. Only for options with several
+    components are unmeasured roles estimates.
     """
 
     def __init__(self, options: Mapping[str, tuple[str, ...]], measured: Collection[Role]) -> None:
@@ -25,14 +25,14 @@ class CostCorrections:
         self._guess = 1.0
 
     def clear(self) -> None:
-        """Forget what simulations have found: the seconds that it corrected are others now."""
+        """Discard the factors: the seconds that they corrected have changed."""
         self._found.clear()
         self._mixing = dict.fromkeys(self._mixing, 1.0)
         self._guess = 1.0
         self.version += 1
 
     def penalise_unmeasured(self) -> None:
-        """From now on roles that nobody measured cost ``UNMEASURED_FACTOR`` more."""
+        """Multiply the cost of unmeasured roles by ``UNMEASURED_FACTOR``."""
         if self._guess != UNMEASURED_FACTOR:
             self._guess = UNMEASURED_FACTOR
             self.version += 1
@@ -40,7 +40,8 @@ class CostCorrections:
     def correct_roles(self, option: str, roles: Iterable[tuple[str, frozenset[str]]], factor: float) -> None:
         """Multiply the seconds of ``roles``, by request type, of ``option``.
 
-        Where several components lose by taking turns, any other mix of roles would lose as well: all roles are slower.
+        If several components lose time by taking turns, any other mix of roles would lose it too: all roles become
+        slower.
         """
         if factor > 1 and option in self._several:
             self._mixing[option] *= factor
@@ -51,7 +52,7 @@ class CostCorrections:
         self.version += 1
 
     def factor(self, kind: str, option: str, components: Iterable[str]) -> float:
-        """Factor on the seconds of a role."""
+        """Return the factor on the seconds of a role."""
         role = kind, option, frozenset(components)
         if role in self._found:
             return self._found[role]

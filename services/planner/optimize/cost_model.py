@@ -1,7 +1,7 @@
-"""Cost of a request of a type on an option: as it was measured, else by Algorithm 3 from components alone.
+"""Cost of a request on an option: as measured, else by Algorithm 3 from components alone.
 
-Seconds hold for requests as large as those that were measured. For others they are multiplied by what the
-lines of the components say: sum of line(q) / sum of line(measured q).
+Seconds hold for requests of the measured sizes. For others they are multiplied by the ratio that the lines of the
+components give: sum of line(q) / sum of line(measured q).
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,12 +20,12 @@ from services.planner.solve.problem import PlanningProblem, RequestType, SolverO
 
 #: Means of ``QUANTITIES`` per request, by request type.
 Quantities = Mapping[str, Mapping[str, float]]
-#: Seconds of a component alone, in solve's words: nothing but what is told for each request type.
+#: Seconds of a component alone, in terms of ``solve``: exactly those passed for each request type.
 _IDENTITY_LINE = algorithm.SecondsLine(0.0, 1.0)
 
 
 class MeasuredType(NamedTuple):
-    """A request type as it was measured."""
+    """A measured request type."""
 
     components: frozenset[str]
     share: float
@@ -33,9 +33,10 @@ class MeasuredType(NamedTuple):
 
 
 class OptionCosts:
-    """Seconds and latencies of ``options`` (names as in plans) for any request type of ``components``.
+    """Seconds and latencies of ``options`` (names as in plans) per request type.
 
-    Raises ``BadRequest`` when an option was neither measured nor can be estimated, and names the component.
+    Any request type of ``components`` has them. Raises ``BadRequest`` with the name of the component for an option that
+    was not measured and cannot be estimated.
     """
 
     def __init__(
@@ -77,12 +78,15 @@ class OptionCosts:
             self._check_option(name, option)
 
     def set_factors(self, factors: Mapping[str, float]) -> None:
-        """From now on requests take ``factors`` times as long as measured on options by name, 1 on all others."""
+        """Replace the factors on the measured seconds, by option; other options have 1."""
         self._learned = dict(factors)
         self.corrections.clear()
 
     def type_quantities(self, kind: str) -> Mapping[str, float]:
-        """Return the quantities of a measured type, else the means of all types with the same components or more."""
+        """Return the quantities of a measured type.
+
+        For other types it is the mean of all types with the same components or more.
+        """
         if kind in self.kinds:
             return self.kinds[kind].quantities
         parts = frozenset(kind.split("+"))
@@ -91,7 +95,7 @@ class OptionCosts:
         return {name: sum(each.quantities.get(name, 0.0) for each in wider) / len(wider) for name in names}
 
     def seconds_per_request(self, now: Quantities | None = None) -> Seconds:
-        """Seconds of one replica per request, for requests with the quantities ``now`` where they are told."""
+        """Return one replica's seconds per request, for the quantities ``now`` if given."""
         told = now or {}
 
         def spent_seconds(kind: str, option: str, role: tuple[str, ...]) -> float | None:
@@ -107,7 +111,7 @@ class OptionCosts:
         return spent_seconds
 
     def unloaded_latency(self, kind: str, option: str, role: tuple[str, ...], now: Quantities | None = None) -> float:
-        """Seconds that a request takes when nothing else runs; 0 when that was not measured."""
+        """Return the seconds of a request when nothing else runs; 0 if they were not measured."""
         for name in (kind, ""):
             work = self._rows.get((name, option, frozenset(role)))
             if work is not None and work.latency:
@@ -116,7 +120,7 @@ class OptionCosts:
         return 0.0
 
     def _measured_seconds(self, kind: str, option: str, role: tuple[str, ...]) -> float | None:
-        """Seconds for requests as they were measured."""
+        """Return the seconds for requests of the measured sizes."""
         found = self._measured(kind, option, role)
         if found is not None:
             return found
@@ -146,7 +150,7 @@ class OptionCosts:
     # Components alone
 
     def _component_seconds(self, kind: str, part: str, where: Hardware) -> float | None:
-        """Seconds of ``part`` alone for a request of ``kind``: there, or else wherever it was measured."""
+        """Return seconds of ``part`` alone for ``kind``, on this or any hardware."""
         key = kind, part, where
         if key not in self._known:
             self._known[key] = self._find_component_seconds(*key)
@@ -168,11 +172,11 @@ class OptionCosts:
         return self._mean_seconds(part, singles)
 
     def _using_share(self, part: str) -> float:
-        """The share of the measured requests that use ``part``."""
+        """Return the share of the measured requests that use ``part``."""
         return sum(kind.share for kind in self.kinds.values() if part in kind.components)
 
     def _mean_seconds(self, part: str, singles: Iterable[str]) -> float | None:
-        """The mean over the types for which ``part`` was measured alone."""
+        """Return the mean over the types for which ``part`` was measured alone."""
         for name in singles:
             found = [
                 work.seconds
@@ -186,7 +190,7 @@ class OptionCosts:
     # Components together
 
     def _fit_hardware(self, where: Hardware) -> Fit:
-        """Algorithm 3 over the options on one hardware; those with rows of work have alpha from them."""
+        """Fit Algorithm 3 to the options on one hardware; rows of work, if any, determine alpha."""
         here = {name: option for name, option in self.options.items() if option_hardware(option) == where}
         tau = {
             (kind, part): alone
@@ -213,7 +217,7 @@ class OptionCosts:
         return Fit(tau, alpha)
 
     def _slowdown_factor(self, name: str, tau: Mapping[tuple[str, str], float]) -> float | None:
-        """Return the time of the option relative to its components alone, over the types that were measured."""
+        """Return the option's time relative to its components alone, over measured types."""
         measured = alone = 0.0
         for kind, each in self.kinds.items():
             role = tuple(part for part in self.options[name].components if part in each.components)
@@ -252,7 +256,10 @@ class OptionCosts:
 
 
 def measured_types(model: str, components: tuple[str, ...], profile: ModelProfile) -> dict[str, MeasuredType]:
-    """The measured request types by their names in plans; those that use what the model lacks are left out."""
+    """Return the measured request types by their names in plans.
+
+    Types with components of other models are excluded.
+    """
     found: dict[str, MeasuredType] = {}
     for each in profile.types.values():
         parts = frozenset(each.components)
@@ -265,9 +272,9 @@ def measured_types(model: str, components: tuple[str, ...], profile: ModelProfil
 
 
 def _estimate_slowdown(option: OptionProfile, alpha: Mapping[str, float], here: Mapping[str, OptionProfile]) -> float:
-    """Estimate the slowdown of an option that was not measured: the largest of any known part of it, and at least 1.
+    """Estimate the slowdown of an unmeasured option: the largest of its measured parts, at least 1.
 
-    Without a slowdown, an option that nobody measured would always look best.
+    Without a slowdown, an unmeasured option would always look best.
     """
     parts = set(option.components)
     within = [

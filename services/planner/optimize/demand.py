@@ -1,4 +1,4 @@
-"""Demand to plan for: a rate and mixes of request types, as they were declared or as they were measured."""
+"""Demand to plan for: a rate and mixes of request types, declared or measured."""
 
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
@@ -14,13 +14,16 @@ from services.planner.declared.planned_spec import GPUS, PlannedModel
 from services.planner.optimize.cost_model import MeasuredType, Quantities
 from services.planner.optimize.load import ModelLoad
 
-#: req/s that is planned for when nobody sends anything.
+#: req/s to plan for when there is no traffic.
 IDLE_REQUESTS_PER_SECOND = 0.01
 
 
 class ModelDemand(NamedTuple):
-    """``rate`` in req/s that is expected, and with headroom in ``wanted``. ``mixes`` are shares by request type that
-    add up to 1; the first is the usual one. ``measured``: whether it is not what was declared."""
+    """Rate and mixes to plan for.
+
+    ``rate`` is the expected rate in req/s, ``wanted`` includes headroom. ``mixes`` are shares by request type that add
+    up to 1; the first is the usual one. ``measured`` is False for a declared demand.
+    """
 
     rate: float
     wanted: float
@@ -30,12 +33,12 @@ class ModelDemand(NamedTuple):
 
     @property
     def request_types(self) -> set[str]:
-        """Request types that have a share in some mix."""
+        """Return the request types that have a share in some mix."""
         return {kind for mix in self.mixes for kind, share in mix.items() if share > 0}
 
 
 class DeclaredDemand(msgspec.Struct, frozen=True):
-    """Rate and mixes that the operator and the profile declare, as shares by request type."""
+    """Declared rate and mixes, as shares by request type."""
 
     rate: float
     mixes: tuple[dict[str, float], ...]
@@ -44,7 +47,10 @@ class DeclaredDemand(msgspec.Struct, frozen=True):
 def declared_demand(
     model: Model, asked: PlannedModel, profile: ModelProfile, kinds: Mapping[str, MeasuredType]
 ) -> DeclaredDemand:
-    """Raises ``BadRequest`` for a mix that names what is no request type, and for a workload without any request."""
+    """Return the declared demand.
+
+    Raises ``BadRequest`` for a mix with an unknown request type, and for a workload without requests.
+    """
     called = {name: frozenset(kind.components) for name, kind in profile.types.items()}
     mixes = [_normalize_type_names(model, mix, called) for mix in asked.mixes]
     if asked.mix is not None:
@@ -63,9 +69,9 @@ def declared_demand(
 
 
 def resolve_demand(model: Model, asked: PlannedModel, told: DeclaredDemand, load: ModelLoad | None) -> ModelDemand:
-    """Return the demand to plan for: from ``load`` where it has data, else the declared one, ``told``.
+    """Return the demand to plan for: from ``load`` if it has data, else the declared one, ``told``.
 
-    Request types that the model does not have are not counted.
+    Request types of other components are not counted.
     """
     spare = 1.0 + (asked.headroom if asked.goal == GPUS else 0.0)
     if load is None:
@@ -88,7 +94,7 @@ def resolve_demand(model: Model, asked: PlannedModel, told: DeclaredDemand, load
 def _normalize_type_names(
     model: Model, mix: Mapping[str, float], called: Mapping[str, frozenset[str]]
 ) -> dict[str, float]:
-    """Shares by the names that plans have for request types."""
+    """Return the shares by the names of request types in plans."""
     found: dict[str, float] = {}
     for kind, share in mix.items():
         parts = called.get(kind) or _type_components(kind, model.components)
@@ -103,7 +109,7 @@ def _normalize_type_names(
 
 
 def _type_components(kind: str, components: Collection[str]) -> frozenset[str]:
-    """The components of a request type by its name; none when it names others."""
+    """Return the components in the name of a request type; none if the name contains others."""
     parts = frozenset(kind.split("+"))
     return parts if parts <= set(components) else frozenset()
 

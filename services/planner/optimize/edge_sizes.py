@@ -1,4 +1,4 @@
-"""Bytes that a request carries from one component to another, as its profile measured them."""
+"""Measured bytes that a request moves from one component to another."""
 
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -11,7 +11,7 @@ _GB_BYTES = 1e9
 
 
 class TensorHop(NamedTuple):
-    """GB per request from one stop of a path, by number, to a later one."""
+    """GB per request from one stop to a later one."""
 
     source: int
     target: int
@@ -31,7 +31,7 @@ class EdgeSizes:
     def edge_gb(self, kind: str, source: str, target: str) -> float:
         """Return the GB for a request of ``kind``.
 
-        A type that was not measured has those of any type, else the mean of all types; 0 for no such edge.
+        A type that was not measured has those of any type, else the mean of all types. An unknown edge has 0.
         """
         sizes: Mapping[str, float] = self._known.get((source, target), {})
         if not sizes:
@@ -39,7 +39,10 @@ class EdgeSizes:
         return sizes.get(kind, sizes.get("", sum(sizes.values()) / len(sizes)))
 
     def path_hops(self, kind: str, stops: tuple[tuple[str, ...], ...]) -> Iterator[TensorHop]:
-        """Yield what moves between ``stops``, the components that each executor of a path runs."""
+        """Yield the transfers between ``stops``.
+
+        A stop is the components that one executor of a path runs.
+        """
         for target, taking in enumerate(stops):
             for source, giving in enumerate(stops[:target]):
                 size = sum(self.edge_gb(kind, one, other) for one in giving for other in taking)
@@ -47,13 +50,13 @@ class EdgeSizes:
                     yield TensorHop(source, target, size)
 
     def incoming_edges(self, parts: tuple[str, ...]) -> list[tuple[str, str]]:
-        """Edges into ``parts`` from other components."""
+        """Return the edges into ``parts`` from other components."""
         return [edge for edge in self._known if edge[1] in parts and edge[0] not in parts]
 
     def outgoing_edges(self, parts: tuple[str, ...]) -> list[tuple[str, str]]:
-        """Edges from ``parts`` to other components."""
+        """Return the edges from ``parts`` to other components."""
         return [edge for edge in self._known if edge[0] in parts and edge[1] not in parts]
 
     def largest_gb(self, source: str, target: str) -> float:
-        """GB of the request type with the most of them."""
+        """Return the GB of the request type with the most of them."""
         return max(self._known.get((source, target), {}).values(), default=0.0)

@@ -1,4 +1,4 @@
-"""Explanation of a deployment and its expected performance, as JSON for ``Plan.explain``. For human readers only."""
+"""Explanation of a deployment and its expected performance, as JSON for ``Plan.explain``. Only humans read it."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -17,7 +17,7 @@ from services.planner.solve import sensitivity as solved
 from services.planner.solve.sensitivity import Explanation
 from services.planner.solve.solution import Flow
 
-#: Seconds that all of an explanation may take the solver, and the alternatives that are looked for in it.
+#: Seconds that the solver may take for a whole explanation, and the most alternatives in it.
 EXPLAIN_TIMEOUT_SECONDS, MAX_ALTERNATIVES = 0.9, 3
 
 
@@ -28,7 +28,7 @@ def explain_outcome(
     *,
     alternatives: int = MAX_ALTERNATIVES,
 ) -> dict[str, Any]:
-    """The models of ``outcome`` by name, and below ``deployment`` what they have in common."""
+    """Explain the models of ``outcome`` by name, and their common ``deployment``."""
     loads = OptionLoads(outcome, transfers)
     why = _solver_explanation(outcome, 0 if outcome.cells else alternatives)
     models = {name: _explain_model(outcome, name, loads, why) for name in outcome.ready}
@@ -39,13 +39,13 @@ def explain_outcome(
 
 
 def explain_links(transfers: TransferLoads) -> dict[str, Any]:
-    """GB/s between nodes of all models together, and warnings; nothing where nothing crosses nodes."""
+    """Return GB/s between nodes over all models, and warnings; empty if no traffic crosses nodes."""
     told = {"links": transfers.describe_links(), "warnings": transfers.find_overloads()}
     return {key: value for key, value in told.items() if value}
 
 
 def _solver_explanation(outcome: PlanningOutcome, count: int) -> Explanation | None:
-    """The solver's own explanation; None when it takes too long."""
+    """Return the solver's explanation; None if it takes too long."""
     terms = msgspec.structs.replace(outcome.terms, within=EXPLAIN_TIMEOUT_SECONDS / MAX_ALTERNATIVES)
     try:
         return solved.explain_solution(outcome.solver, outcome.solution, terms, alternatives=count)
@@ -162,5 +162,4 @@ def _explain_deployment(
 
 
 def _finite_or_none(value: float) -> float | None:
-    """None for what grows without end."""
     return value if math.isfinite(value) else None

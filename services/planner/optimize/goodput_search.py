@@ -1,9 +1,10 @@
-"""Goodput of plans: the rate of which 99 of 100 requests meet all goals in a simulation, and the plan with the most.
+"""Goodput of plans by simulation, and the plan with most of it.
 
-Goals bound how busy each option may be, by what was measured of one replica alone. Whether requests that go through
-several are in time is known of whole plans only. So those that the rounds of a promise found, and those by the rules of
-others, are replayed with requests that come at random, and the best is improved by giving one replica after the other
-to another option (``solve.goodput``), as TriInfer's objective asks (section 2.2).
+Goodput is the rate at which 99 of 100 requests meet all goals. Goals bound the utilisation of each option, from
+measurements of one replica. But only a simulation of the whole plan shows if requests through several options are in
+time. So the search replays random arrivals on the plans of all rounds of a promise, and on those by the rules of
+others. It improves the best one by moving one replica after the other to another option (``solve.goodput``), as
+TriInfer's objective requires (section 2.2).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,26 +24,30 @@ from services.planner.simulate.outcome import goal_shares
 from services.planner.simulate.run import REQUESTS_PER_SECOND, PlanSimulation, SimulatedPlan
 from services.planner.solve.goodput import improve_goodput
 
-#: The share of requests that are to meet all goals, as gateways are held to it (``autoscale.attainment``).
+#: The share of requests that must meet all goals, as for gateways (``autoscale.attainment``).
 MET_SHARE = 0.99
-#: Requests of one replay, the part of them that fills executors, and steps of rates as a part of the promised rate.
+#: Requests of one replay, the fraction of them that warms executors up, and steps of rates as a fraction of the
+#: promise.
 _REPLAYED_REQUESTS, _WARM_UP_FRACTION, _STEP_FRACTION = 800, 0.15, 0.04
 
-#: Requests by type of a plan at req/s, and a plan as it is simulated.
+#: Requests by type of a plan at req/s, and a plan in the form for simulations.
 TypesAtRate = Callable[[float], list[TypeRate]]
 Simulable = Callable[[PlanningResult], SimulatedPlan]
 
 
 class Goodput(NamedTuple):
-    """A plan, and the req/s of which ``MET_SHARE`` meet all goals."""
+    """A plan, and the req/s at which ``MET_SHARE`` meet all goals."""
 
     result: PlanningResult
     rate: float
 
 
 class GoodputSearch:
-    """Search for the plan of the one model of ``planner`` with the most goodput, in as many replays as a core makes
-    within ``within`` seconds, about: a count, so that each machine finds the same plan."""
+    """Search for the plan of a single model with the most goodput.
+
+    The number of replays is what one core simulates in about ``within`` seconds. It is a count, so that each machine
+    finds the same plan.
+    """
 
     def __init__(
         self, planner: Planner, load: Loads | None, types: TypesAtRate, simulable: Simulable, within: float
@@ -59,7 +64,11 @@ class GoodputSearch:
 
     @staticmethod
     def applies_to(planner: Planner) -> bool:
-        """True for one model that is planned for the most requests within goals, over all GPUs of one type."""
+        """Return True if the search supports this planner.
+
+        It needs one model with latency goals and the goal of most requests, on GPUs of one type. It does not support
+        nodes, cells, policies, several mixes or lent options.
+        """
         if len(planner.inputs) != 1:
             return False
         ready = next(iter(planner.inputs.values()))
@@ -69,9 +78,9 @@ class GoodputSearch:
         return bool(asked.goals.active_goals()) and plain and same_gpus and not ready.lent and not planner.nodes
 
     def find_best(self, results: Sequence[PlanningResult], margin: float = 0.0) -> Goodput | None:
-        """The best of ``results``, and of their neighbours as long as replays are left.
+        """Return the best of ``results`` and their neighbours, while replays are left.
 
-        The first of them where none is better by the part ``margin``; None when none keeps the goals.
+        Returns the first of them unless another is better by the fraction ``margin``, and None if none meets the goals.
         """
         for result in results:
             self._known.setdefault(_key(_replica_counts(result.models[self._name])), result)
@@ -85,7 +94,9 @@ class GoodputSearch:
         return Goodput(self._known[best], self._rates[best]) if rate > 0 else None
 
     def _judge(self, replicas: Mapping[str, int], beyond: float) -> float:
-        """Goodput of ``replicas`` with the best paths; 0 or ``beyond`` if it is no more, or no replays are left."""
+        """Return the goodput of ``replicas`` with the best paths; 0 or ``beyond`` if it is not more, or without replays
+        left.
+        """
         if beyond > 0 and self._replays_left <= 0:
             return 0.0
         result = self._known.get(_key(replicas)) or self._routed(replicas)
@@ -104,7 +115,7 @@ class GoodputSearch:
         return rate
 
     def _routed(self, replicas: Mapping[str, int]) -> PlanningResult | None:
-        """The best paths over ``replicas``; None where they do not run all that requests need."""
+        """Find the best paths over ``replicas``; None if they do not run all required components."""
         shell = reference_plan(self._ready)
         options = {
             name: msgspec.structs.replace(shell.options[name], replicas=count) for name, count in replicas.items()
@@ -117,7 +128,7 @@ class GoodputSearch:
         return found if found.capacity.get(self._name, 0.0) > 0 else None
 
     def _meets_goals(self, plan: SimulatedPlan, rate: float) -> bool:
-        """Return whether enough of ``rate`` req/s meet all goals."""
+        """Return True if enough of ``rate`` req/s meet all goals."""
         self._replays_left -= 1
         seconds = _REPLAYED_REQUESTS / rate
         run = PlanSimulation(plan, seconds, seconds * _WARM_UP_FRACTION, 1)

@@ -1,6 +1,6 @@
-"""Planned models beside static ones: finds their profiles, has them planned in a thread, and says what is wrong.
+"""Planned models next to static ones: reads their profiles, plans them in a thread, and reports faults.
 
-A model that cannot be planned stays as it was, and so do those that share executors with it.
+A model that cannot be planned keeps its plan, and so do the models that share executors with it.
 """
 
 import asyncio
@@ -25,13 +25,13 @@ from services.planner.optimize.learned_seconds import applied_factors, factors_d
 from services.planner.optimize.load import Loads
 from services.planner.optimize.result import PlanningResult
 
-if TYPE_CHECKING:  # the solver takes a second to load, which planners of static models need not wait for
+if TYPE_CHECKING:  # importing the solver takes a second, and planners of static models do not need it
     from services.planner.optimize.planner import Planner
     from services.planner.optimize.promise import PromiseChecker
 
 log = logging.getLogger(__name__)
 
-#: Who says what is wrong with a model, and with all of them together.
+#: Subjects of reported problems: one model, and all of them together.
 ONE, ALL = "model {}", "planned models"
 
 
@@ -45,9 +45,11 @@ class _PlanningRun(NamedTuple):
 
 
 class PlanningJob:
-    """The planned models of the declarations at ``path``. ``planner`` is None when none of them can be planned;
-    ``planned`` is what is wanted of them. Plans are simulated before they are promised, and solved again for
-    ``simulate`` seconds of CPU time; 0: they are not."""
+    """The planned models of the declarations at ``path``.
+
+    ``planner`` is None if no model can be planned, and ``planned`` is the target for them. ``simulate`` is the CPU time
+    in seconds for simulating plans, and solving again, before they are promised; 0 disables it.
+    """
 
     def __init__(self, store: Store, path: str, simulate: float = 0.0) -> None:
         self.planner: Planner | None = None
@@ -61,29 +63,29 @@ class PlanningJob:
         self._static: dict[str, ModelPlan] = {}
         self._seen: dict[str, ModelProfile] = {}
         self.learned: dict[str, LearnedSeconds] = {}
-        self.digests: dict[str, str] = {}  # of the profiles that models are planned by
+        self.digests: dict[str, str] = {}  # of the profiles in use
         self._told: set[str] | None = None
-        self._read_learned = True  # until the store has said what was learned
+        self._read_learned = True  # until the store returned the learned factors
         self._turn = asyncio.Lock()
 
     def set_declarations(self, declared: Declarations, static: Mapping[str, ModelPlan]) -> None:
-        """From now on these are the declarations; ``static`` are the plans of the models that are not planned."""
+        """Replace the declarations; ``static`` are the plans of the other models."""
         self._models = declarations_file.planned_models(declared.models)
         self._declared, self._static = declared, dict(static)
 
     @property
     def adaptive_models(self) -> set[str]:
-        """Models that are planned again as their load changes."""
+        """Return the models that are planned again as their load changes."""
         return {name for name, model in self._models.items() if model.planned is not None and model.planned.adapt}
 
     @property
     def prices(self) -> PriceList:
-        """The prices that requests are charged by, as they are declared."""
+        """Return the declared prices of requests."""
         return self._declared.prices
 
     @property
     def gpu_counts(self) -> dict[str, int]:
-        """Number of GPUs by type."""
+        """Return the number of GPUs by type."""
         declared = self._declared
         if declared.gpus:
             return {name: kind.count for name, kind in declared.gpus.items()}
@@ -94,11 +96,14 @@ class PlanningJob:
 
     @property
     def profile_files(self) -> list[str]:
-        """Files of profiles."""
+        """Return the files of profiles."""
         return sorted({self._profile_file(model) for model in self._models.values()} - {""})
 
     def replan_reason(self, found: Mapping[str, ModelProfile]) -> str:
-        """Return the reason to plan again now that the store has these profiles; empty if they change nothing."""
+        """Return the reason to plan again, given the profiles in the store.
+
+        It is empty if they change nothing.
+        """
         changed = [
             name
             for name, model in self._models.items()
@@ -107,9 +112,9 @@ class PlanningJob:
         return f"profile of {', '.join(changed)} changed" if changed else ""
 
     async def plan(self, running: Mapping[str, ModelPlan], load: Loads | None = None) -> PlanningResult:
-        """Plan again beside what is ``running``, for ``load`` or what was declared; what is wrong is said in the store.
+        """Plan again for ``load``, or for the declared demand, starting from ``running``; report faults to the store.
 
-        Raises ``StoreUnavailable`` when the store does not say its profiles.
+        Raises ``StoreUnavailable`` if the store cannot return the profiles.
         """
         async with self._turn:
             if not self._models:
@@ -127,9 +132,9 @@ class PlanningJob:
             return self.planned
 
     async def learn(self, learned: Mapping[str, LearnedSeconds]) -> bool:
-        """Have later plans made with ``learned``, by model; what runs stays until another plan is better.
+        """Use the ``learned`` factors, by model, for later plans; running executors stay until another plan is better.
 
-        Returns whether that differs from what plans were made with so far.
+        Returns True if they differ from the previous factors.
         """
         async with self._turn:
             self.learned = dict(learned)
@@ -142,14 +147,14 @@ class PlanningJob:
                 for name, inputs in checker.planner.inputs.items()
                 if inputs.asked.learn
             )
-            if changed:  # in a thread: it waits for a plan that is being made
+            if changed:  # in a thread: waits until a running plan is complete
                 await asyncio.to_thread(checker.apply_learned, factors)
             return changed
 
     # Profiles
 
     def _profile_file(self, model: Model) -> str:
-        """Path of the profile's file; empty when the store has it."""
+        """Return the path of the profile's file; empty if it is in the store."""
         named = model.planned.profile if model.planned is not None else ""
         return str(File(self._path).parent / named) if named else ""
 
@@ -169,7 +174,7 @@ class PlanningJob:
         return found, faults
 
     def _learned_factors(self, planner: "Planner") -> dict[str, dict[str, LearnedOption]]:
-        """Factors on the seconds of the profiles that models are planned by, where they are to be learned."""
+        """Return the factors on the profiles in use, for models that learn."""
         return {
             name: applied_factors(self.learned.get(name), self.digests.get(name, ""))
             for name, inputs in planner.inputs.items()
@@ -197,7 +202,7 @@ class PlanningJob:
         running: Mapping[str, ModelPlan],
         load: Loads | None,
     ) -> _PlanningRun:
-        """Runs in a thread of its own."""
+        """Plan in a separate thread."""
         from services.planner.optimize.planner import Planner
         from services.planner.optimize.promise import PromiseChecker
         from services.planner.optimize.usable_models import usable_models
@@ -227,7 +232,10 @@ class PlanningJob:
     def _complete_result(
         self, planned: PlanningResult, running: Mapping[str, ModelPlan], faults: Mapping[str, str]
     ) -> PlanningResult:
-        """``planned`` with what cannot be planned as it was, if it is the same model still."""
+        """Add the models that cannot be planned to ``planned``.
+
+        They keep their plans if they are still the same models.
+        """
         models: dict[str, ModelPlan] = {}
         for name, model in self._models.items():
             before = self.planned.models.get(name) or running.get(name)
@@ -241,7 +249,10 @@ class PlanningJob:
         return PlanningResult(models, planned.explain, planned.capacity, planned.rate, cells=cells)
 
     async def _report_faults(self, faults: Mapping[str, str]) -> None:
-        """Say in the store what is wrong, and take back what was, also by a planner before this one."""
+        """Put ``faults`` into the store, and delete earlier ones.
+
+        Earlier faults include those of a previous planner.
+        """
         try:
             if self._told is None:
                 known = await self._store.plan_problems()

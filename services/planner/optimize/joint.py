@@ -1,4 +1,4 @@
-"""Models that are planned together: one question to the solver, in which they share GPUs and executors."""
+"""Models that are planned together: one problem for the solver, in which they share GPUs and executors."""
 
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -22,16 +22,16 @@ from services.planner.solve.solution import Flow, Solution
 from services.planner.solve.solver import Solver
 from services.planner.solve.traffic import OptionTraffic
 
-#: Seconds that one question may take.
+#: Time limit in seconds of one problem.
 SOLVE_TIMEOUT_SECONDS = 10.0
-#: Replicas of an option that are thought of when nothing bounds them.
+#: Most replicas of an option when nothing else bounds them.
 _MAX_REPLICAS = 64
-#: Seconds to find nodes for replicas that run anyway.
+#: Seconds to find nodes for running replicas.
 _PLACE_SECONDS = 0.5
 
 
 class GpuBudget(NamedTuple):
-    """Available resources: GPUs by type (None: as many as it takes), and the nodes that they are in."""
+    """Available GPUs by type (None: unlimited), and the nodes that contain them."""
 
     gpus: dict[str, int] | None
     nodes: dict[str, SolverNode]
@@ -39,7 +39,7 @@ class GpuBudget(NamedTuple):
     def subtract_solution(
         self, solution: Solution, places: Places, options: Mapping[str, tuple[str, int]]
     ) -> "GpuBudget":
-        """Return the room that ``solution`` leaves; ``options`` are GPU type and GPUs of one replica."""
+        """Return the room left after ``solution``; ``options`` are GPU type and GPUs of one replica."""
         gpus, nodes = self.gpus, dict(self.nodes)
         if gpus is not None:
             gpus = dict(gpus)
@@ -56,9 +56,9 @@ class GpuBudget(NamedTuple):
 class PlanningOutcome(NamedTuple):
     """Result for models that were planned together. Options and request types are ``model/name``.
 
-    ``weights`` are each model's req/s at a rate of 1. ``goal`` may be another one than was asked for, when the
-    load is more than the GPUs serve. ``unserved`` are components that no executor runs, by model. ``cells``
-    counts cells by size, ``cell_solutions`` are the deployments of one of each.
+    ``weights`` are each model's req/s at a rate of 1. ``goal`` differs from the requested one if the load exceeds the
+    capacity of the GPUs. ``unserved`` are the components without an executor, by model. ``cells`` counts cells by size,
+    and ``cell_solutions`` contains the deployment of one cell of each size.
     """
 
     ready: Mapping[str, ModelInputs]
@@ -71,25 +71,25 @@ class PlanningOutcome(NamedTuple):
     places: Places
     unserved: dict[str, tuple[str, ...]]
     tails: dict[str, TailLimits]
-    cells: dict[int, int] = {}  # noqa: RUF012 nobody writes to it
+    cells: dict[int, int] = {}  # noqa: RUF012 never modified
     cell_solutions: Mapping[int, Solution] = {}
 
     def expected_rate(self, name: str) -> float:
-        """Req/s of model ``name`` that come, as far as they can be served.
+        """Return the expected req/s of model ``name``, at most its capacity.
 
-        All that can be served when nobody says how many come.
+        It is the capacity if the expected rate is unknown.
         """
         most = self.solution.capacity * self.weights[name]
         return min(self.demands[name].rate or most, most)
 
     def expected_flow_rate(self, flow: Flow) -> float:
-        """Req/s of a path at the expected rate of its model."""
+        """Return a path's req/s at the expected rate of its model."""
         name = flow.type.rpartition("/")[0]
         planned = self.solution.rate * self.weights[name]
         return flow.rate * self.expected_rate(name) / planned if planned > 0 else 0.0
 
     def expected_work(self) -> dict[str, float]:
-        """Seconds of work per second that requests bring to each option at the expected rates."""
+        """Return each option's work at the expected rates, in seconds per second."""
         work: dict[str, float] = {}
         for flow in self.solution.flows:
             for option, seconds in zip(flow.options, flow.seconds, strict=True):
@@ -97,12 +97,12 @@ class PlanningOutcome(NamedTuple):
         return work
 
     def flow_hops(self, flow: Flow) -> Iterator[TensorHop]:
-        """Yield what a request on this path moves between its stops."""
+        """Yield the transfers of a request between the stops of this path."""
         return flow_hops(self.ready, flow)
 
 
 class SolverQuestion(NamedTuple):
-    """A question to the solver."""
+    """A problem for the solver."""
 
     solver: Solver
     terms: Terms
@@ -111,7 +111,7 @@ class SolverQuestion(NamedTuple):
 
 
 class PlanningGroup:
-    """Plans ``ready`` together. Keeps the last network: a new rate or mix needs no new one."""
+    """Plan ``ready`` together. Keeps the last network, which a new rate or mix can reuse."""
 
     def __init__(self, ready: Mapping[str, ModelInputs]) -> None:
         self.ready = dict(ready)
@@ -121,7 +121,7 @@ class PlanningGroup:
         self._kept: tuple[object, Solver] | None = None
 
     def get_solver(self, demands: Mapping[str, ModelDemand]) -> Solver:
-        """The solver for these request types and sizes of requests."""
+        """Return the solver for these request types and sizes of requests."""
         key = [
             (name, sorted(each.request_types), each.quantities, self.ready[name].costs.corrections.version)
             for name, each in sorted(demands.items())
@@ -143,10 +143,10 @@ class PlanningGroup:
         *,
         only_running: bool = False,
     ) -> PlanningOutcome:
-        """The best deployment within ``room``, ``only_running``: of options that are ``running``.
+        """Find the best deployment within ``room``; with ``only_running`` from options that are ``running``.
 
-        Every component has an executor, also one that no request is planned for, if there are GPUs for it.
-        Raises ``Infeasible`` and ``DeadlineExceeded``.
+        Every component gets an executor if there are GPUs for it, even if no request is planned for it. Raises
+        ``Infeasible`` and ``DeadlineExceeded``.
         """
         asked = self.build_question(demands, running, room)
         if only_running:
@@ -171,7 +171,7 @@ class PlanningGroup:
     def route_running(
         self, demands: Mapping[str, ModelDemand], running: Mapping[str, int], room: GpuBudget
     ) -> PlanningOutcome:
-        """The best paths over the replicas that are ``running``, and no others."""
+        """Find the best paths over exactly the replicas that are ``running``."""
         solver, terms, weights, found = self.build_question(demands, running, room)
         levels = {option: _extend_levels(each, running.get(option, 0)) for option, each in terms.admissible.items()}
         terms = msgspec.structs.replace(terms, admissible=levels, gpus=None, nodes={}, covers=())
@@ -187,7 +187,10 @@ class PlanningGroup:
         )
 
     def _place_running(self, solver: Solver, solution: Solution, room: GpuBudget) -> Places:
-        """Nodes for replicas that run, as they were planned: nobody says where they are. Empty when they do not fit."""
+        """Assign nodes to running replicas as a plan would.
+
+        Their actual nodes are unknown. Empty if they do not fit.
+        """
         traffic = self._option_traffic(solution)
         try:
             return (
@@ -202,7 +205,7 @@ class PlanningGroup:
     def build_question(
         self, demands: Mapping[str, ModelDemand], running: Mapping[str, int], room: GpuBudget
     ) -> SolverQuestion:
-        """The question, in the solver's words. Raises ``Infeasible`` for goals that nothing keeps."""
+        """Build the problem for the solver. Raises ``Infeasible`` for goals that no option meets."""
         solver = self.get_solver(demands)
         found_tails = {name: tail_limits(ready, self._max_replicas(ready, room)) for name, ready in self.ready.items()}
         weights = {name: self._demand_weight(each) for name, each in demands.items()}
@@ -240,7 +243,7 @@ class PlanningGroup:
         return THROUGHPUT, solution, places
 
     def _option_traffic(self, solution: Solution) -> OptionTraffic:
-        """GB/s between options."""
+        """Return GB/s between options."""
         found: dict[tuple[str, str], float] = {}
         for flow in solution.flows:
             for hop in flow_hops(self.ready, flow):
@@ -249,17 +252,17 @@ class PlanningGroup:
         return found
 
     def _demand_weight(self, each: ModelDemand) -> float:
-        """With goal "throughput" a model that does not say its rate counts as one with 1 req/s."""
+        """Return the model's weight: with goal "throughput", a model without a rate counts as 1 req/s."""
         return each.wanted if self.goal == GPUS else each.wanted or 1.0
 
     def _max_replicas(self, ready: ModelInputs, room: GpuBudget) -> dict[str, int]:
-        """Replicas of each option that there is room for."""
+        """Return the most replicas of each option that fit."""
         if room.gpus is None:
             return dict.fromkeys(ready.options, _MAX_REPLICAS)
         return {name: room.gpus.get(option.gpu, 0) // option.gpus for name, option in ready.options.items()}
 
     def _idle_components(self, demands: Mapping[str, ModelDemand]) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-        """Components that no request is planned for, and the options that run them."""
+        """Yield components without planned requests, and the options that run them."""
         for name, ready in self.ready.items():
             used = {part for kind in demands[name].request_types for part in kind.split("+")}
             for part in ready.model.components:
@@ -275,7 +278,10 @@ class PlanningGroup:
         return found
 
     def _check_tail_limits(self, demands: Mapping[str, ModelDemand], found: Mapping[str, TailLimits]) -> None:
-        """A component that no option runs within the goals is told with the reasons."""
+        """Raise ``Infeasible`` if no option runs a component within the goals.
+
+        The error contains the reasons.
+        """
         for name, ready in self.ready.items():
             used = {part for kind in demands[name].request_types for part in kind.split("+")}
             for part in ready.model.components:
@@ -290,7 +296,7 @@ class PlanningGroup:
 
 
 def flow_hops(ready: Mapping[str, ModelInputs], flow: Flow) -> Iterator[TensorHop]:
-    """Yield what a request on a path moves between its stops."""
+    """Yield the transfers of a request between the stops of a path."""
     name, _, kind = flow.type.rpartition("/")
     return ready[name].edges.path_hops(kind, flow.components)
 
@@ -307,12 +313,12 @@ def _solve_least_gpus(solver: Solver, terms: Terms, traffic_of: TrafficOf) -> tu
 
 
 def _extend_levels(levels: tuple[float, ...], count: int) -> tuple[float, ...]:
-    """Admissible work for ``count`` replicas at least; those beyond what there is room for may do no more."""
+    """Extend the admissible work to ``count`` replicas; those beyond the available room add none."""
     return levels + levels[-1:] * (count - len(levels))
 
 
 def _rate_scenarios(demands: Mapping[str, ModelDemand], weights: Mapping[str, float]) -> Iterator[dict[str, float]]:
-    """Req/s by request type of all models; a model with fewer mixes has its usual one."""
+    """Yield req/s by request type over all models; a model with fewer mixes repeats its usual one."""
     for number in range(max(len(each.mixes) for each in demands.values())):
         yield {
             f"{name}/{kind}": share * weights[name]

@@ -1,4 +1,7 @@
-"""Memory for keys and values as a limit of one replica, where the profile gives it (TriInfer, Algorithm 2)."""
+"""Memory for keys and values as a limit of one replica.
+
+It applies to profiles that contain the sizes (TriInfer, Algorithm 2).
+"""
 
 from collections.abc import Mapping
 
@@ -6,7 +9,7 @@ from omnibus.profile import KeyValues, OptionProfile
 from services.planner.declared.planned_spec import GpuType
 from services.planner.solve.enumerate import bounded_seconds, kv_rate
 
-#: Quantities that are tokens, whose keys and values are held.
+#: Quantities that count tokens with keys and values in memory.
 _KV_QUANTITIES = ("prompt_tokens", "completion_tokens")
 
 
@@ -18,7 +21,7 @@ class KvMemory:
         self._gpus = gpus
 
     def find_misfit(self, option: OptionProfile) -> str:
-        """Return the reason why ``option`` has no room for keys and values; empty if it has, or if that is unknown."""
+        """Return why ``option`` has no room for keys and values; empty if it has, or if that is unknown."""
         if self._kv is None or self._kv.component not in option.components:
             return ""
         has = self._total_gb(option)
@@ -29,7 +32,10 @@ class KvMemory:
     def bound_seconds(
         self, option: OptionProfile, role: tuple[str, ...], sizes: Mapping[str, float], seconds: float, latency: float
     ) -> float:
-        """``seconds`` per request, or more where memory allows fewer: each holds its tokens for ``latency`` seconds."""
+        """Return ``seconds`` per request, or more if memory allows fewer requests.
+
+        Each request holds its tokens for ``latency`` seconds.
+        """
         kv, has = self._kv, self._total_gb(option)
         if kv is None or kv.component not in role or not has:
             return seconds

@@ -8,14 +8,14 @@ from scipy.special import gammaincc
 
 from services.planner.simulate.links import PULLS_AT_ONCE
 
-#: The part of its time from which what serves has no waiting time that can be told.
+#: Utilisation from which a waiting time cannot be estimated.
 SATURATED_FRACTION = 0.995
 #: Bisections: enough for a relative error of 1e-9.
 _MAX_BISECTIONS = 60
 
 
 class Wait(NamedTuple):
-    """Waiting in a queue: the ``part`` of the requests that waits, and mean and variance of the seconds of those."""
+    """Waiting in a queue: the fraction ``part`` of requests that wait, mean and variance of their seconds."""
 
     part: float
     seconds: float
@@ -23,16 +23,19 @@ class Wait(NamedTuple):
 
     @property
     def mean(self) -> float:
-        """Mean seconds of all requests."""
+        """Mean seconds over all requests."""
         return self.part * self.seconds if self.part else 0.0
 
 
-#: What nobody waits for.
+#: No waiting at all.
 NO_WAIT = Wait(0.0, 0.0, 0.0)
 
 
 class LatencyCase(NamedTuple):
-    """Requests with the same latency: their rate, seconds that all of them take, mean and variance of what varies."""
+    """Requests with the same latency distribution.
+
+    Contains their rate, the seconds that are fixed, and mean and variance of the seconds that vary.
+    """
 
     rate: float
     fixed: float
@@ -40,7 +43,7 @@ class LatencyCase(NamedTuple):
     variance: float
 
     def split_waiting(self, wait: Wait) -> "list[LatencyCase]":
-        """The requests that wait, and those that do not."""
+        """Return the requests that wait, and the others."""
         if not wait.part:
             return [self]
         waiting = self._replace(
@@ -49,7 +52,7 @@ class LatencyCase(NamedTuple):
         return [waiting, self._replace(rate=self.rate * (1 - wait.part))]
 
     def split_part(self, part: float, fixed: float) -> "tuple[LatencyCase, LatencyCase]":
-        """The ``part`` of the requests that takes ``fixed`` seconds more, and the others."""
+        """Divide into the fraction ``part`` with ``fixed`` more seconds, and the rest."""
         return (
             self._replace(rate=self.rate * part, fixed=self.fixed + fixed),
             self._replace(rate=self.rate * (1 - part)),
@@ -57,10 +60,10 @@ class LatencyCase(NamedTuple):
 
 
 def queue_wait(seconds: float, replicas: int, busy: float) -> Wait:
-    """Waiting for one of ``replicas`` that are ``busy`` for this part of their time with ``seconds`` per request.
+    """Return the wait for one of ``replicas`` with utilisation ``busy``.
 
-    Sakasegawa's approximation for one queue, Poisson arrivals and service times with a coefficient of
-    variation of 1; infinite when they are busy all of the time.
+    Sakasegawa's approximation for one queue, Poisson arrivals and service times with a coefficient of variation of 1.
+    The wait is infinite at full utilisation.
     """
     if busy >= SATURATED_FRACTION or replicas < 1:
         return Wait(1.0, math.inf, math.inf)
@@ -69,12 +72,13 @@ def queue_wait(seconds: float, replicas: int, busy: float) -> Wait:
 
 
 def link_wait(busy: float, mean: float, squares: float, cubes: float) -> Wait:
-    """Seconds by which others delay a transfer over a link that is ``busy`` for this part of its time.
+    """Return the delay of a transfer by others on a shared link.
 
-    Transfers come at random times, and up to ``PULLS_AT_ONCE`` share the link equally; ``mean``, ``squares`` and
-    ``cubes`` are the means of their seconds alone, their squares and cubes. Between one transfer after the other
-    (Pollaczek-Khinchine) and sharing without a limit (Yashkov's variance, with exponential waiting times in it): means
-    weigh as Avi-Itzhak and Halfin have it, second moments as simulated ones do.
+    ``busy`` is the utilisation of the link. Transfers arrive at random times, and up to ``PULLS_AT_ONCE`` share the
+    link equally. ``mean``, ``squares`` and ``cubes`` are the means of their seconds alone, and of the squares and cubes
+    of these. The result lies between transfers in sequence (Pollaczek-Khinchine) and sharing without a limit (Yashkov's
+    variance, with exponential waiting times). Means are weighted as by Avi-Itzhak and Halfin, second moments so that
+    they match simulations.
     """
     if busy >= SATURATED_FRACTION:
         return Wait(1.0, math.inf, math.inf)
@@ -83,18 +87,18 @@ def link_wait(busy: float, mean: float, squares: float, cubes: float) -> Wait:
     queued, shared = _queued_transfers(busy, mean, squares, cubes), _shared_transfers(busy, mean, squares)
     limits = busy ** (PULLS_AT_ONCE - 1), busy ** ((PULLS_AT_ONCE - 1) / 2)
     whole, second = (part * one + (1 - part) * other for part, one, other in zip(limits, queued, shared, strict=True))
-    part = 1 - (1 - busy) * math.exp(-busy)  # of the others the link was free, and nobody came meanwhile
+    part = 1 - (1 - busy) * math.exp(-busy)  # the others found the link free, and no transfer joined them
     return Wait(part, whole / part, max(0.0, second / part - (whole / part) ** 2))
 
 
 def _queued_transfers(busy: float, mean: float, squares: float, cubes: float) -> tuple[float, float]:
-    """Mean and second moment of the delay where one transfer follows the other."""
+    """Return mean and second moment of the delay of transfers in sequence."""
     whole = busy / (1 - busy) * squares / mean / 2
     return whole, 2 * whole**2 + busy / (1 - busy) * cubes / mean / 3
 
 
 def _shared_transfers(busy: float, mean: float, squares: float) -> tuple[float, float]:
-    """The same where all transfers share the link from the beginning."""
+    """Return mean and second moment of the delay of simultaneous transfers."""
     factor = busy / (1 - busy)
     rate = 2 * (1 - busy) * mean / squares  # at which waiting times of a queue end
     variance = 2 * busy / (1 - busy) ** 2 * (mean / rate + math.expm1(-rate * mean) / rate**2)
@@ -102,9 +106,9 @@ def _shared_transfers(busy: float, mean: float, squares: float) -> tuple[float, 
 
 
 def percentile_seconds(cases: Sequence[LatencyCase], part: float = 0.99) -> float:
-    """Seconds within which ``part`` of all requests are done; infinite when some wait without end.
+    """Return the seconds within which ``part`` of all requests complete; infinite if some wait forever.
 
-    What varies is taken as gamma distributed, which it is for exponential times of one mean.
+    The seconds that vary count as gamma distributed, which holds for exponential times with one mean.
     """
     cases = [case for case in cases if case.rate > 0]
     total = sum(case.rate for case in cases)
@@ -120,7 +124,7 @@ def percentile_seconds(cases: Sequence[LatencyCase], part: float = 0.99) -> floa
 
 
 def _later_part(case: LatencyCase, seconds: float) -> float:
-    """The part of the requests of ``case`` that takes longer."""
+    """Return the fraction of the requests of ``case`` that take longer."""
     left, mean, variance = seconds - case.fixed, case.mean, case.variance
     if left < 0:
         return 1.0

@@ -1,8 +1,8 @@
-"""Goals for tail latency to how much work replicas may be given, from loads that were measured on one replica.
+"""Goals for tail latency as admissible work of replicas.
 
-The first token waits for encoders and then for the LLM, so both must keep the goal together: each gets the part
-of it that its lightest load takes. Encoders alone are judged by how long they take in all. What no placement keeps
-on one node takes its transfer off the goal first.
+The work follows from load curves of one replica. The first token waits for encoders and then for the LLM, so both must
+meet the goal together. Each gets a part of the goal in proportion to the time of its lightest load. Encoders are judged
+only by their total time. Transfers that no placement on one node avoids are first subtracted from the goal.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,15 +14,18 @@ from services.planner.optimize.links import unavoidable_seconds
 from services.planner.optimize.model_inputs import ModelInputs
 from services.planner.solve import utilisation
 
-#: How replicas are chosen: by least outstanding work.
+#: Routing among replicas: least outstanding work.
 _ROUTING_POLICY = "shortest-queue"
-#: Goals that a request's encoders use up a part of.
+#: Goals of which a request's encoders use a part.
 _END_TO_END_GOALS = ("first_token", "first_audio", "done")
 
 
 class TailLimits(NamedTuple):
-    """Work per second that 1, 2, ... replicas of each option may be given; options that keep the goals under no load,
-    with the reason; and options without a measured load, for which the usual utilisation is taken."""
+    """Work per second for each option's replicas, and options without such limits.
+
+    ``admissible`` has the work of 1, 2, ... replicas. ``never`` contains options that miss the goals even without load,
+    with the reason. ``unmeasured`` are options without a measured load, which get the usual utilisation.
+    """
 
     admissible: dict[str, tuple[float, ...]]
     never: dict[str, str]
@@ -30,7 +33,7 @@ class TailLimits(NamedTuple):
 
 
 def tail_limits(ready: ModelInputs, most: Mapping[str, int]) -> TailLimits:
-    """``most`` replicas of each option that there may be."""
+    """Return the limits for up to ``most`` replicas of each option."""
     goals = ready.asked.goals.active_goals()
     found = TailLimits({}, {}, ())
     if not goals:
@@ -52,7 +55,7 @@ def tail_limits(ready: ModelInputs, most: Mapping[str, int]) -> TailLimits:
 
 
 def _max_utilisation(ready: ModelInputs, option: OptionProfile, goals: Mapping[str, float]) -> tuple[float, str]:
-    """The part of its time that one replica may be busy; or the goal that it keeps under no load."""
+    """Return the highest utilisation of one replica; or the goal that it misses even without load."""
     moved = unavoidable_seconds(ready, option, sends=_is_encoder(ready, option))
     budgets = {
         goal: max(0.0, limit - moved * (goal in _END_TO_END_GOALS)) * _goal_fraction(ready, option, goal)
@@ -80,14 +83,14 @@ def _is_encoder(ready: ModelInputs, option: OptionProfile) -> bool:
 
 
 def _measured_value(ready: ModelInputs, option: OptionProfile, point: Point, goal: str) -> float:
-    """Return the value that counts for ``goal``; 0 if there was nothing to measure."""
+    """Return the value that counts for ``goal``; 0 if it was not measured."""
     if _is_encoder(ready, option):
         return point.done if goal in _END_TO_END_GOALS else 0.0
     return float(getattr(point, goal))
 
 
 def _goal_fraction(ready: ModelInputs, option: OptionProfile, goal: str) -> float:
-    """The part of ``goal`` that is for ``option`` when encoders run on their own."""
+    """Return the fraction of ``goal`` for ``option`` if encoders run separately."""
     if goal not in _END_TO_END_GOALS or (
         not _is_encoder(ready, option) and set(option.components) & set(ready.model.encoders.values())
     ):
@@ -100,11 +103,11 @@ def _goal_fraction(ready: ModelInputs, option: OptionProfile, goal: str) -> floa
 
 
 def _lightest_load(ready: ModelInputs, options: Iterable[OptionProfile], goal: str) -> float:
-    """The least of what any load of these options takes."""
+    """Return the lowest value of ``goal`` over all loads of these options."""
     values = [_measured_value(ready, option, point, goal) for option in options for point in option.curve]
     return min((value for value in values if value > 0), default=0.0)
 
 
 def describe_goals(goals: TailLatencyGoals) -> str:
-    """The goals in words."""
+    """Return the goals in words."""
     return ", ".join(f"{name.replace('_', ' ')} within {value:g} s" for name, value in goals.active_goals().items())

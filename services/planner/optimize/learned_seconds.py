@@ -1,11 +1,13 @@
-"""Measured seconds of executors as factors on the seconds of their options' profiles. Pure.
+"""Measured seconds of executors as factors on their options' profiles. Pure.
 
-A score says for how much of their time executors were busy, and for how much a simulation of the same requests has
-them: the ratio is what their seconds are off by. A language model is busy with one sequence as with sixteen, and one
-that takes longer has larger batches instead of being busier. So its seconds are compared with what the profile says of
-the very passes and steps that it made, where its engine counts them and nothing else runs beside it. Both hold where
-the profile tells what requests alone take, so that it is known how an option batches. The ratio counts with the weight
-``jobs / (jobs + 500)`` once there are 200 jobs, stays within a factor of 2, and below 5 % it is no finding.
+A score contains the utilisation of executors, and the utilisation in a simulation of the same requests. Their ratio is
+the error of the profile's seconds. But a language model is as busy with one sequence as with sixteen. A slower model
+has larger batches instead of a higher utilisation. So its seconds are compared with the profile's seconds for the very
+passes and steps that it made. This requires that its engine counts them and that no other component runs in it. Both
+methods require a profile with the seconds of requests alone, which show how an option batches.
+
+A ratio counts from 200 jobs, with the weight ``jobs / (jobs + 500)``. It is limited to a factor of 2, and differences
+below 5 % are ignored.
 """
 
 import math
@@ -21,26 +23,26 @@ from omnibus.profile import ModelProfile, encode_profile
 if TYPE_CHECKING:
     from services.planner.optimize.model_inputs import ModelInputs
 
-#: Jobs of one score, and the part of their time that executors are busy, below which they teach nothing.
+#: Fewest jobs of one score, and lowest utilisation of executors, for a score to count.
 MIN_JOBS, MIN_BUSY = 200, 0.05
-#: Jobs for which what was learned counts half, and as how many all earlier ones count at most.
+#: Jobs at which a learned factor counts half, and the most jobs that all earlier ones together count as.
 HALF_WEIGHT_JOBS, MAX_JOBS = 500, 5000
-#: Factors are within this and its inverse; one that differs from 1 by less is taken as 1.
+#: Factors are limited to this and its inverse; one that differs from 1 by less than the second counts as 1.
 MAX_FACTOR, MIN_DIFFERENCE = 2.0, 0.05
 
 
 def profile_digest(profile: ModelProfile) -> str:
-    """Name of what the profiler measured; 16 hex digits."""
+    """Return a digest of the profiler's measurements; 16 hex digits."""
     return blake2b(encode_profile(profile), digest_size=8).hexdigest()
 
 
 def update_learned(
     known: LearnedSeconds | None, inputs: "ModelInputs", digest: str, score: PlanScore, plan: Plan
 ) -> LearnedSeconds:
-    """Return what is known after ``score`` of a model with ``inputs``, whose factors the simulation used.
+    """Return the learned factors after ``score`` of one model.
 
-    ``digest`` is that of their profile. What was learned of another profile is forgotten. What the executors of all
-    cells teach of an option counts together.
+    ``inputs`` are those of the model, and the simulation used their factors. ``digest`` identifies their profile;
+    factors for another profile are discarded. The executors of all cells count together for an option.
     """
     options = dict(known.options) if known is not None and known.profile == digest else {}
     served = _served_fraction(inputs.name, score)
@@ -60,7 +62,7 @@ def update_learned(
 
 
 def applied_factors(learned: LearnedSeconds | None, digest: str) -> dict[str, LearnedOption]:
-    """The factors to plan with, by option; none for a profile that is another one than ``digest``."""
+    """Return the factors to plan with, by option; none if they belong to another profile than ``digest``."""
     if learned is None or learned.profile != digest:
         return {}
     found = {}
@@ -73,7 +75,7 @@ def applied_factors(learned: LearnedSeconds | None, digest: str) -> dict[str, Le
 
 
 def factors_differ(before: Mapping[str, LearnedOption], after: Mapping[str, LearnedOption]) -> bool:
-    """Return whether factors differ by so much that plans should be made with the new ones."""
+    """Return True if factors differ enough to plan with the new ones."""
     return any(
         abs(_factor_of(after, name) / _factor_of(before, name) - 1.0) >= MIN_DIFFERENCE for name in {*before, *after}
     )
@@ -84,7 +86,7 @@ def _factor_of(factors: Mapping[str, LearnedOption], option: str) -> float:
 
 
 def _served_fraction(model: str, score: PlanScore) -> float:
-    """Return the part of what the simulation served of a model that was served: busy executors may serve less."""
+    """Return the served fraction of the simulated rate: busy executors may serve less."""
     promised, measured = (
         sum(getattr(each.rate, side) for each in score.types if each.model == model)
         for side in ("promised", "measured")
@@ -93,12 +95,12 @@ def _served_fraction(model: str, score: PlanScore) -> float:
 
 
 def _is_lent(plan: Plan, model: str, option: str) -> bool:
-    """Return whether another model's requests go to the executors of an option as well."""
+    """Return True if another model's requests use the option's executors too."""
     return any(each.of == f"{model}/{option}" for other in plan.models.values() for each in other.options.values())
 
 
 def _add_finding(known: LearnedOption | None, ratio: float, jobs: int) -> LearnedOption:
-    """The geometric mean of all findings, by their jobs; the older ones count for less."""
+    """Return the geometric mean of all ratios, weighted by their jobs; older ones count for less."""
     if known is None:
         return LearnedOption(ratio, min(jobs, MAX_JOBS))
     total = known.jobs + jobs

@@ -1,4 +1,4 @@
-"""Links between nodes: their bandwidth, the seconds of a transfer, and transfers that no placement avoids."""
+"""Links between nodes: bandwidth, seconds of a transfer, and unavoidable transfers."""
 
 from collections.abc import Mapping
 from itertools import permutations
@@ -7,34 +7,38 @@ from omnibus.profile import OptionProfile
 from services.planner.declared.planned_spec import DeclaredNode
 from services.planner.optimize.model_inputs import ModelInputs
 
-#: Seconds of a pull beside those of its bytes: 4 KiB between two sidecars over loopback took 0.45 ms.
+#: Seconds of a pull in addition to those of its bytes: 4 KiB between two sidecars over loopback took 0.45 ms.
 PULL_SECONDS = 0.0005
-#: GB/s of a pull where nobody says what the link carries: 64 MiB over loopback took 54 ms of CPU of both sidecars.
+#: GB/s of a pull over a link of unknown capacity: 64 MiB over loopback took 54 ms of CPU of both sidecars.
 PULL_GB_S = 1.2
-#: Part of what a link carries that is tensors: of frames of 1,500 bytes the rest is headers of Ethernet, IP and TCP.
+#: Fraction of a link's capacity that is tensors: the rest of 1,500-byte frames is Ethernet, IP and TCP headers.
 PAYLOAD_FRACTION = 0.95
 
 
 def payload_gb_s(node: DeclaredNode | None) -> float | None:
-    """GB/s of tensors that the link of ``node`` carries, as it is declared; None when it is not."""
+    """Return the declared GB/s of tensors over the link of ``node``; None if not declared."""
     return PAYLOAD_FRACTION * node.link_gb_s if node is not None and node.link_gb_s else None
 
 
 def declared_gb_s(nodes: Mapping[str, DeclaredNode], start: str, end: str) -> float | None:
-    """GB/s of tensors that the slower of two nodes' links carries, as declared; None when neither is."""
+    """Return the declared GB/s of the slower link, for tensors.
+
+    It is None if neither is declared.
+    """
     known = [size for name in (start, end) if (size := payload_gb_s(nodes.get(name)))]
     return min(known) if known else None
 
 
 def transfer_seconds(gb: float, gb_s: float | None) -> float:
-    """Seconds of one pull while nothing else is pulled."""
+    """Return the seconds of one pull while nothing else is pulled."""
     return PULL_SECONDS + gb / (gb_s or PULL_GB_S)
 
 
 def unavoidable_seconds(ready: ModelInputs, option: OptionProfile, *, sends: bool = False) -> float:
-    """Seconds in which a request's tensors come to ``option`` from other nodes, at least, wherever replicas are placed.
+    """Return the least seconds for a request's tensors to reach ``option``.
 
-    With ``sends`` those in which they leave it. 0 where a node holds both ends of each edge.
+    They come from other nodes, and the minimum is over all placements of replicas. With ``sends`` it is for the
+    option's outputs. It is 0 if a node can hold both ends of each edge.
     """
     if len(ready.nodes) < 2:
         return 0.0

@@ -1,4 +1,4 @@
-"""Load that a model has to serve: number, types and sizes of its requests. Data."""
+"""Load on a model: number, types and sizes of its requests. Data."""
 
 from collections.abc import Mapping
 
@@ -6,13 +6,16 @@ import msgspec
 
 
 class ModelLoad(msgspec.Struct, frozen=True):
-    """``rate`` in req/s, ``shares`` of the request types (``vision+thinker``), in any unit that they share, and means
-    of ``omnibus.profile.QUANTITIES`` per request by type; a type or quantity that is not told is the profile's."""
+    """Measured load of one model.
+
+    ``rate`` is in req/s. ``shares`` of the request types (``vision+thinker``) have any common unit. ``quantities`` are
+    means of ``omnibus.profile.QUANTITIES`` per request by type; a missing type or quantity is the profile's.
+    """
 
     rate: float
     shares: dict[str, float] = {}
     quantities: dict[str, dict[str, float]] = {}
 
 
-#: By model.
+#: Loads by model.
 Loads = Mapping[str, ModelLoad]

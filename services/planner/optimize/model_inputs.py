@@ -1,4 +1,4 @@
-"""One model made ready to be planned: its options, its request types, and what each costs."""
+"""One model prepared for planning: its options, request types and costs."""
 
 from collections.abc import Collection, Iterator, Mapping
 from itertools import pairwise
@@ -22,11 +22,12 @@ from services.planner.solve.problem import PlanningProblem, RequestType, check_p
 
 
 class ModelInputs:
-    """A planned model with its profile. Raises ``BadRequest`` that names the model and what is wrong with either.
+    """A planned model with its profile.
 
-    ``left`` says which options of the profile are not used, and why. ``lent`` are options that run other models'
-    executors, by name, such as ``a/E``. ``nodes`` are those that replicas go to; none: anywhere. ``learned`` are
-    factors on the seconds of options; ``options`` have them in their seconds, ``measured_options`` and ``profile`` not.
+    ``left`` maps the unused options of the profile to the reasons. ``lent`` are options on executors of other models,
+    by name, such as ``a/E``. ``nodes`` are those for replicas; empty means any. ``learned`` are factors on the seconds
+    of options. ``options`` include them, ``measured_options`` and ``profile`` do not. Raises ``BadRequest`` with the
+    name of the model and the fault of its declaration or profile.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class ModelInputs:
         self.told = demand.declared_demand(model, self.asked, profile, self.costs.kinds)
 
     def borrow_options(self, models: Mapping[str, Model], ready: Mapping[str, "ModelInputs"]) -> None:
-        """Use the executors of the models that lend components, in place of options of its own for these alone."""
+        """Replace own options for borrowed components alone by the lenders' executors."""
         for part, owner in self.model.shares.items():
             shared_components.check_share(self.model, part, owner, models)
         lent: dict[str, OptionProfile] = {}
@@ -89,8 +90,11 @@ class ModelInputs:
     def _borrowed_components(
         self, lent: Mapping[str, OptionProfile], ready: Mapping[str, "ModelInputs"]
     ) -> frozenset[str]:
-        """Components that no option of its own runs by themselves any more. One that is shared because it is the same
-        in both models counts where the other model has executors for what it lends alone."""
+        """Return the components that no own option runs alone any more.
+
+        Some components are shared because they are equal in both models. They count if the other model has executors
+        for exactly the components that it lends.
+        """
         alone = set(self.model.shares) - self.model.equal_shares.keys()
         for name, option in lent.items():
             owner, _, own = name.rpartition("/")
@@ -99,9 +103,9 @@ class ModelInputs:
         return frozenset(alone)
 
     def apply_learned(self, learned: Mapping[str, LearnedOption]) -> None:
-        """Take the seconds of options, lent ones among them, times the factors ``learned``, and no others from now on.
+        """Replace the factors on seconds of options, including lent ones.
 
-        What simulations have corrected is forgotten.
+        Discards the corrections of simulations.
         """
         known = {name: each for name, each in learned.items() if name in self.options}
         self.options = {
@@ -112,11 +116,14 @@ class ModelInputs:
         self.costs.set_factors({name: each.factor for name, each in known.items()})
 
     def build_network(self, kinds: Collection[str], now: Quantities) -> Network:
-        """All paths of the request types ``kinds``, each with share 1, over all options."""
+        """Return all paths of the types ``kinds`` over all options.
+
+        Each type has share 1.
+        """
         return build_lattice(self._build_problem(sorted(kinds)), self.costs.seconds_per_request(now))
 
     def options_running(self, part: str) -> tuple[str, ...]:
-        """Options that run component ``part``."""
+        """Return the options that run component ``part``."""
         return tuple(name for name, option in self.options.items() if part in option.components)
 
     def _build_problem(self, kinds: Collection[str]) -> PlanningProblem:
@@ -137,7 +144,7 @@ class ModelInputs:
             raise BadRequest(f"model {self.name}: {error.message}") from error
 
     def _lent_options(self, owner: "ModelInputs") -> Iterator[tuple[str, OptionProfile]]:
-        """Each option of ``owner`` that runs a component which this model shares with it, as this model uses it."""
+        """Yield the options of ``owner`` with shared components, for this model."""
         shared = {part for part, name in self.model.shares.items() if name == owner.name}
         for name, option in owner.options.items():
             runs = tuple(part for part in self.model.components if part in shared and part in option.components)
@@ -158,7 +165,7 @@ class ModelInputs:
                 )
 
     def _measured_work(self, option: OptionProfile, runs: tuple[str, ...]) -> tuple[RoleCost, ...]:
-        """Return the work on ``runs`` alone that this model's own profile has measured on the same hardware."""
+        """Return own measured work on ``runs`` alone, on the same hardware."""
         for name, own in self.options.items():
             if set(own.components) == set(runs) and option_hardware(own) == option_hardware(option) and own.is_measured:
                 return own.work or tuple(_mean_work(self, name, runs))
@@ -166,7 +173,10 @@ class ModelInputs:
 
 
 def _mean_work(owner: ModelInputs, name: str, runs: tuple[str, ...]) -> Iterator[RoleCost]:
-    """Yield the work of ``owner``'s option on ``runs``, as means over the request types that use the same of them."""
+    """Yield the work of ``owner``'s option on ``runs``.
+
+    The values are means over the request types with the same components of them.
+    """
     found: dict[tuple[str, ...], list[tuple[float, float, float]]] = {}
     for kind, each in owner.costs.kinds.items():
         role = tuple(part for part in runs if part in each.components)
@@ -182,7 +192,7 @@ def _mean_work(owner: ModelInputs, name: str, runs: tuple[str, ...]) -> Iterator
 
 
 def _component_order(model: Model) -> Iterator[tuple[str, str]]:
-    """Encoders before the first of the others, which run one after the other."""
+    """Yield pairs in order: encoders before the first other component, then the others in sequence."""
     encoders = set(model.encoders.values())
     chain = [part for part in model.components if part not in encoders]
     yield from ((part, chain[0]) for part in model.components if part in encoders)

@@ -1,4 +1,4 @@
-"""Utilisation of each option at the expected rates, and the latency of requests with it."""
+"""Utilisation of each option at the expected rates, and the resulting latency."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,10 @@ from services.planner.solve.solution import Flow
 
 
 class OptionLoads:
-    """Utilisation of options, waits for them, and latencies of paths over them and over links between nodes."""
+    """Utilisation of options, waits for them, and latencies of paths.
+
+    Paths go over options and over links between nodes.
+    """
 
     def __init__(self, outcome: PlanningOutcome, transfers: TransferLoads) -> None:
         self._outcome = outcome
@@ -27,23 +30,27 @@ class OptionLoads:
         }
 
     def wait_seconds(self, option: str) -> float:
-        """Mean seconds that requests wait for ``option``."""
+        """Return the mean seconds that requests wait for ``option``."""
         return self._waits[option].mean
 
     def flow_wait_seconds(self, flow: Flow) -> float:
-        """Mean seconds that a request waits on this path, for executors and for links."""
+        """Return the mean seconds that a request waits on this path.
+
+        It waits for executors and for links.
+        """
         links = sum(each.share * self._transfers.wait(each.nodes).mean for each in self._flow_transfers(flow))
         return links + sum(self._waits.get(option, NO_WAIT).mean for option in flow.options)
 
     def unloaded_seconds(self, flow: Flow) -> float:
-        """Seconds of a request on this path when nothing else runs: its stops and transfers one after the other."""
+        """Return the seconds of a request on an idle path: its stops and transfers in sequence."""
         moved = sum(each.share * self._transfers.unloaded_seconds(each) for each in self._flow_transfers(flow))
         return moved + sum(self._stop_seconds(flow))
 
     def flow_cases(self, flow: Flow) -> list[LatencyCase]:
-        """The latencies of a path: its requests are divided by where they wait and which tensors cross nodes.
+        """Return the latencies of a path.
 
-        Of the seconds of a stop those under full load vary with a coefficient of variation of 1.
+        The requests are divided by where they wait and by which tensors cross nodes. Of the seconds of a stop, those at
+        full load vary with a coefficient of variation of 1.
         """
         alone = self._stop_seconds(flow)
         parts = [min(pair) for pair in zip(flow.seconds, alone, strict=True)]
@@ -59,7 +66,10 @@ class OptionLoads:
         return cases
 
     def _split_crossing(self, case: LatencyCase, hop: list[Transfer]) -> Iterator[LatencyCase]:
-        """Yield the requests of which a tensor crosses nodes, by mean seconds of all pairs, and the others."""
+        """Yield the requests whose tensor crosses nodes, and the others.
+
+        Those that cross take the mean seconds of all pairs.
+        """
         part = sum(each.share for each in hop)
         if part <= 0:
             yield case
@@ -75,7 +85,7 @@ class OptionLoads:
             yield from hop
 
     def _stop_seconds(self, flow: Flow) -> list[float]:
-        """Seconds of each stop when nothing else runs."""
+        """Return the seconds of each stop when nothing else runs."""
         name, _, kind = flow.type.rpartition("/")
         ready, demand = self._outcome.ready[name], self._outcome.demands[name]
         found = []
@@ -86,7 +96,7 @@ class OptionLoads:
 
 
 def _mean_wait(waits: list[tuple[float, Wait]]) -> Wait:
-    """Waiting of requests of which each part has its own."""
+    """Return the mean wait of requests whose parts wait differently."""
     part = sum(share * wait.part for share, wait in waits)
     if part <= 0:
         return NO_WAIT

@@ -11,7 +11,7 @@ from services.planner.solve.solution import Flow
 
 
 def build_plan(outcome: PlanningOutcome, name: str) -> ModelPlan:
-    """The plan of model ``name``."""
+    """Return the plan of model ``name``."""
     ready = outcome.ready[name]
     names = _plan_names(ready)
     types = dict(_plan_paths(outcome, name, names))
@@ -25,7 +25,7 @@ def build_plan(outcome: PlanningOutcome, name: str) -> ModelPlan:
 
 
 def build_cells(outcome: PlanningOutcome, name: str) -> tuple[ModelPlan, ...]:
-    """The plan of each cell of model ``name``, the largest first."""
+    """Return the plan of each cell of model ``name``, the largest first."""
     return tuple(
         build_plan(outcome._replace(solution=outcome.cell_solutions[size]), name)
         for size, count in sorted(outcome.cells.items(), reverse=True)
@@ -34,12 +34,14 @@ def build_cells(outcome: PlanningOutcome, name: str) -> tuple[ModelPlan, ...]:
 
 
 def reference_plan(ready: ModelInputs) -> ModelPlan:
-    """The model with one replica of every option: tells which executors of another plan are the same."""
+    """Return the model with one replica of every option.
+
+    It helps to find equal executors in another plan.
+    """
     return ready.model.build_plan(dict(_plan_options(ready, dict.fromkeys(ready.options, 1), set(ready.lent))), {})
 
 
 def _plan_names(ready: ModelInputs) -> dict[str, str]:
-    """Map the solver's names of the options to their names in the model's plan."""
     return {(name if name in ready.lent else f"{ready.name}/{name}"): name for name in ready.options}
 
 
@@ -74,7 +76,10 @@ def _plan_options(
 def _plan_paths(
     outcome: PlanningOutcome, name: str, names: Mapping[str, str]
 ) -> Iterator[tuple[str, tuple[Path, ...]]]:
-    """Paths of each request type under the usual mix, or under the first mix that has it."""
+    """Yield the paths of each request type.
+
+    They are those under the usual mix, or under the first mix with the type.
+    """
     components = outcome.ready[name].model.components
     done: set[str] = set()
     for flows in (outcome.solution.flows, *outcome.solution.scenarios):
@@ -90,19 +95,19 @@ def _plan_paths(
 
 
 def component_options(flow: Flow, names: Mapping[str, str]) -> dict[str, str]:
-    """The option that runs each component of a path."""
+    """Return the option that runs each component of a path."""
     return {part: names[option] for option, parts in zip(flow.options, flow.components, strict=True) for part in parts}
 
 
-# Request types that nobody planned
+# Request types without planned requests
 
 
 def _cheapest_path(ready: ModelInputs, kind: str, replicas: Mapping[str, int]) -> Path:
-    """The path that takes the least seconds over what runs anyway, so that a request of ``kind`` is served as well."""
+    """Return the fastest path over running replicas, to serve ``kind`` too."""
     components = ready.model.components
     walk = _shortest_path(ready.build_network([kind], {}), {name for name, count in replicas.items() if count})
     found = {part: name for name, parts in walk for part in parts}
-    if not found:  # nobody measured how the options go together
+    if not found:  # the combination of the options was not measured
         for part in kind.split("+"):
             able = [name for name in ready.options_running(part) if replicas.get(name)]
             found[part] = next((name for name in able if name in found.values()), able[0])
@@ -110,7 +115,7 @@ def _cheapest_path(ready: ModelInputs, kind: str, replicas: Mapping[str, int]) -
 
 
 def _shortest_path(network: Network, allowed: set[str]) -> list[tuple[str, tuple[str, ...]]]:
-    """Options and what they run along the shortest path from nothing to everything; empty when there is none."""
+    """Return the options, and their components, along the shortest complete path; empty if there is none."""
     best: dict[int, tuple[float, int, tuple[Arc, ...]]] = {0: (0.0, 0, ())}
     for arc in network.arcs:  # those with few finished components come first
         names = {network.option_names[use.option] for use in arc.uses}

@@ -1,4 +1,4 @@
-"""``Planner``: declared models and their profiles to plans, jointly, within the same GPUs."""
+"""``Planner``: from declared models and their profiles to plans, jointly, within the same GPUs."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -35,9 +35,9 @@ from services.planner.solve.problem import Infeasible
 
 
 class Planner:
-    """Plans ``models``, of which each has a profile, within ``gpus`` and ``nodes``. May be asked from any thread.
+    """Plans ``models``, each of which has a profile, within ``gpus`` and ``nodes``. Safe to call from any thread.
 
-    Raises ``BadRequest`` that names the model and what is wrong with its declaration or profile.
+    Raises ``BadRequest`` with the name of the model and the fault of its declaration or profile.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Planner:
         if lost:
             raise BadRequest(f"model {lost[0]} has no profile: write one with `omnibus profile`")
         self.models = dict(models)
-        self._turn = Lock()  # the solver keeps what it knows of the last question
+        self._turn = Lock()  # the solver caches the last problem
         self._gpus = dict(gpus)
         self._nodes = _typed_nodes(gpus, nodes)
         self._room = _gpu_budget(gpus, self._nodes)
@@ -66,13 +66,13 @@ class Planner:
 
     @property
     def inputs(self) -> Mapping[str, ModelInputs]:
-        """The models as they are planned."""
+        """Models as they are planned."""
         return self._ready
 
     def apply_learned(self, learned: Mapping[str, Mapping[str, LearnedOption]]) -> None:
-        """From now on plan with the seconds of options times ``learned`` factors, by model and option, and no others.
+        """Replace the factors on seconds of options, by model and option.
 
-        Models that borrow executors take the factors of the options that they borrow.
+        Models that borrow executors use the factors of the borrowed options.
         """
         every = {f"{name}/{option}": each for name, own in learned.items() for option, each in own.items()}
         with self._turn:
@@ -81,17 +81,17 @@ class Planner:
 
     @property
     def nodes(self) -> Mapping[str, DeclaredNode]:
-        """The nodes that replicas go to."""
+        """Return the nodes for replicas."""
         return self._nodes
 
     @property
     def models_for_rate(self) -> frozenset[str]:
-        """The models that are planned for the fewest GPUs."""
+        """Return the models that are planned for the fewest GPUs."""
         return frozenset(name for name, each in self._ready.items() if each.asked.goal == GPUS)
 
     @property
     def start_seconds(self) -> dict[tuple[str, str], float]:
-        """Seconds until a new replica is ready, by model and option."""
+        """Return the start time in seconds of replicas, by model and option."""
         return {
             (name, option): each.start_s
             for name, ready in self._ready.items()
@@ -102,11 +102,12 @@ class Planner:
     def plan(
         self, load: Loads | None = None, running: Mapping[str, ModelPlan] | None = None, explain: bool = True
     ) -> PlanningResult:
-        """The best deployment for ``load``, or for what was declared, with few new replicas beside ``running``.
+        """Find the best deployment for ``load``, or for the declared demand.
 
-        Without ``explain`` no alternatives are looked for until ``PlanningResult.why`` is called.
-        Raises ``Infeasible`` when nothing serves what was declared, ``DeadlineExceeded`` when nothing was found in
-        time. A load that is more than the GPUs can serve gets as much as they can.
+        It has few new replicas compared to ``running``. Without ``explain``, alternatives are computed only when
+        ``PlanningResult.why`` is called. If the load exceeds the capacity of the GPUs, the plan serves as much as they
+        can. Raises ``Infeasible`` if nothing serves the declared demand, and ``DeadlineExceeded`` if no plan was found
+        in time.
         """
         demands, there, room = self.resolve_demands(load), self._running_replicas(running or {}), self._room
         found = []
@@ -118,8 +119,11 @@ class Planner:
         return planned if explain else msgspec.structs.replace(planned, why=partial(self._explain_outcomes, found))
 
     def plan_of_running_options(self, load: Loads, running: Mapping[str, ModelPlan]) -> PlanningResult | None:
-        """The best deployment for ``load`` of options that are ``running``; None where they do not serve it, or where
-        a model is planned in cells or by a policy. It has no explanation until ``PlanningResult.why`` is called."""
+        """Find the best deployment for ``load`` from options that are ``running``.
+
+        Returns None if they do not serve it, or if a model is planned in cells or by a policy. The result has no
+        explanation until ``PlanningResult.why`` is called.
+        """
         if any(group.cells or group.policy != EXACT for group in self._groups):
             return None
         demands, there, room = self.resolve_demands(load), self._running_replicas(running), self._room
@@ -138,8 +142,10 @@ class Planner:
         return msgspec.structs.replace(planned, why=partial(self._explain_outcomes, found))
 
     def plan_baselines(self, load: Loads | None = None) -> dict[str, PlanningResult]:
-        """Return the plans by the rules of others, by policy: for one model that is planned by itself, for the most
-        requests, by no such rule. They have no explanation until ``PlanningResult.why`` is called.
+        """Return the plans by the rules of others, by policy.
+
+        They exist for a single model with the goal of most requests and without a policy. They have no explanation
+        until ``PlanningResult.why`` is called.
         """
         group = self._groups[0]
         several = len(self._groups) > 1 or len(group.ready) > 1
@@ -161,10 +167,10 @@ class Planner:
             return self._build_result(outcomes).explain
 
     def reroute_running(self, running: Mapping[str, ModelPlan], load: Loads | None = None) -> PlanningResult:
-        """The best paths for ``load`` over the replicas that run, without a new one.
+        """Find the best paths for ``load`` over the running replicas alone.
 
-        What they cannot serve has a capacity of 0, and spares are no part of it. Raises ``Infeasible`` for goals that
-        nothing keeps.
+        Types that they cannot serve have a capacity of 0, and spares do not count. Raises ``Infeasible`` for goals that
+        no option meets.
         """
         demands, there, room = self.resolve_demands(load), self._running_replicas(without_spares(running)), self._room
         found = []
@@ -178,7 +184,7 @@ class Planner:
         return msgspec.structs.replace(rerouted, models=models)
 
     def _with_spares(self, planned: PlanningResult, left: GpuBudget) -> PlanningResult:
-        """``planned`` with the spares that models ask for, as far as GPUs are ``left``."""
+        """Add the requested spares to ``planned``, as far as GPUs are ``left``."""
         if not any(ready.asked.spares for ready in self._ready.values()):
             return planned
         return msgspec.structs.replace(planned, models=add_spares(self._ready, planned.models, left))
@@ -207,14 +213,15 @@ class Planner:
         return PlanningResult(made, {"planned": told} if models else {}, most, rates, cells=celled)
 
     def capacity(self, models: Mapping[str, ModelPlan], load: Loads | None = None) -> dict[str, float]:
-        """Return the capacity of the plans ``models``, in req/s by model, along their paths, at the mix of ``load``.
+        """Return the capacity of the plans ``models``, in req/s by model.
 
-        0 for a model with a path that nobody has measured. Spares are no part of it.
+        It is that along their paths, at the mix of ``load``. A model with a path that was not measured has 0. Spares do
+        not count.
         """
         return plan_capacity(self._ready, without_spares(models), self.resolve_demands(load))
 
     def resolve_demands(self, load: Loads | None) -> dict[str, ModelDemand]:
-        """Return what each model has to serve: ``load``, or what was declared."""
+        """Return the demand on each model: ``load``, or the declared one."""
         given = load or {}
         return {
             name: resolve_demand(ready.model, ready.asked, ready.told, given.get(name))
@@ -222,7 +229,7 @@ class Planner:
         }
 
     def _running_replicas(self, running: Mapping[str, ModelPlan]) -> dict[str, int]:
-        """Replicas by ``model/option`` that may go on running as they are."""
+        """Return the replicas by ``model/option`` that can continue unchanged."""
         found: dict[str, int] = {}
         for name, ready in self._ready.items():
             before, shell = running.get(name), plan_builder.reference_plan(ready)
@@ -259,7 +266,7 @@ def _remaining_budget(room: GpuBudget, outcome: PlanningOutcome) -> GpuBudget:
 
 
 def _typed_nodes(gpus: Mapping[str, GpuType], nodes: Mapping[str, DeclaredNode]) -> dict[str, DeclaredNode]:
-    """The nodes with their GPU type, which one may leave out where there is only one."""
+    """Return the nodes with their GPU type, optional if unique."""
     only = next(iter(gpus)) if len(gpus) == 1 else ""
     return {name: msgspec.structs.replace(node, gpu=node.gpu or only) for name, node in nodes.items()}
 
@@ -277,7 +284,7 @@ def _gpu_budget(gpus: Mapping[str, GpuType], nodes: Mapping[str, DeclaredNode]) 
 
 
 def _group_models(ready: Mapping[str, ModelInputs]) -> list[PlanningGroup]:
-    """Models that are planned together: those for a rate first, then those that get what is left."""
+    """Group models that are planned together: first those for a rate, then those for the remaining GPUs."""
     found = []
     for goal in (GPUS, THROUGHPUT):
         mine = {name: each for name, each in ready.items() if each.asked.goal == goal}

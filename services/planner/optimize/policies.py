@@ -1,7 +1,8 @@
-"""Rules of others as policies of a model: the replicas that they choose, served by the best paths over these.
+"""Rules of others as policies: they choose the replicas, and the best paths over these serve.
 
-They are what plans are compared with (``planned.policy``), and candidates beside the solver's own plan: the monolith,
-TriInfer's Algorithm 2, ModServe's load over capacity, and the greedy cells of the planner paper (``cells.py``).
+Plans are compared with them (``planned.policy``), and they are candidates in addition to the solver's own plan. They
+are the monolith, TriInfer's Algorithm 2, ModServe's load over capacity, and the greedy cells of the planner paper
+(``cells.py``).
 """
 
 import math
@@ -27,16 +28,19 @@ _STAGES = {
     "EP": ("encode", "prefill"),
     "ED": ("encode", "decode"),
 }
-#: The largest cell of greedy cells that are a candidate, in GPUs, as in the planner paper.
+#: Largest cell in GPUs among candidates with greedy cells, as in the planner paper.
 _MAX_CELL_GPUS = 8
-#: Relative precision of the most that ModServe's rule serves.
+#: Relative precision of the highest rate of ModServe's rule.
 _PRECISION = 1e-4
 
 
 def solve_baselines(
     group: PlanningGroup, demands: Mapping[str, ModelDemand], room: GpuBudget
 ) -> Iterator[tuple[str, PlanningOutcome]]:
-    """The deployments by each policy that fits the one model of ``group``, and that run all of its components."""
+    """Yield the deployment by each policy that fits the group's one model.
+
+    Each of them runs all components of the model.
+    """
     for policy in filter(None, POLICIES):
         try:
             found = solve_by_policy(group, demands, room, policy, cells=_MAX_CELL_GPUS)
@@ -49,10 +53,10 @@ def solve_baselines(
 def solve_by_policy(
     group: PlanningGroup, demands: Mapping[str, ModelDemand], room: GpuBudget, policy: str, cells: int
 ) -> PlanningOutcome:
-    """The deployment that ``policy`` chooses for the one model of ``group`` within ``room``; ``cells`` is the largest
-    cell in GPUs.
+    """Return the deployment by ``policy`` of the one model of ``group``.
 
-    Raises ``BadRequest`` for options that the policy does not know, ``Infeasible`` when it serves nothing.
+    It fits into ``room``. ``cells`` is the largest cell in GPUs. Raises ``BadRequest`` for options that the policy does
+    not support, and ``Infeasible`` if it serves no requests.
     """
     if policy == GREEDY_CELLS:
         return solve_cells(group, demands, room, cells, printed=True)
@@ -75,7 +79,7 @@ def solve_by_policy(
 
 
 def _mixed_frame(group: PlanningGroup, demands: Mapping[str, ModelDemand], room: GpuBudget) -> FlowMatrix:
-    """The network with the mix that is to be served; rate 1 is all of it."""
+    """Return the network with the mix to serve; rate 1 is all of it."""
     asked = group.build_question(demands, {}, room)
     mix = asked.solver.create_run(msgspec.structs.replace(asked.terms, covers=())).mixes[0]
     network = asked.solver.frame.network
@@ -88,14 +92,17 @@ def _plan_monolith(frame: FlowMatrix, goal: str, name: str, have: int | None) ->
     replicas, rate = baselines.plan_monolith(frame, have)
     if rate <= 0:
         raise Infeasible(f"model {name}: no option runs all components on {have} GPUs, as policy {MONOLITH!r} needs")
-    if goal == GPUS:  # as many as the rate takes
+    if goal == GPUS:  # as many as the rate requires
         option, count = next(iter(replicas.items()))
         replicas = {option: min(count, count if rate <= 1 else math.ceil(count / rate - 1e-9))}
     return replicas
 
 
 def _plan_modserve(frame: FlowMatrix, goal: str, name: str, have: int | None) -> dict[str, int]:
-    """Load over capacity for the rate, or for the highest rate whose replicas fit."""
+    """Choose replicas by load over capacity.
+
+    They are for the rate, or for the highest rate that fits.
+    """
     gpus = {option: each.gpus for option, each in frame.network.options.items()}
 
     def cost(rate: float) -> int:
@@ -117,7 +124,10 @@ def _plan_modserve(frame: FlowMatrix, goal: str, name: str, have: int | None) ->
 
 
 def _plan_triinfer(frame: FlowMatrix, name: str, ready: ModelInputs, have: int | None) -> dict[str, int]:
-    """Algorithm 2 over the options that run its stages, which take the same number of GPUs each."""
+    """Run Algorithm 2 over the options of its stages.
+
+    They must have equal numbers of GPUs.
+    """
     stages = {stage: option for stage in _STAGES if (option := _find_stage(ready, stage))}
     missing = [stage for stage in "EPD" if stage not in stages]
     if missing:

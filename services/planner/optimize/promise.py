@@ -1,11 +1,13 @@
-"""Plans are simulated before they are promised: solve, simulate, correct the seconds of roles, solve again.
+"""Plans are simulated before they are promised: solve, simulate, correct seconds, solve again.
 
-Seconds per request add up over the roles of an option as far as the solver knows. In an executor they do not quite: a
-language model with few sequences batches less, components that take turns make each other wait, and roles that nobody
-measured are guesses, of which the best of many looks better than it is. So each option of a plan is simulated with the
-roles that the plan gives it, and what that takes, relative to the sum, corrects their seconds. This ends when promise
-and simulation agree, or with the best of a few rounds, which then promises what the simulation served. Plans by the
-rules of others are simulated as well where they may serve more: the best plan is never worse than one of them.
+For the solver, seconds per request add up over the roles of an option. In an executor they do not quite. A language
+model with few sequences batches less, and components that take turns wait for each other. Roles that were not measured
+are estimates, and the best of many estimates is too optimistic. So each option of a plan is simulated with the roles
+that the plan gives it. The ratio of simulated seconds to the sum corrects their seconds.
+
+The rounds end when promise and simulation agree. Otherwise the best of a few rounds promises the rate that its
+simulation served. Plans by the rules of others are simulated too if they may serve more, so the best plan is never
+worse than these.
 """
 
 import math
@@ -38,23 +40,26 @@ from services.planner.simulate.devices import ModelDevices
 from services.planner.simulate.outcome import SimulationOutcome
 from services.planner.simulate.run import REQUESTS_PER_SECOND, SimulatedPlan, simulate_plan
 
-#: Promise and simulation agree when they differ by no more than this part.
+#: Largest relative difference at which promise and simulation agree.
 AGREEMENT_FRACTION = 0.05
 #: Most rounds of solving and simulating.
 MAX_ROUNDS = 6
-#: Requests of a simulation, at least and at most, and the seconds in which queues that grow are to be seen: a few
-#: answers after each other.
+#: Fewest and most requests of a simulation, and the seconds in which growing queues must become visible: a few
+#: successive answers.
 _MIN_REQUESTS, _MAX_REQUESTS, _GROWTH_SECONDS = 2500, 10_000, 40.0
-#: Requests of a simulation that is to say a 99th percentile.
+#: Requests of a simulation that estimates a 99th percentile.
 _TAIL_REQUESTS = 600
-#: Options that are busy for less than this part of their time are not corrected: nothing depends on them.
+#: Options with a lower utilisation are not corrected: nothing depends on them.
 _MIN_CORRECTED_LOAD = 0.2
-#: One round changes seconds by no more than this factor.
+#: Largest factor by which one round changes seconds.
 _MAX_FACTOR = 2.0
 
 
 class SimulatedPromise(NamedTuple):
-    """Outcome of simulating a plan: the share of the promise that it serves (1: all of it), and the figures."""
+    """Result of simulating a plan: the served share of the promise, and the figures.
+
+    A share of 1 is all of it.
+    """
 
     served: float
     outcome: SimulationOutcome
@@ -65,17 +70,20 @@ class SimulatedPromise(NamedTuple):
 
 
 class PromiseChecker:
-    """Simulates plans of ``planner``. Devices follow from its profiles, once, and from factors that it has learned."""
+    """Simulates plans of ``planner``.
+
+    Devices are calibrated once from its profiles, then scaled by the learned factors.
+    """
 
     def __init__(self, planner: Planner) -> None:
         self.planner = planner
-        self._turn = Lock()  # seconds change between plans, not between the rounds of one
+        self._turn = Lock()  # seconds change between plans, not between rounds of a plan
         self._calibrated: dict[str, ModelDevices] = {}
         self._devices: dict[str, ModelDevices] = {}
 
     @property
     def devices(self) -> Mapping[str, ModelDevices]:
-        """Devices of each model. Raises ``BadRequest`` for a component that was never measured."""
+        """Return the devices of each model. Raises ``BadRequest`` for a component that was never measured."""
         inputs = self.planner.inputs
         if not self._calibrated:
             self._calibrated = {name: calibrated_devices(ready) for name, ready in inputs.items()}
@@ -84,9 +92,9 @@ class PromiseChecker:
         return self._devices
 
     def apply_learned(self, learned: Mapping[str, Mapping[str, LearnedOption]]) -> None:
-        """From now on plan and simulate with the seconds of options times ``learned`` factors, by model and option.
+        """Replace the factors on seconds of options, for plans and simulations.
 
-        Nothing is calibrated again. Waits for a plan that is being made.
+        ``learned`` has them by model and option. Calibration is not repeated. Waits until a running plan is complete.
         """
         with self._turn:
             self.planner.apply_learned(learned)
@@ -95,11 +103,11 @@ class PromiseChecker:
     def plan(
         self, load: Loads | None = None, running: Mapping[str, ModelPlan] | None = None, *, within: float
     ) -> PlanningResult:
-        """The best deployment whose promise a simulation confirms, as ``Planner.plan`` finds it.
+        """Find the best deployment whose promise a simulation confirms, as ``Planner.plan`` does.
 
-        Rounds begin until they have simulated ``within`` times ``REQUESTS_PER_SECOND`` requests: a count, so that the
-        same question has the same answer on each machine and under each load. What cannot be simulated is promised as
-        it was solved; its explanation says why.
+        New rounds begin until they have simulated ``within`` times ``REQUESTS_PER_SECOND`` requests. This is a count,
+        so that the same problem has the same result on each machine and under each load. A plan that cannot be
+        simulated is promised as solved, and its explanation contains the reason.
         """
         with self._turn:
             return self._plan_in_rounds(load, running or {}, within)
@@ -123,7 +131,7 @@ class PromiseChecker:
             self._correct_seconds(result, promise, load)
         rounds, policy = len(found), ""
         best, promise = max(found, key=lambda each: _served_rate(*each))
-        # Where something runs, a plan that does not reckon with it has to be better by more than figures err.
+        # If something runs, a plan that ignores it must be better by more than the error of the figures.
         better = self._find_better(baselines, found, load, AGREEMENT_FRACTION if running else 0.0)
         if better is not None:
             policy, best, promise = better
@@ -138,9 +146,10 @@ class PromiseChecker:
     def _search_goodput(
         self, results: Sequence[PlanningResult], load: Loads | None, within: float, margin: float
     ) -> Goodput | None:
-        """The plan that serves most within the goals, the first of ``results`` unless another is better by ``margin``.
+        """Find the plan that serves most within the goals.
 
-        None without goals, and where several models, cells or nodes make it another question.
+        It is the first of ``results`` unless another is better by ``margin``. Returns None without goals, and for
+        several models, cells or nodes, which the search does not support.
         """
         if not GoodputSearch.applies_to(self.planner):
             return None
@@ -163,7 +172,10 @@ class PromiseChecker:
         load: Loads | None,
         margin: float,
     ) -> tuple[str, PlanningResult, SimulatedPromise] | None:
-        """The policy whose plan serves most, more than any of ``found`` by ``margin``; None when there is none."""
+        """Find the policy whose plan serves most.
+
+        It must serve more than any of ``found`` by ``margin``. Returns None if there is none.
+        """
         most, better = max(_served_rate(*each) for each in found) * (1 + margin), None
         known = [result.models for result, _ in found]
         for policy, result in baselines.items():
@@ -175,10 +187,10 @@ class PromiseChecker:
         return better
 
     def estimate_gain(self, rerouted: PlanningResult, best: PlanningResult, load: Loads) -> tuple[float, float]:
-        """The part that ``best`` serves more than ``rerouted``, both as simulated, and the part by which that may err.
+        """Return the simulated gain of ``best`` over ``rerouted``, and its error.
 
-        Both are pools of executors, also where ``best`` is in cells: other paths are found for all executors together.
-        Raises ``BadRequest`` for what cannot be simulated.
+        Both are relative. Both count as pools of executors, even if ``best`` is in cells, because paths are solved for
+        all executors together. Raises ``BadRequest`` for plans that cannot be simulated.
         """
         pool = msgspec.structs.replace(best, cells={})
         kept, new = self.simulate(rerouted, load), self.simulate(pool, load)
@@ -188,9 +200,9 @@ class PromiseChecker:
         return (after / before - 1.0 if before > 0 else math.inf), error
 
     def simulate(self, result: PlanningResult, load: Loads | None = None) -> SimulatedPromise:
-        """Simulate ``result`` at the rates that it promises, each cell by itself.
+        """Simulate ``result`` at its promised rates, each cell separately.
 
-        Raises ``BadRequest`` for what cannot be simulated.
+        Raises ``BadRequest`` for plans that cannot be simulated.
         """
         return self.simulate_models(
             without_spares(divide_into_cells(result, {})), result.capacity, load, result.explain
@@ -203,7 +215,10 @@ class PromiseChecker:
         load: Loads | None = None,
         explain: Mapping[str, Any] | None = None,
     ) -> SimulatedPromise:
-        """Simulate ``plans`` at ``rates``, req/s by model, with the mix of ``load``."""
+        """Simulate ``plans`` at ``rates``.
+
+        ``rates`` are req/s by model, with the mix of ``load``.
+        """
         types = self._known_types(plans, rates, load)
         total = sum(each.rate for each in types)
         seconds = max(_MIN_REQUESTS / total, min(_GROWTH_SECONDS, _MAX_REQUESTS / total))
@@ -215,8 +230,10 @@ class PromiseChecker:
         return SimulatedPromise(min(served, outcome.carried) if lost else served, outcome)
 
     def predict_p99(self, result: PlanningResult, load: Loads) -> float:
-        """Return the 99th percentile of seconds that requests take, of those that come at random at the rates of
-        ``load``. Raises ``BadRequest`` for what cannot be simulated."""
+        """Return the simulated 99th percentile of the seconds of requests.
+
+        They arrive at random, at the rates of ``load``. Raises ``BadRequest`` for plans that cannot be simulated.
+        """
         types = self._known_types(result.models, {name: each.rate for name, each in load.items()}, load)
         seconds = _TAIL_REQUESTS / sum(each.rate for each in types)
         outcome = simulate_plan(
@@ -230,7 +247,7 @@ class PromiseChecker:
     def _known_types(
         self, plans: Mapping[str, ModelPlan], rates: Mapping[str, float], load: Loads | None
     ) -> list[TypeRate]:
-        """Request types of the models of ``plans`` that are planned. Raises ``BadRequest`` where nothing comes."""
+        """Return request types of planned models in ``plans``. Raises ``BadRequest`` if there are no requests."""
         inputs, demands = self.planner.inputs, self.planner.resolve_demands(load)
         found = [
             each
@@ -250,7 +267,7 @@ class PromiseChecker:
         )
 
     def _correct_seconds(self, result: PlanningResult, promise: SimulatedPromise, load: Loads | None) -> None:
-        """Make the seconds of roles add up to what the simulation found of each option."""
+        """Correct the seconds of roles to the simulated load of each option."""
         simulated = _option_loads(divide_into_cells(result, {}), promise.outcome)
         inputs, demands = self.planner.inputs, self.planner.resolve_demands(load)
         work: dict[tuple[str, str], float] = {}
@@ -274,7 +291,10 @@ class PromiseChecker:
 
 
 class _RoleWork(NamedTuple):
-    """Work per second, in seconds of a replica, of one role of one request type."""
+    """Work per second of one role, in seconds of a replica.
+
+    A role belongs to one request type.
+    """
 
     model: str
     option: str
@@ -291,7 +311,10 @@ def _type_rates(name: str, ready: ModelInputs, demand: ModelDemand, rate: float)
 
 
 def _plan_stops(ready: ModelInputs, plan: ModelPlan, demand: ModelDemand, rate: float) -> Iterator[_RoleWork]:
-    """Work that requests bring to the options of ``plan`` at ``rate``, as the solver adds it up."""
+    """Yield the work of requests on the options of ``plan``.
+
+    It is the work at ``rate``, as the solver adds it up.
+    """
     seconds = ready.costs.seconds_per_request(demand.quantities)
     for kind, share in demand.mixes[0].items():
         paths = plan.paths_for(frozenset(kind.split("+"))) if share > 0 else ()
@@ -304,7 +327,10 @@ def _plan_stops(ready: ModelInputs, plan: ModelPlan, demand: ModelDemand, rate: 
 
 
 def _option_loads(plans: Mapping[str, ModelPlan], outcome: SimulationOutcome) -> dict[tuple[str, str], float]:
-    """Mean load of the executors of each option of ``plans``, those of all cells together, by model and option."""
+    """Return the mean load of executors by model and option.
+
+    It is the mean over all cells of ``plans``.
+    """
     sums, counts = dict[tuple[str, str], float](), dict[tuple[str, str], int]()
     for each in outcome.options:
         key = each.model, base_option(plans[each.model], each.option)
@@ -319,7 +345,7 @@ def _executors_of(plan: ModelPlan, model: str, option: str) -> tuple[str, str]:
 
 
 def _served_rate(result: PlanningResult, promise: SimulatedPromise) -> float:
-    """Rate by which rounds are compared: what the simulation served of all models together."""
+    """Return the rate that ranks rounds: the simulated rate of all models together."""
     return sum(result.capacity.values()) * min(1.0, promise.served)
 
 
@@ -331,8 +357,11 @@ def _explain_promise(
     policy: str = "",
     goodput: Goodput | None = None,
 ) -> PlanningResult:
-    """``result`` with what was promised by the solver, what was simulated, in how many rounds, by which policy, and how
-    much of it within the goals."""
+    """Add the promise to the explanation of ``result``.
+
+    It contains the solver's promise, the simulated rate, the number of rounds, the policy, and the rate within the
+    goals.
+    """
     planned = dict(result.explain.get("planned", {}))
     models, capacity = dict(planned.get("models", {})), dict(result.capacity)
     for name in models:

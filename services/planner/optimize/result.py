@@ -9,10 +9,10 @@ from omnibus.plan import ModelPlan
 
 
 class PlanningResult(msgspec.Struct, frozen=True):
-    """The plan of each model, why it is as it is (``Plan.explain``), what it can serve and what it was planned for.
+    """Plans of models, their explanation (``Plan.explain``), capacity and planned rate.
 
-    ``capacity`` and ``rate`` are in req/s of all of a model's requests. ``why`` gives the whole explanation where
-    ``explain`` names no alternatives yet; it takes the solver about as long as the plan did. Of a model in cells
+    ``capacity`` and ``rate`` are in req/s of all of a model's requests. ``why`` returns the whole explanation if
+    ``explain`` has no alternatives yet; it takes the solver about as long as the plan did. For a model in cells,
     ``models`` has all cells as one pool of executors, and ``cells`` the plan of each, the largest first.
     """
 

@@ -1,4 +1,4 @@
-"""Plans of measured models to what is simulated: devices that follow from profiles, replicas on nodes, links."""
+"""From plans of measured models to simulations: devices from profiles, replicas on nodes, links."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -16,14 +16,14 @@ from services.planner.simulate.option_fit import scale_options
 
 
 def calibrated_devices(ready: ModelInputs) -> ModelDevices:
-    """Devices of the options of ``ready`` by its profile. Raises ``BadRequest`` for what was never measured."""
+    """Return devices of the options of ``ready`` by its profile. Raises ``BadRequest`` for unmeasured components."""
     model = ready.model
     own = {name: option for name, option in ready.measured_options.items() if name not in ready.lent}
     return calibrate_devices(ready.profile, model.components, model.kinds, model.encoders, own)
 
 
 def learned_devices(devices: ModelDevices, ready: ModelInputs) -> ModelDevices:
-    """Return ``devices``, which follow from a profile, as much slower or faster as ``ready`` has learned."""
+    """Scale ``devices`` of a profile by the learned factors of ``ready``."""
     return scale_options(devices, {name: each.factor for name, each in ready.learned.items()})
 
 
@@ -33,7 +33,10 @@ def simulated_models(
     devices: Mapping[str, ModelDevices],
     explain: Mapping[str, Any],
 ) -> dict[str, SimulatedModel]:
-    """``plans`` with their ``devices``; ``explain`` is what the planner says of them, with the nodes of replicas."""
+    """Combine ``plans``, their ``devices`` and the nodes of replicas.
+
+    The nodes are in ``explain``, the planner's explanation.
+    """
     places = placed_replicas(explain)
     return {
         name: SimulatedModel(plan, devices[name], places.get(name, {}), ready[name].edges.edge_gb)
@@ -42,7 +45,7 @@ def simulated_models(
 
 
 def placed_replicas(explain: Mapping[str, Any]) -> dict[str, dict[str, dict[str, int]]]:
-    """Replicas by model, option and node, as a plan's explanation has them."""
+    """Return the replicas by model, option and node in a plan's explanation."""
     found: dict[str, dict[str, dict[str, int]]] = {}
     for deployment in explain.get("planned", {}).get("deployments", ()):
         for place, count in deployment.get("nodes", {}).items():
@@ -53,12 +56,12 @@ def placed_replicas(explain: Mapping[str, Any]) -> dict[str, dict[str, dict[str,
 
 
 def simulation_links(nodes: Mapping[str, DeclaredNode]) -> Links:
-    """Links between ``nodes`` as they are declared; where nobody says what one carries, what the CPU does."""
+    """Return the declared links between ``nodes``; without a declared capacity, that of the CPU."""
     return Links(PULL_SECONDS, partial(_link_gb_s, nodes))
 
 
 def planned_links(explain: Mapping[str, Any]) -> Links:
-    """The links of a plan, as its explanation has them: pairs of nodes between which it expects tensors."""
+    """Return the links in a plan's explanation: pairs of nodes with expected tensors between them."""
     rows = explain.get("planned", {}).get("links", ())
     known = {(row["from"], row["to"]): row["capacity"] for row in rows if "capacity" in row}
     return Links(PULL_SECONDS, lambda start, end: known.get((start, end), PULL_GB_S))

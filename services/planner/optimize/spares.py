@@ -1,7 +1,7 @@
-"""Spare executors: started and ready beyond what the load needs, so that a burst is served before others have started.
+"""Spare executors: running beyond the load's needs, to serve a burst before others have started.
 
-Gateways give them requests as they give them to any: one that had none would serve a burst no sooner. What a plan can
-serve is said without them, so that they are replaced as soon as the load needs them.
+Gateways route requests to spares as to any executor: an idle one would not serve a burst sooner. The capacity of a plan
+excludes them, so that they are replaced as soon as the load needs them.
 """
 
 from collections.abc import Mapping
@@ -16,8 +16,11 @@ from services.planner.optimize.model_inputs import ModelInputs
 def add_spares(
     ready: Mapping[str, ModelInputs], models: Mapping[str, ModelPlan], left: GpuBudget
 ) -> dict[str, ModelPlan]:
-    """Return ``models`` with as many spares of each component as was asked for, as far as GPUs are ``left``: one of
-    each before a second one of any. They are of the option that runs the component most often."""
+    """Return ``models`` with the requested spares, as far as GPUs are ``left``.
+
+    Each component gets one spare before any gets a second. The spare's option is the one that runs the component most
+    often.
+    """
     gpus = dict(left.gpus) if left.gpus is not None else None
     counts: dict[str, dict[str, int]] = {name: {} for name in models}
     for number in range(max((ready[name].asked.spares for name in models), default=0)):
@@ -33,7 +36,7 @@ def add_spares(
 
 
 def with_spares(model: ModelPlan, counts: Mapping[str, int]) -> ModelPlan:
-    """Return ``model``, which has no spares, with so many of each option beside its replicas."""
+    """Add ``counts`` spares by option to ``model``, which has none."""
     options = {
         name: msgspec.structs.replace(option, replicas=option.replicas + counts[name], spares=counts[name])
         if counts.get(name)
@@ -49,7 +52,7 @@ def spare_counts(model: ModelPlan) -> dict[str, int]:
 
 
 def without_spares(models: Mapping[str, ModelPlan]) -> dict[str, ModelPlan]:
-    """Return ``models`` with the replicas that their load needs."""
+    """Return ``models`` with only the replicas that their load needs."""
     return {
         name: msgspec.structs.replace(
             model,
@@ -67,7 +70,10 @@ def without_spares(models: Mapping[str, ModelPlan]) -> dict[str, ModelPlan]:
 
 
 def _spare_options(model: ModelPlan) -> list[str]:
-    """For each component of ``model`` that has executors of its own, the option that runs it most often."""
+    """Return the option that most often runs each component.
+
+    It applies to components of ``model`` with their own executors.
+    """
     found: dict[str, None] = {}
     for part in model.components:
         able = [

@@ -1,6 +1,7 @@
-"""Tensors between nodes at the expected rates: GB/s of each pair, how busy links are, and how long requests wait.
+"""Tensors between nodes at the expected rates: GB/s per pair, utilisation of links, and waits.
 
-A node's link carries as much in each direction. Gateways are left out: profiles do not say where media come from.
+A node's link has equal capacity in each direction. Gateways are excluded: profiles do not contain where media come
+from.
 """
 
 import math
@@ -16,7 +17,7 @@ from services.planner.solve.traffic import crossing_shares
 
 
 class Transfer(NamedTuple):
-    """The ``share`` of the requests on a path that carries ``gb`` from one node to another."""
+    """The ``share`` of requests that moves ``gb`` between two nodes."""
 
     nodes: tuple[str, str]
     share: float
@@ -24,7 +25,10 @@ class Transfer(NamedTuple):
 
 
 class _LinkLoad(NamedTuple):
-    """GB/s of a pair of nodes, transfers per second, and sums over these: seconds, their squares and cubes."""
+    """Load between a pair of nodes.
+
+    It contains GB/s, transfers per second, and the sums of their seconds, and of the squares and cubes of these.
+    """
 
     gb_s: float = 0.0
     rate: float = 0.0
@@ -61,7 +65,7 @@ class TransferLoads:
         )
 
     def flow_transfers(self, outcome: PlanningOutcome, flow: Flow) -> Iterator[list[Transfer]]:
-        """Yield the pairs of nodes that each tensor crosses which goes from one executor of a path to another."""
+        """Yield each tensor's pairs of nodes between executors of a path."""
         if not outcome.places:
             return
         for hop in outcome.flow_hops(flow):
@@ -71,11 +75,14 @@ class TransferLoads:
             yield [Transfer(nodes, share, hop.gb) for nodes, share in shares.items()]
 
     def unloaded_seconds(self, moved: Transfer) -> float:
-        """Seconds of a transfer that has the link for itself."""
+        """Return the seconds of a transfer that does not share its link."""
         return transfer_seconds(moved.gb, declared_gb_s(self._nodes, *moved.nodes))
 
     def wait(self, nodes: tuple[str, str]) -> Wait:
-        """Delay of a transfer by others over the same link, of which each direction is one."""
+        """Return the delay of a transfer by others on the same link.
+
+        Each direction of a link is separate.
+        """
         load = self._loads.get(nodes)
         if load is None or not load.rate:
             return NO_WAIT
@@ -83,7 +90,10 @@ class TransferLoads:
         return link_wait(self.utilisation(nodes) or 0.0, *means)
 
     def utilisation(self, nodes: tuple[str, str]) -> float | None:
-        """The part of its time that a pair's link is busy with all that its nodes send and receive; None: unknown."""
+        """Return the utilisation of a pair's link, by all its traffic.
+
+        It is None if it is unknown.
+        """
         found = []
         for side, node in enumerate(nodes):
             size = payload_gb_s(self._nodes[node])
@@ -92,12 +102,15 @@ class TransferLoads:
         return max(found, default=None)
 
     def carried_fraction(self, model: str) -> float:
-        """The part of what ``model`` is expected to send that the links carry; more than 1 where they have room."""
+        """Return the fraction of expected traffic of ``model`` that the links carry; more than 1 if they have room."""
         busy = [self.utilisation(pair) or 0.0 for pair in self._users.get(model, ())]
         return 1 / max(busy) if max(busy, default=0.0) > 0 else math.inf
 
     def describe_links(self) -> list[dict[str, Any]]:
-        """Pairs of nodes with their GB/s and, where the link is declared, what it carries and how busy it is."""
+        """Return the traffic between pairs of nodes.
+
+        It is in GB/s; declared links also have a capacity and a utilisation.
+        """
         rows = []
         for (start, end), load in sorted(self._loads.items()):
             row = {"from": start, "to": end, "gb_s": load.gb_s, "capacity": declared_gb_s(self._nodes, start, end)}
@@ -106,7 +119,10 @@ class TransferLoads:
         return rows
 
     def find_overloads(self) -> list[str]:
-        """Warnings about pairs of nodes, and about nodes, that would send or receive more than their link carries."""
+        """Return warnings about nodes whose traffic exceeds their links.
+
+        It checks pairs of nodes, and the total of each node.
+        """
         found = []
         for (start, end), load in sorted(self._loads.items()):
             size = declared_gb_s(self._nodes, start, end)

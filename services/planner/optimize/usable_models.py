@@ -1,4 +1,4 @@
-"""Models that can be planned, of those that are declared, and what is wrong with the others."""
+"""Declared models that can be planned, and the faults of the others."""
 
 from collections.abc import Collection, Mapping
 from copy import copy
@@ -13,7 +13,10 @@ from services.planner.optimize.model_inputs import ModelInputs
 def usable_models(
     models: Mapping[str, Model], profiles: Mapping[str, ModelProfile], gpus: Mapping[str, GpuType]
 ) -> tuple[dict[str, Model], dict[str, str]]:
-    """The models that can be planned, and of each other one what is wrong with it, or with one that it shares with."""
+    """Return the models that can be planned, and the others' faults.
+
+    A model also has a fault if a model that it shares with has one.
+    """
     ready, faults = _build_inputs(models, profiles, gpus)
     lending = {name: _without_lenders(model, ready) for name, model in models.items()}
     if any(lending[name] is not model for name, model in models.items()):
@@ -32,7 +35,7 @@ def usable_models(
 def _build_inputs(
     models: Mapping[str, Model], profiles: Mapping[str, ModelProfile], gpus: Mapping[str, GpuType]
 ) -> tuple[dict[str, ModelInputs], dict[str, str]]:
-    """The models that are good by themselves, and what is wrong with each other one."""
+    """Return the models that are valid alone, and the others' faults."""
     ready: dict[str, ModelInputs] = {}
     faults: dict[str, str] = {}
     for name, model in models.items():
@@ -44,7 +47,7 @@ def _build_inputs(
 
 
 def _without_lenders(model: Model, ready: Collection[str]) -> Model:
-    """``model`` with an encoder of its own where the model that has the same one, and lends it, cannot be planned."""
+    """Return ``model`` with its own encoder if its lender cannot be planned."""
     lost = {part for part, owner in model.equal_shares.items() if owner not in ready}
     if not lost:
         return model
@@ -55,7 +58,7 @@ def _without_lenders(model: Model, ready: Collection[str]) -> Model:
 
 
 def _dependent_faults(models: Mapping[str, Model], faults: Mapping[str, str]) -> dict[str, str]:
-    """Models that share with one that cannot be planned."""
+    """Return faults of models that share with one that cannot be planned."""
     found = {}
     for name, model in models.items():
         for owner in model.shares.values():

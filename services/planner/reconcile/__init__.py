@@ -1,7 +1,7 @@
-"""Lets run what the plans ask for, where the planner is who starts and stops executors.
+"""Runs the executors of plans, if the planner starts and stops executors.
 
-Under ``omnibus up`` it is not: there processes follow the store by themselves. In a cluster each kind of executor
-is a workload of its own, and the reconciler creates, scales and deletes it.
+Under ``omnibus up`` it does not: processes follow the store themselves. In a cluster each kind of executor is a
+separate workload, and the reconciler creates, scales and deletes it.
 """
 
 from omnibus.errors import BadRequest
@@ -26,7 +26,10 @@ __all__ = [
 
 
 def create_backend(settings: PlannerSettings) -> Backend | None:
-    """Return what starts and stops executors; None when they follow the store by themselves. Raises ``BadRequest``."""
+    """Return the backend that starts and stops executors; None if they follow the store themselves.
+
+    Raises ``BadRequest``.
+    """
     if not settings.reconcile:
         return None
     if settings.reconcile != "kubernetes":

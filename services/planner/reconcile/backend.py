@@ -8,8 +8,11 @@ from omnibus.errors import OmnibusError
 
 
 class RunningWorkload(NamedTuple):
-    """A workload. ``name`` is what the backend calls it, ``mark`` differs when what is told to it does. ``epoch`` is
-    that of the newest plan that asked for it."""
+    """A workload.
+
+    ``name`` is its name in the backend. ``mark`` changes with its configuration. ``epoch`` is that of the newest plan
+    that needs it.
+    """
 
     name: str
     kind: ExecutorKind
@@ -19,9 +22,9 @@ class RunningWorkload(NamedTuple):
 
 
 class Backend(Protocol):
-    """Each call is bounded in time, and raises a typed error when it could not be done."""
+    """A backend. Each call has a time limit, and raises a typed error if it failed."""
 
-    #: Seconds between two looks at what runs when nothing changes.
+    #: Seconds between two checks of the workloads when nothing changes.
     resync: float
 
     @property
@@ -30,25 +33,28 @@ class Backend(Protocol):
 
     @property
     def leadership_error(self) -> OmnibusError | None:
-        """Error that prevents finding out which planner leads; None when there is none."""
+        """Error that hides which planner leads; None if there is none."""
 
     async def run_leader_election(self, tell: Callable[[], None]) -> None:
-        """See to it until cancelled; ``tell`` is called when ``is_leader`` changes, and trouble comes or goes."""
+        """Take part in the election until cancelled.
+
+        ``tell`` is called when ``is_leader`` or the error changes.
+        """
 
     def workload_hash(self, wanted: DesiredExecutors) -> str:
         """Return the value of ``RunningWorkload.mark`` for these executors."""
 
     async def list_workloads(self) -> list[RunningWorkload]:
-        """All workloads of this Omnibus."""
+        """Return all workloads of this Omnibus."""
 
     async def start(self, wanted: DesiredExecutors) -> None:
         """Create the workload."""
 
     async def scale(self, running: RunningWorkload, wanted: DesiredExecutors) -> None:
-        """Let as many of it run as are wanted, for the plan that wants them. Nobody is replaced."""
+        """Scale to the ``wanted`` replicas, for their plan, without replacing any."""
 
     async def replace_executors(self, running: RunningWorkload, wanted: DesiredExecutors) -> None:
-        """Tell it what it is to be from now on; its executors are replaced one by one."""
+        """Update the workload, whose executors are then replaced one by one."""
 
     async def stop(self, running: RunningWorkload) -> None:
-        """Delete it; what it has accepted may finish."""
+        """Delete the workload; accepted requests may finish."""

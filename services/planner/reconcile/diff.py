@@ -1,4 +1,4 @@
-"""Steps that lead from the running workloads to the wanted ones. No I/O."""
+"""Steps that lead from the running workloads to the required ones. No I/O."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -33,9 +33,9 @@ def diff_workloads(
     running: Sequence[RunningWorkload],
     mark: Callable[[DesiredExecutors], str],
 ) -> list[Step]:
-    """The fewest starts and stops that lead from ``running`` to ``wanted``: equal executors go on running.
+    """Return the fewest starts and stops from ``running`` to ``wanted``: equal executors keep running.
 
-    What adds executors comes before what takes some away. Of two workloads of one kind the first by name stays.
+    Steps that add executors come before those that remove some. Of two workloads of one kind the first by name stays.
     """
     more, fewer = list[Step](), list[Step]()
     there: dict[ExecutorKind, RunningWorkload] = {}

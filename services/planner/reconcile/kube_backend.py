@@ -29,7 +29,7 @@ class _Place(NamedTuple):
 
 
 class KubernetesBackend:
-    """A ``Backend``. Raises ``BadRequest`` for templates or a namespace that are no good."""
+    """A ``Backend``. Raises ``BadRequest`` for invalid templates or an invalid namespace."""
 
     def __init__(self, settings: KubernetesSettings) -> None:
         self.resync = settings.resync
@@ -82,10 +82,10 @@ class KubernetesBackend:
     async def replace_executors(self, running: RunningWorkload, wanted: DesiredExecutors) -> None:
         made, place = await self._build_manifest(wanted), self._found[running.name]
         if place.kind != made["kind"]:
-            await self.stop(running)  # it has become one of another kind
+            await self.stop(running)  # it is now of another kind
             await self.start(wanted)
             return
-        if place.kind == manifests.GROUPS:  # of an operator: these are replaced only by who has seen the last change
+        if place.kind == manifests.GROUPS:  # its operator accepts only replacements of the last version
             made["metadata"]["resourceVersion"] = place.version
         await self._cluster.request_json("PUT", place.path, made)
 
@@ -108,7 +108,7 @@ class KubernetesBackend:
             )
         except ClusterRefused as error:
             if error.answer == _NOT_FOUND and kind == manifests.GROUPS:
-                return []  # this cluster does not know them
+                return []  # this cluster does not have them
             raise
         return listed.get("items") or []
 
@@ -118,7 +118,7 @@ class KubernetesBackend:
         )
 
     async def _owner_reference(self) -> Manifest | None:
-        """Return the owner of all objects that are created here; None when none is configured."""
+        """Return the owner of all objects that are created here; None if none is configured."""
         if self._belongs and self._known is None:
             path = f"/api/v1/namespaces/{self._namespace}/configmaps/{quote(self._belongs, safe='')}"
             meta = (await self._cluster.request_json("GET", path))["metadata"]

@@ -1,4 +1,4 @@
-"""The API server of a Kubernetes cluster, as the service account of this pod reaches it."""
+"""Client of a Kubernetes API server, with this pod's service account."""
 
 import asyncio
 import json
@@ -12,9 +12,9 @@ from urllib.request import HTTPRedirectHandler, HTTPSHandler, OpenerDirector, Pr
 from omnibus.errors import BadRequest, Fatal, Retryable
 from omnibus.settings import KubernetesSettings
 
-#: Refusals that pass by themselves.
+#: Errors that a retry may resolve.
 _TRANSIENT_STATUSES = frozenset({409, 429})
-#: Characters of an answer that an error shows.
+#: Most characters of a response in an error.
 _MAX_QUOTED_CHARS = 300
 
 
@@ -25,7 +25,7 @@ class ClusterUnavailable(Retryable):
 
 
 class ClusterRefused(Fatal):
-    """The API server says no. ``answer`` is the HTTP status."""
+    """The API server rejected a request. ``answer`` is the HTTP status."""
 
     code = "cluster_refused"
 
@@ -35,14 +35,14 @@ class ClusterRefused(Fatal):
 
 
 class _NoRedirects(HTTPRedirectHandler):
-    """The token is for this server alone."""
+    """Forbids redirects, because the token is for this server alone."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
 
 
 class KubernetesClient:
-    """JSON requests over HTTPS, each in a thread of its own."""
+    """JSON requests over HTTPS, each in a separate thread."""
 
     def __init__(self, settings: KubernetesSettings) -> None:
         self._settings = settings
@@ -51,7 +51,7 @@ class KubernetesClient:
 
     @property
     def namespace(self) -> str:
-        """Namespace in which executors run. Raises ``BadRequest`` when it is neither set nor mounted."""
+        """Namespace in which executors run. Raises ``BadRequest`` if it is neither set nor mounted."""
         told = self._settings.namespace or self._read_account_file("namespace")
         if not told:
             raise BadRequest(f"no namespace: set OMNIBUS_KUBERNETES_NAMESPACE, or mount {self._account}")
@@ -60,7 +60,7 @@ class KubernetesClient:
     async def request_json(
         self, method: str, path: str, body: Any = None, kind: str = "application/json"
     ) -> dict[str, Any]:
-        """The JSON answer. Raises ``ClusterRefused`` and ``ClusterUnavailable``."""
+        """Return the JSON response. Raises ``ClusterRefused`` and ``ClusterUnavailable``."""
         try:
             async with asyncio.timeout(2 * self._settings.timeout):
                 return await asyncio.to_thread(self._request_json, method, path, body, kind)
@@ -102,7 +102,7 @@ class KubernetesClient:
 def _decode_object(body: bytes) -> dict[str, Any]:
     found = json.loads(body)
     if not isinstance(found, dict):
-        raise ValueError("the answer is no JSON object")
+        raise ValueError("the answer is not a JSON object")
     return found
 
 

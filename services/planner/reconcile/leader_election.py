@@ -1,6 +1,6 @@
 """A Lease of the cluster: of several planners, one alone starts and stops executors.
 
-Two would undo one another's work whenever their templates differ, as they do in the middle of an upgrade.
+Two would revert one another's work if their templates differ, as during an upgrade.
 """
 
 import asyncio
@@ -18,15 +18,15 @@ from services.planner.reconcile.kube_client import ClusterRefused, KubernetesCli
 
 log = logging.getLogger(__name__)
 
-#: Says what a Lease belongs to, as one of its ``ownerReferences``.
+#: Returns the owner of a Lease, as one of its ``ownerReferences``.
 Owner = Callable[[], Awaitable[dict[str, Any] | None]]
-#: Seconds that a holder who falls silent keeps it; that the holder itself believes in it; between two looks.
+#: Seconds until a silent holder loses the lease; until the holder itself gives up; between two attempts.
 LEASE_DURATION_SECONDS, RENEW_DEADLINE_SECONDS, RETRY_PERIOD_SECONDS = 15.0, 10.0, 3.0
 _NOT_FOUND = 404
 
 
 class LeaderLease:
-    """One planner's view of the Lease: ``is_leader`` until ``BELIEVED`` seconds after it last took or renewed it.
+    """One planner's view of the Lease: ``is_leader`` until ``RENEW_DEADLINE_SECONDS`` seconds after its last renewal.
 
     Clocks of other machines do not matter.
     """
@@ -38,16 +38,16 @@ class LeaderLease:
         self._owner = owner
         self._root = f"/apis/coordination.k8s.io/v1/namespaces/{quote(cluster.namespace, safe='')}/leases"
         self._until = 0.0
-        #: Why nobody can tell who leads; None while somebody can.
+        #: Error that hides which planner leads; None if there is none.
         self.trouble: OmnibusError | None = None
-        self._seen: tuple[str, float] = ("", 0.0)  # the other's last word, and when it was first heard
+        self._seen: tuple[str, float] = ("", 0.0)  # the other's last spec, and when it was first read
 
     @property
     def is_leader(self) -> bool:
         return time.monotonic() < self._until
 
     async def run(self, tell: Callable[[], None]) -> None:
-        """Take and keep it until cancelled, then let it go; ``tell`` is called when it or trouble comes or goes."""
+        """Acquire and renew the lease until cancelled, then release it; ``tell`` is called on changes."""
         try:
             while True:
                 before = (self.is_leader, self.trouble is None)
@@ -58,7 +58,7 @@ class LeaderLease:
                     log.warning("the lease %s: %s", self._name, error)
                     self.trouble = error
                 if before[0] != self.is_leader:
-                    log.info("this planner %s", "starts and stops executors" if self.is_leader else "leads no more")
+                    log.info("this planner %s", "starts and stops executors" if self.is_leader else "no longer leads")
                 if before != (self.is_leader, self.trouble is None):
                     tell()
                 await asyncio.sleep(RETRY_PERIOD_SECONDS)
@@ -66,7 +66,7 @@ class LeaderLease:
             await self._release_lease()
 
     async def acquire_or_renew(self) -> bool:
-        """Take it if it is free, renew it if it is ours; True if it is ours now. Raises as ``KubernetesClient``."""
+        """Acquire a free lease, or renew our own; True if it is ours now. Raises as ``KubernetesClient``."""
         asked = time.monotonic()
         found = await self._find()
         if found is None:
@@ -79,7 +79,7 @@ class LeaderLease:
         else:
             self._until = 0.0
             return False
-        await self._cluster.request_json(*call)  # refused when another one was faster
+        await self._cluster.request_json(*call)  # rejected if another planner was faster
         self._until = asked + RENEW_DEADLINE_SECONDS
         return True
 
@@ -113,7 +113,7 @@ class LeaderLease:
         }
 
     async def _release_lease(self) -> None:
-        """Let the next one take it at once."""
+        """Release the lease, so that another planner can acquire it at once."""
         if not self.is_leader:
             return
         self._until = 0.0
@@ -124,4 +124,4 @@ class LeaderLease:
                     "PUT", f"{self._root}/{self._name}", {**found, "spec": self._build_spec(found["spec"], "")}
                 )
         except OmnibusError as error:
-            log.info("the lease %s is not let go: %s", self._name, error)
+            log.info("the lease %s was not released: %s", self._name, error)

@@ -1,11 +1,12 @@
 """Workloads of a cluster from the operator's templates.
 
-The file holds a JSON object: by ``model/option``, by service, or under ``default`` for all others, a Deployment or
-StatefulSet that runs one executor in its first container, or a LeaderWorkerSet whose leader does. Names, replicas,
-selector, labels, what tells an executor who it is, and its GPUs are filled in, and in a node selector ``{gpu}``
-becomes the type of the GPUs; executors without one have no such selector. In an affinity ``{model}`` becomes the value
-of the label ``omnibus/model``, so that executors can be kept near others of their model. The pods of a LeaderWorkerSet
-have equal shares of an executor's GPUs. All else, such as image and volumes, stays as it is.
+The file is a JSON object by ``model/option``, by service, or under ``default`` for all others. A template is a
+Deployment or StatefulSet that runs one executor in its first container, or a LeaderWorkerSet whose leader does. The
+planner fills in names, replicas, selector, labels, an executor's identity, and its GPUs.
+
+In a node selector ``{gpu}`` becomes the type of the GPUs; executors without GPUs have no such selector. In an affinity
+``{model}`` becomes the value of the label ``omnibus/model``, to keep executors near others of their model. The pods of
+a LeaderWorkerSet have equal shares of an executor's GPUs. All else, such as image and volumes, stays as it is.
 """
 
 import json
@@ -24,29 +25,29 @@ GROUPS = "LeaderWorkerSet"
 KINDS = ("Deployment", "StatefulSet", GROUPS)
 DEFAULT = "default"
 GPU = "nvidia.com/gpu"
-#: What stands for the type of GPUs in a node selector.
+#: Placeholder of the type of GPUs in a node selector.
 GPU_PLACEHOLDER = "{gpu}"
-#: What stands for the label of the model in an affinity.
+#: Placeholder of the model's label in an affinity.
 MODEL_PLACEHOLDER = "{model}"
-#: Labels and annotations of ours begin with this.
+#: Prefix of our labels and annotations.
 LABEL_PREFIX = "omnibus/"
 MANAGED = {"app.kubernetes.io/managed-by": "omnibus-planner"}
 EPOCH = f"{LABEL_PREFIX}epoch"
-#: What executors with GPUs are told unless the template says otherwise.
+#: Device of executors with GPUs, unless the template sets it.
 DEVICE = "OMNIBUS_EXECUTOR_DEVICE"
 
 _INVALID_NAME_CHARS = re.compile(r"[^a-z0-9]+")
 _INVALID_LABEL_CHARS = re.compile(r"[^A-Za-z0-9._-]+")
-#: Characters of a name before its hash: pods get a tail of their own, and 63 are allowed.
+#: Most characters of a name before its hash: names of pods have a suffix, and 63 are allowed.
 _MAX_NAME_CHARS = 36
-#: Characters of a label's value.
+#: Most characters of a label's value.
 _MAX_LABEL_CHARS = 63
 
 Manifest = dict[str, Any]
 
 
 class Templates:
-    """The operator's templates, checked. Raises ``BadRequest`` that names the file and the fault."""
+    """The operator's templates, checked. Raises ``BadRequest`` with the file and its fault."""
 
     def __init__(self, path: str) -> None:
         try:
@@ -63,7 +64,7 @@ class Templates:
         self._path = path
 
     def get_template(self, wanted: DesiredExecutors) -> Manifest:
-        """The template of these executors. Raises ``BadRequest`` when there is none, or it does not suit them."""
+        """Return the template of these executors. Raises ``BadRequest`` if there is none, or it does not fit."""
         kind, service = wanted.kind, wanted.service
         found = (self._manifests.get(each) for each in (f"{kind.model}/{kind.option}", service, DEFAULT))
         manifest = next((each for each in found if each is not None), None)
@@ -71,20 +72,20 @@ class Templates:
             raise BadRequest(f"{self._path} has no template for {service!r} and none under {DEFAULT!r}")
         if wanted.gpus % _group_size(manifest):
             raise BadRequest(
-                f"{kind}: {wanted.gpus} GPUs cannot be shared out to groups of {_group_size(manifest)} pods"
+                f"{kind}: {wanted.gpus} GPUs cannot be divided among groups of {_group_size(manifest)} pods"
             )
         return manifest
 
 
 def workload_hash(template: Manifest, wanted: DesiredExecutors) -> str:
-    """Return a hash that differs when the executors have to be replaced; their number does not change it."""
+    """Return a hash that changes if executors must be replaced; their number does not change it."""
     asked = [wanted.gpu] if wanted.gpu and any(_selects_gpu(pod["spec"]) for pod in _pod_templates(template)) else []
     told = json.dumps([template, wanted.env, wanted.gpus, *asked], sort_keys=True)
     return blake2b(told.encode(), digest_size=8).hexdigest()
 
 
 def workload_name(release: str, kind: ExecutorKind) -> str:
-    """The workload's name: the same for the same kind, another one for any other."""
+    """Return the workload's name, which is unique to its kind."""
     digest = blake2b("\0".join([release, *kind]).encode(), digest_size=4).hexdigest()
     plain = (
         _INVALID_NAME_CHARS.sub("-", f"{release}-{kind.model}-{kind.option}".lower())
@@ -97,7 +98,7 @@ def workload_name(release: str, kind: ExecutorKind) -> str:
 def build_workload(
     template: Manifest, release: str, wanted: DesiredExecutors, owner: Manifest | None = None
 ) -> Manifest:
-    """The manifest of ``wanted``, which goes when ``owner`` does."""
+    """Return the manifest of ``wanted``, which is deleted with its ``owner``."""
     made = deepcopy(template)
     called = workload_name(release, wanted.kind)
     selector = {f"{LABEL_PREFIX}release": release, f"{LABEL_PREFIX}executor": called}
@@ -134,12 +135,12 @@ def build_workload(
 
 
 def scale_patch(wanted: DesiredExecutors) -> Manifest:
-    """Return the merge patch for another number of executors, or for another plan that wants them."""
+    """Return the merge patch for another number of executors, or another plan."""
     return {"metadata": {"labels": {EPOCH: str(wanted.epoch)}}, "spec": {"replicas": wanted.replicas}}
 
 
 def parse_workload(found: Manifest) -> RunningWorkload | None:
-    """A workload of the cluster; None for one that is not ours."""
+    """Parse a workload of the cluster; None if it is not ours."""
     meta = found.get("metadata", {})
     about = meta.get("annotations") or {}
     if not all(key in about for key in (*_KIND_ANNOTATIONS, f"{LABEL_PREFIX}mark")):
@@ -160,7 +161,7 @@ def _add_metadata(meta: Manifest, field: str, values: Mapping[str, str]) -> None
 
 
 def _label_value(text: str) -> str:
-    """``text`` as the value of a label, where it cannot be told apart from some others."""
+    """Return ``text`` as the value of a label, which may be ambiguous."""
     return _INVALID_LABEL_CHARS.sub("-", text)[:_MAX_LABEL_CHARS].strip("-._")
 
 
@@ -187,7 +188,7 @@ def _set_gpu_limit(container: Manifest, gpus: int) -> None:
 
 
 def _pod_templates(manifest: Manifest) -> list[Manifest]:
-    """The pod templates, that of the executor first."""
+    """Return the pod templates, that of the executor first."""
     if manifest["kind"] != GROUPS:
         return [manifest["spec"]["template"]]
     group = manifest["spec"]["leaderWorkerTemplate"]
@@ -195,7 +196,7 @@ def _pod_templates(manifest: Manifest) -> list[Manifest]:
 
 
 def _group_size(manifest: Manifest) -> int:
-    """Pods of one executor."""
+    """Return the number of pods of one executor."""
     return int(manifest["spec"]["leaderWorkerTemplate"].get("size", 1)) if manifest["kind"] == GROUPS else 1
 
 
@@ -204,14 +205,14 @@ def _selects_gpu(pod: Manifest) -> bool:
 
 
 def _set_node_selector(pod: Manifest, gpu: str) -> None:
-    """Fill in the GPU type where the template asks for it."""
+    """Fill in the GPU type if the template has the placeholder."""
     if _selects_gpu(pod):
         chosen = {key: value for key, value in pod["nodeSelector"].items() if gpu or GPU_PLACEHOLDER not in value}
         pod["nodeSelector"] = {key: value.replace(GPU_PLACEHOLDER, gpu) for key, value in chosen.items()}
 
 
 def _fill_model(found: Any, model: str) -> Any:
-    """``found`` with the label of the model where the template asks for it."""
+    """Fill in the model's label if the template has the placeholder."""
     if isinstance(found, dict):
         return {key: _fill_model(value, model) for key, value in found.items()}
     if isinstance(found, list):
@@ -220,7 +221,10 @@ def _fill_model(found: Any, model: str) -> Any:
 
 
 def _prefer_machine_of_cell(pod: Manifest, labels: Mapping[str, str]) -> None:
-    """Keep executors of one cell on one machine where there is room, before all else that the template prefers."""
+    """Prefer one machine for executors of one cell.
+
+    This goes before the template's preferences.
+    """
     names = [f"{LABEL_PREFIX}{name}" for name in ("release", "model", "cell")]
     term = {
         "topologyKey": "kubernetes.io/hostname",
@@ -232,7 +236,7 @@ def _prefer_machine_of_cell(pod: Manifest, labels: Mapping[str, str]) -> None:
 
 
 def _escape_value(value: str) -> str:
-    """A value that the cluster takes as it is: it would put other variables in for ``$(NAME)``."""
+    """Escape a value so that the cluster does not replace ``$(NAME)``."""
     return value.replace("$", "$$")
 
 

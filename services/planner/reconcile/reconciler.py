@@ -1,4 +1,4 @@
-"""Follows the plans of the store and lets a backend run what they ask for."""
+"""Follows the plans of the store, and applies them with a backend."""
 
 import asyncio
 import logging
@@ -22,39 +22,42 @@ from services.planner.reconcile.diff import (
 
 log = logging.getLogger(__name__)
 
-#: Seconds until the next attempt after a failure, and at most.
+#: Seconds until the next attempt after a failure: first and longest.
 INITIAL_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.5, 60.0
-#: Seconds that gateways may take to go by a new plan before executors of the old one leave.
+#: Seconds that gateways may take to apply a new plan before executors of the old one stop.
 PLAN_WAIT_SECONDS = 5.0
-#: Who says what is wrong.
+#: Source of reported problems.
 PROBLEM_SOURCE = "reconcile"
 
 
 class Reconciler:
-    """Keeps what the current and the staged plan ask for running, and that of the plan before until every gateway
-    has left it. What fails is tried again, and said in the store's ``plan:problems``."""
+    """Keeps the executors of the current and the staged plan running.
+
+    Those of the previous plan run until every gateway has left it. The reconciler retries failures, and reports them in
+    the store's ``plan:problems``.
+    """
 
     def __init__(self, store: Store, backend: Backend, gateways: GatewayPlans) -> None:
         self._store = store
         self._backend = backend
         self._gateways = gateways
-        self._plans: list[Plan] = []  # to run: those before, the current one, the staged one
+        self._plans: list[Plan] = []  # to run: previous ones, the current one, the staged one
         self._leaving: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._told: str | None = None
 
     async def run(self) -> None:
-        """Follow and work until cancelled."""
+        """Follow the store and apply plans until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._backend.run_leader_election(self._changed.set))
             group.create_task(self._work_loop())
             async for stand in self._store.plan_changes():
                 await self._load_plans(stand)
 
-    # What is wanted
+    # Required workloads
 
     async def _load_plans(self, stand: PlanState) -> None:
-        """Go by what the store says; where the plan is lost or cannot be read, the last one goes on."""
+        """Load the store's plans; keep the last one if it is lost or unreadable."""
         if not stand.epoch:
             return
         known = next((plan for plan in reversed(self._plans) if plan.epoch <= stand.epoch), None)
@@ -62,7 +65,7 @@ class Reconciler:
         staged = await self._read_plan(self._store.staged_plan) if stand.staged else None
         if current is None:
             return
-        if not self._plans:  # what an earlier planner was about to stop may be in use yet
+        if not self._plans:  # workloads that an earlier planner was stopping may still be in use
             await self._gateways.wait_for_plan(current.created, PLAN_WAIT_SECONDS)
         self._set_plans(current, staged)
 
@@ -70,7 +73,7 @@ class Reconciler:
         while True:
             try:
                 return await read(*epoch)
-            except StoreUnavailable as error:  # a change is announced once, so stay with it
+            except StoreUnavailable as error:  # a change is announced once, so retry
                 log.warning("%s", error)
                 await asyncio.sleep(INITIAL_BACKOFF_SECONDS)
             except ProtocolError as error:
@@ -90,7 +93,7 @@ class Reconciler:
         self._plans = [plan for plan in self._plans if plan.epoch >= current.epoch]
         self._changed.set()
 
-    # What is done
+    # Steps
 
     async def _work_loop(self) -> None:
         pause = INITIAL_BACKOFF_SECONDS
@@ -117,10 +120,10 @@ class Reconciler:
         elif self._told:
             await self._report_problem("", 0.0)
         else:
-            self._told = None  # what is wrong is for the one that leads to say
+            self._told = None  # only the leader reports problems
 
     async def _apply_steps(self) -> None:
-        """Do all that can be done while this planner leads; the first failure is raised at the end."""
+        """Apply all steps while this planner leads; raises the first failure at the end."""
         if not self._plans:
             return
         failures = list[OmnibusError]()
@@ -163,7 +166,7 @@ class Reconciler:
 
 
 def describe_step(step: Step) -> str:
-    """A step in words."""
+    """Describe a step in words."""
     match step:
         case StartWorkload(wanted):
             return f"start {wanted.replicas} of {wanted.kind}"

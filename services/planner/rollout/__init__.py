@@ -1,1 +1,1 @@
-"""Steps from one plan epoch to the next, within the GPUs at hand, and back where they fail."""
+"""Steps between plan epochs within the available GPUs, and rollbacks."""

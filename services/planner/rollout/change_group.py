@@ -1,4 +1,7 @@
-"""Models that change together, and which of their executors must stay for every request to be served. Pure, no I/O."""
+"""Models that change together, and the executors that must stay for them. Pure, no I/O.
+
+Every request must be served during the change.
+"""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
@@ -16,19 +19,19 @@ from services.planner.rollout.transition_plan import (
 Counts = Mapping[ExecutorKind, int]
 #: A component of a model.
 Part = tuple[str, str]
-#: What executors of each kind run.
+#: Components that executors of each kind run.
 Runs = Mapping[ExecutorKind, set[Part]]
 
 
 class ExecutorSize(NamedTuple):
-    """GPUs that an executor takes: their type and their number."""
+    """Type and number of the GPUs of an executor."""
 
     gpu: str
     gpus: int
 
 
 def executor_sizes(models: Models) -> dict[ExecutorKind, ExecutorSize]:
-    """Return the sizes of all executors that are counted among the declared GPUs, by kind."""
+    """Return the sizes of executors on declared GPUs, by kind."""
     return {
         ExecutorKind(name, option, model.option_origin(option)): ExecutorSize(deployed.gpu, max(1, deployed.gpus))
         for name, model in models.items()
@@ -38,7 +41,10 @@ def executor_sizes(models: Models) -> dict[ExecutorKind, ExecutorSize]:
 
 
 class ChangeGroup:
-    """Models that lend to one another, before and after. ``whole``: a plan of them has executors of one side alone."""
+    """Models that lend to one another, before and after.
+
+    If ``whole``, a plan of them has executors of only one side.
+    """
 
     def __init__(
         self, names: Collection[str], before: Models, after: Models, sizes: Mapping[ExecutorKind, ExecutorSize]
@@ -59,16 +65,16 @@ class ChangeGroup:
         self._needed, self._needs = needed, needs
 
     def is_switched(self, there: Counts) -> bool:
-        """Return whether a plan over the executors ``there`` is of the new side."""
+        """Return True if a plan over ``there`` is of the new side."""
         return not self.whole or self._covers_needs(self._new, [kind for kind in self.goal if there.get(kind)])
 
     def usable_executors(self, there: Counts) -> dict[ExecutorKind, int]:
-        """The executors of ``there`` that a plan can have."""
+        """Return the executors of ``there`` that a plan can have."""
         side = self.kinds if not self.whole else self.goal.keys() if self.is_switched(there) else self.have.keys()
         return {kind: there[kind] for kind in side if there.get(kind)}
 
     def required_extras(self, there: Counts) -> set[ExecutorKind]:
-        """The kinds that the goal does not ask for, of which one executor has to stay all the same."""
+        """Return kinds outside the goal of which one executor must stay."""
         if self.whole and self.is_switched(there):
             return set()
         usable = self.usable_executors(there)
@@ -76,7 +82,10 @@ class ChangeGroup:
         return self._smallest_kinds(self._old, [kind for kind in usable if kind not in self.goal], stay)
 
     def next_bundles(self, there: Counts) -> list[set[ExecutorKind]]:
-        """New kinds of which one executor each would let others leave, or the models begin."""
+        """Return sets of new kinds, one executor each, that make progress.
+
+        They let others stop, or the models begin.
+        """
         fresh = [kind for kind in self.goal if not there.get(kind)]
         known = [kind for kind in self.goal if there.get(kind)]
         if self.whole:
@@ -86,7 +95,7 @@ class ChangeGroup:
         return [each for number, each in enumerate(found) if each and each not in found[:number]]
 
     def build_models(self, there: Counts) -> Models:
-        """The models deployed as ``there``."""
+        """Return the models deployed as ``there``."""
         if there == self.goal:
             return self.after
         if there == self.have:
@@ -97,12 +106,15 @@ class ChangeGroup:
         return transition_plan(side, side, there)
 
     def _covers_needs(self, runs: Runs, kinds: Iterable[ExecutorKind]) -> bool:
-        """Return whether they run all that one side needs."""
+        """Return True if ``kinds`` run all components that one side needs."""
         needs = self._needed if runs is self._old else self._needs
         return needs <= {part for kind in kinds for part in runs.get(kind, ())}
 
     def _smallest_kinds(self, runs: Runs, kinds: list[ExecutorKind], stay: Iterable[ExecutorKind]) -> set[ExecutorKind]:
-        """Of ``kinds`` those that take the fewest GPUs and, with those that ``stay``, run all that one side needs."""
+        """Return the subset of ``kinds`` with the fewest GPUs that completes ``stay``.
+
+        Together they run all components that one side needs.
+        """
         stay = list(stay)
 
         def prune_kinds(order: Callable[[ExecutorKind], tuple[int, ...]]) -> set[ExecutorKind]:
@@ -124,7 +136,7 @@ class ChangeGroup:
 
 
 def _components_by_kind(models: Models) -> dict[ExecutorKind, set[Part]]:
-    """Return the components that each kind runs, also those of models that it is lent to."""
+    """Return the components of each kind, including those of borrowing models."""
     kinds = {kind[:2]: kind for kind in replica_counts(models)}
     found: dict[ExecutorKind, set[Part]] = {kind: set() for kind in kinds.values()}
     for name, model in models.items():
@@ -136,7 +148,7 @@ def _components_by_kind(models: Models) -> dict[ExecutorKind, set[Part]]:
 
 
 def _served_components(models: Models) -> set[Part]:
-    """The components that requests can use."""
+    """Return the components that requests can use."""
     have = running_replicas(models)
     able = {
         (name, part)

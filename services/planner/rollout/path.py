@@ -1,6 +1,6 @@
-"""The way to what is wanted: at once, or in steps that fit into the GPUs; and back, where executors do not start.
+"""The path to the target: at once, or in steps within the GPUs, with rollbacks.
 
-A step is found anew from whatever is current, so nobody needs to know how far an earlier planner came.
+Each step is computed from the current plan alone, so a new planner does not need the progress of an earlier one.
 """
 
 import asyncio
@@ -24,13 +24,15 @@ from services.planner.rollout.transition_plan import Models
 log = logging.getLogger(__name__)
 
 INFINITE_SECONDS = float("inf")
-#: What is added to the reason of a plan that models go back to.
+#: Suffix of the reason of a plan that rolls models back.
 ROLLBACK_NOTE = "goes back for now"
 
 
 class RolloutStep(NamedTuple):
-    """The next plan on the way, what stands in the way, and when that may be otherwise. ``note`` is what the reason of
-    the plan ends with, unless it is the last one."""
+    """The next plan, the obstacles, and the time of the next check.
+
+    ``note`` is the suffix of the plan's reason, unless it is the last plan.
+    """
 
     target: PlanTarget
     faults: tuple[str, ...] = ()
@@ -39,7 +41,10 @@ class RolloutStep(NamedTuple):
 
 
 class _Rollback(NamedTuple):
-    """A model whose executors did not start goes back, and is tried again when the rest ``ends``."""
+    """A model that is rolled back because its executors did not start.
+
+    It is tried again when the pause ``ends``.
+    """
 
     ends: float
     pause: float
@@ -49,7 +54,7 @@ class _Rollback(NamedTuple):
 class RolloutPath:
     """Finds steps. Times are of one monotonic clock, in seconds; ``pause`` is the first one.
 
-    ``switches``: executors may take another role on the GPUs that they have.
+    With ``switches``, executors may take another role on their GPUs.
     """
 
     def __init__(self, pause: float, *, switches: bool = False) -> None:
@@ -57,13 +62,13 @@ class RolloutPath:
         self._switches = switches
         self._roles: dict[ExecutorKind, ExecutorRole] = {}
         self._goal: Models = {}
-        self._home: Models | None = None  # what was current before the way to the goal began
+        self._home: Models | None = None  # the current plans before the path to the goal began
         self._rests: dict[str, _Rollback] = {}
         self._known: tuple[Models, tuple[Any, ...], RolloutStep] | None = None
         self._sizes: dict[ExecutorKind, ExecutorSize] = {}
 
     async def next_step(self, models: Models, goal: PlanTarget, now: float) -> RolloutStep:
-        """The next plan after the current one, ``models``, on the way to ``goal``."""
+        """Return the plan after ``models`` on the path to ``goal``."""
         self._sizes |= {**executor_sizes(models), **executor_sizes(goal.models)}
         if self._switches:
             self._roles |= {**plan_roles(models), **plan_roles(goal.models)}
@@ -84,7 +89,7 @@ class RolloutPath:
         return aim._replace(target=target, faults=(*aim.faults, *{rest.fault for rest in resting.values()}), look=look)
 
     def roll_back(self, models: Models, aim: RolloutStep, names: Iterable[str], fault: str, now: float) -> bool:
-        """The executors of these models do not start: they go back to what they were. False when there is no need."""
+        """Roll back models whose executors do not start. Returns False if that is not necessary."""
         if self._home is None or (models == self._home and not aim.note):
             return False
         tired = [name for name in names if name not in self._rests or now >= self._rests[name].ends]
@@ -95,7 +100,7 @@ class RolloutPath:
         return bool(tired)
 
     def must_wait_for_gpus(self, there: Mapping[ExecutorKind, int], models: Models, aim: RolloutStep) -> bool:
-        """Return whether executors that are ``there`` have to leave before those of the next plan may start."""
+        """Return True if executors must stop before the next plan's can start."""
         want, have = replica_counts(aim.target.models), replica_counts(models)
         fresh = {kind: count for kind, count in want.items() if count > have.get(kind, 0)}
         asked = {kind: max(count, have.get(kind, 0)) for kind, count in {**have, **want}.items()}
@@ -106,11 +111,11 @@ class RolloutPath:
         )
 
     def uses_declared_gpus(self, kinds: Iterable[ExecutorKind]) -> bool:
-        """Return whether any of them takes GPUs that were declared."""
+        """Return True if any of them uses declared GPUs."""
         return not self._sizes.keys().isdisjoint(kinds)
 
     def _hold_back(self, goal: Models, resting: Iterable[str]) -> dict[str, ModelPlan]:
-        """``goal`` with models that rest as they were."""
+        """Return ``goal`` with paused models as they were."""
         home = self._home or {}
         after = dict(goal)
         for name in resting:
@@ -128,8 +133,10 @@ def _find_step(
     resting: Iterable[str],
     switches: bool,
 ) -> RolloutStep:
-    """The next plan. Models for which there is no room stay as they are; all go ``home`` when those that are
-    ``resting`` cannot do so alone."""
+    """Find the next plan.
+
+    Models without room stay as they are. All return ``home`` if the ``resting`` ones cannot do so alone.
+    """
     faults: list[str] = []
     while True:
         try:
@@ -159,7 +166,7 @@ def _unchanged_models(one: Models, other: Models) -> set[str]:
 
 
 def _with_best_paths(step: dict[str, ModelPlan], but: set[str], goal: PlanTarget) -> PlanTarget:
-    """``step`` with the best paths of all models ``but`` these, where they can be told."""
+    """Return ``step`` with the best known paths, except of models ``but``."""
     found = PlanningResult({}, {}, {}, {})
     if goal.route is not None and but != step.keys():
         try:
@@ -174,7 +181,10 @@ def _with_best_paths(step: dict[str, ModelPlan], but: set[str], goal: PlanTarget
 
 
 def _with_paths_of(step: Models, name: str, best: ModelPlan) -> ModelPlan:
-    """The model with the paths of ``best``, if these go over its options alone."""
+    """Return the model with those paths of ``best`` that fit.
+
+    They use only its options.
+    """
     model = step[name]
     types = {kind: paths for kind, paths in best.types.items() if all(_can_run_path(model, path) for path in paths)}
     return msgspec.structs.replace(model, types={**model.types, **types})

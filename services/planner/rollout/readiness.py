@@ -1,7 +1,6 @@
-"""Changes of a plan that need new executors: how long each is waited for, and when it is tried again.
+"""Changes of a plan that need new executors: how long to wait for them, and when to retry.
 
-Models that have nothing to do with one another change by themselves, so that one whose executors do not start
-holds up no other.
+Unrelated models change independently, so a model whose executors do not start does not block others.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -15,16 +14,16 @@ from omnibus.cluster.desired import ExecutorKind, added_replicas, change_groups
 from omnibus.plan import ModelPlan
 from services.planner.rollout.transition_plan import Models
 
-#: Seconds between two attempts at most.
+#: Longest pause in seconds between two attempts.
 MAX_BACKOFF_SECONDS = 3600.0
-#: Seconds for which executors must have been asked for: one that is ready, but was about to leave, may have begun to.
+#: Seconds after the request before an executor counts: a ready one may already be stopping.
 SETTLE_SECONDS = 0.5
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
 class PlanChange(NamedTuple):
-    """Models that change together, and the executors that must be ready before. ``key`` is the same for the same."""
+    """Models that change together, and the executors that they need. Equal changes have equal ``key``."""
 
     key: bytes
     models: frozenset[str]
@@ -32,9 +31,9 @@ class PlanChange(NamedTuple):
 
 
 class ClassifiedChanges(NamedTuple):
-    """Changes that can be made now, those whose executors are awaited, and those that were put off.
+    """Changes that can be made now, that wait, and that are postponed.
 
-    ``look`` is when that may be otherwise, infinite for never; ``faults`` says why which were put off.
+    ``look`` is the time of the next check, infinite for never. ``faults`` are the reasons for postponed changes.
     """
 
     ready: list[PlanChange]
@@ -45,7 +44,7 @@ class ClassifiedChanges(NamedTuple):
 
 
 def independent_changes(before: Models, after: Models) -> list[PlanChange]:
-    """Return the changes that lead from ``before`` to ``after``, independent of one another."""
+    """Return the independent changes that lead from ``before`` to ``after``."""
     needs = added_replicas(before, after)
     return [
         PlanChange(
@@ -58,7 +57,7 @@ def independent_changes(before: Models, after: Models) -> list[PlanChange]:
 
 
 def merge_changes(before: Models, after: Models, chosen: Iterable[PlanChange]) -> dict[str, ModelPlan]:
-    """``before`` with the models of ``chosen`` as they are in ``after``."""
+    """Return ``before`` with the models of ``chosen`` as in ``after``."""
     names = {name for change in chosen for name in change.models}
     order = [*after, *(name for name in before if name not in after)]
     taken = {name: (after if name in names else before).get(name) for name in order}
@@ -75,7 +74,7 @@ class _Trial:
 
 
 class Trials:
-    """State of the changes under way. Times are of one monotonic clock, in seconds."""
+    """State of the changes in progress. Times are of one monotonic clock, in seconds."""
 
     def __init__(self, patience: float, pause: float) -> None:
         self._patience = patience
@@ -88,7 +87,7 @@ class Trials:
         missing: Callable[[Mapping[ExecutorKind, int]], Mapping[ExecutorKind, int]],
         now: float,
     ) -> ClassifiedChanges:
-        """Sort ``wanted``; ``missing`` tells how many are ready of the kinds that are not complete."""
+        """Classify ``wanted``; ``missing`` returns the number of ready executors of incomplete kinds."""
         known = self._trials
         self._trials = {change.key: known.get(change.key) or self._new_trial(now) for change in wanted if change.needs}
         found = ClassifiedChanges([change for change in wanted if not change.needs], [], [], float("inf"), [])
@@ -115,7 +114,7 @@ class Trials:
         return found._replace(look=min(found.look, trial.ends if lacks else settles), faults=faults)
 
     def _switch_phase(self, trial: _Trial, fault: str, now: float) -> None:
-        """Put it off, or try it again."""
+        """Postpone the change, or retry it."""
         if trial.waits:
             trial.waits, trial.ends, trial.fault = False, now + trial.pause, fault
             trial.pause = min(2 * trial.pause, MAX_BACKOFF_SECONDS)

@@ -1,15 +1,15 @@
-"""Reason why a new plan follows another one, in a few words."""
+"""Short reason for a new plan."""
 
 from collections.abc import Mapping
 
 from omnibus.app_record import AppRecord, base_app_name
 
-#: Apps that are named one by one.
+#: Most apps that are listed by name.
 MAX_NAMED_APPS = 3
 
 
 def describe_app_changes(before: Mapping[str, AppRecord], after: Mapping[str, AppRecord]) -> str:
-    """Describe what has happened to the apps: ``app poem registered``. A version kept aside counts as its app."""
+    """Describe the changes of apps: ``app poem registered``. A kept version counts as its app."""
     were, are = ({base_app_name(name) for name in apps} for apps in (before, after))
     changed = {base_app_name(name) for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
     told = [

@@ -1,7 +1,7 @@
-"""Brings the plan of the store to what is wanted: stage it, wait until its executors are ready, swap.
+"""Brings the store's plan to the target: stage it, wait for its executors, swap.
 
-Several planners may run. A change that is staged is led by the planner that staged it, until it is over or
-that planner falls silent; an epoch that another one wrote is followed until there is something new to plan.
+Several planners may run. The planner that staged a change leads it until the change is complete or that planner stops
+renewing its lease. A planner follows an epoch that another one wrote, until there is something new to plan.
 """
 
 import asyncio
@@ -23,22 +23,22 @@ from services.planner.rollout.transition_plan import Models
 
 log = logging.getLogger(__name__)
 
-#: Offset of the path sequence; a constant, so that a plan's decisions can be computed by anybody.
+#: Offset of the path sequence; a constant, so that every process can compute a plan's decisions.
 SEED = 0
-#: Seconds until the next attempt when the store was at fault, and at most.
+#: Seconds until the next attempt after an error of the store: first and longest.
 INITIAL_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.5, 5.0
-#: Seconds that a planner leads a change without saying so again, and between two looks whether another still does.
+#: Seconds for which a planner leads a change without renewal, and between two checks for another leader.
 LEASE_SECONDS, POLL_SECONDS = 3.0, 1.0
 INFINITE_SECONDS = float("inf")
-#: Who says what is wrong.
+#: Source of reported problems.
 PROBLEM_SOURCE = "planner"
 STORE_LOST_REASON = "the store had lost it"
-#: Reasons that one plan may have.
+#: Most reasons of one plan.
 MAX_REASONS = 5
 
 
 class PlanRollout:
-    """The one writer of plans here. ``announce`` is called with each plan that became current by it."""
+    """The only writer of plans in this process. ``announce`` is called with each plan that it makes current."""
 
     def __init__(
         self, store: Store, settings: PlannerSettings, ready: ReadyExecutors, announce: Callable[[Plan], None]
@@ -50,20 +50,20 @@ class PlanRollout:
         self._trials = Trials(settings.ready, settings.retry)
         # Processes that follow the store switch roles; workloads of a cluster are of one role each.
         self._path = RolloutPath(settings.retry, switches=not settings.reconcile)
-        self._leaves = settings.ready / 2  # seconds that those who leave may take before others start
+        self._leaves = settings.ready / 2  # seconds that stopping executors may take before others start
         self._swaps = -INFINITE_SECONDS  # when the last swap was
         self._me = secrets.token_hex(4)
         self._target = PlanTarget({}, "")
         self._pinned, self._pin = 0, PlanTarget({}, "")
-        self._base = 0  # the epoch that the work goes on from
-        self._pending = False  # whether what is wanted may be new to everybody
-        self._open = False  # whether it is not so yet
+        self._base = 0  # the epoch that the work continues from
+        self._pending = False  # whether the target may be new to all planners
+        self._open = False  # whether the target is not reached yet
         self._staged: tuple[int, Plan | None] = (0, None)
         self._told: tuple[str, float] | None = None
         self._woken = asyncio.Event()
 
     def set_target(self, target: PlanTarget) -> None:
-        """From now on ``target`` is wanted; what was wanted before and is under way still counts as a reason."""
+        """Replace the target; the reason of an unfinished one is kept as well."""
         before = self._target.reason.split(", ") if self._open else []
         reasons = dict.fromkeys([*before, *target.reason.split(", ")])
         self._target = target._replace(reason=", ".join(list(reasons)[-MAX_REASONS:]))
@@ -72,30 +72,30 @@ class PlanRollout:
 
     @property
     def is_pinned(self) -> bool:
-        """True if an operator has pinned an epoch: what is wanted has to wait."""
+        """True if an operator has pinned an epoch: the target must wait."""
         return self._pinned > 0
 
     @property
     def staged_plan(self) -> Plan | None:
-        """The plan that waits for its executors, as far as this planner knows."""
+        """The plan that waits for its executors, in this planner's view."""
         return self._staged[1] if self._staged[0] else None
 
     @property
     def has_problem(self) -> bool:
-        """True if something that is wanted is put off."""
+        """True if part of the target is postponed."""
         return self._told is not None and bool(self._told[0])
 
     def wake(self) -> None:
-        """Something has changed: look again."""
+        """Wake the loop after a change."""
         self._woken.set()
 
     async def run_available_steps(self) -> None:
-        """Do what can be done at once. Raises ``StoreUnavailable``."""
+        """Run all steps that need no waiting. Raises ``StoreUnavailable``."""
         while not await self._try_step():
             pass
 
     async def run(self) -> None:
-        """Do all the rest, until cancelled."""
+        """Run all further steps, until cancelled."""
         pause = INITIAL_BACKOFF_SECONDS
         while True:
             self._woken.clear()
@@ -111,7 +111,7 @@ class PlanRollout:
                 continue
 
     async def close(self) -> None:
-        """Release the lead of a staged plan, so that another planner can go on with it at once."""
+        """Release the lead of a staged plan, for another planner to continue."""
         if self._staged[1] is not None:
             with suppress(StoreUnavailable):
                 await self._store.lead_plan(self._me, 0.001)
@@ -124,11 +124,11 @@ class PlanRollout:
         except PlanLed as error:
             log.info("%s", error)
             return POLL_SECONDS
-        except StaleEpoch:  # another planner was faster: look at what it wrote
+        except StaleEpoch:  # another planner was faster: check its plan
             return 0.0
 
     async def _advance_rollout(self) -> float:
-        """Take the change as far as it goes now; returns the seconds until there is something to look at."""
+        """Advance the change as far as possible now; returns the seconds until the next check."""
         stand = await self._store.plan_state()
         if self.plan is not None and stand.epoch < self.plan.epoch:
             await self._restore_plan(self.plan, stand)
@@ -148,7 +148,10 @@ class PlanRollout:
         return await self._advance_to_goal(stand, current.models, goal)
 
     def _should_continue(self, stand: PlanState, current: Plan | None, goal: PlanTarget | None) -> bool:
-        """Return whether to go on from the current plan: it is ours, or it is as wanted, or something new is wanted."""
+        """Return True if this planner should continue from the current plan.
+
+        It should if the plan is its own or equals the target, or if there is a new target.
+        """
         before, self.plan = self.plan, current or self.plan
         if before is None and current is not None:
             self._announce(current)
@@ -157,11 +160,14 @@ class PlanRollout:
         if current is not None and goal is not None and current.models == goal.models:
             return True
         if current is not None and current != before:
-            log.info("plan epoch %d (%s) is another planner's: following it", current.epoch, current.reason)
+            log.info("plan epoch %d (%s) is another planner's: following that planner", current.epoch, current.reason)
         return False
 
     async def _follow_other_planner(self, stand: PlanState) -> float:
-        """Another planner wrote the current plan. What it has left behind at its end is given up."""
+        """Follow another planner's plan.
+
+        Its staged plan is dropped once its lead has expired.
+        """
         if not stand.staged:
             return INFINITE_SECONDS
         if await self._store.lead_plan(self._me, LEASE_SECONDS):
@@ -193,7 +199,7 @@ class PlanRollout:
     async def _wait_for_executors(
         self, stand: PlanState, models: Models, aim: RolloutStep, found: ClassifiedChanges
     ) -> float:
-        """Nothing can be swapped now; returns when to look again."""
+        """Wait, because no swap is possible now; returns the time of the next check."""
         if found.waiting:
             await self._stage_changes(stand, models, aim, found.waiting)
             return min(found.look, time.monotonic() + LEASE_SECONDS / 3)
@@ -208,12 +214,12 @@ class PlanRollout:
     async def _stage_changes(
         self, stand: PlanState, current: Models, aim: RolloutStep, waiting: Sequence[PlanChange]
     ) -> None:
-        """Let the executors of the changes that are ``waiting`` start, unless they do already."""
+        """Start the executors of ``waiting`` changes, unless they have started."""
         if stand.mark != self._staged[0]:
             found = await self._read_plan(self._store.staged_plan()) if stand.staged else None
             self._staged = (stand.mark, found)
             if found is not None and found.models == merge_changes(current, aim.target.models, waiting):
-                log.info("plan epoch %d (%s) is staged already: going on with it", found.epoch, found.reason)
+                log.info("plan epoch %d (%s) is staged already: continuing with it", found.epoch, found.reason)
                 self._target = self._target._replace(reason=found.reason.removesuffix(aim.note))
         known = self._staged[1]
         models = merge_changes(current, aim.target.models, self._may_start(current, aim, waiting))
@@ -227,7 +233,7 @@ class PlanRollout:
         self._pending = False
 
     def _may_start(self, current: Models, aim: RolloutStep, waiting: Sequence[PlanChange]) -> Sequence[PlanChange]:
-        """Return the changes that do not have to wait until executors of the plan before have left their GPUs."""
+        """Return the changes that need no GPUs of stopping executors."""
         late = time.monotonic() >= self._swaps + self._leaves
         if late or not self._path.must_wait_for_gpus(self._ready.count_present(), current, aim):
             return waiting
@@ -248,7 +254,7 @@ class PlanRollout:
         ready: Sequence[PlanChange],
         waiting: Sequence[PlanChange],
     ) -> None:
-        """Make the changes that are ``ready``, and go on waiting for the executors of the others."""
+        """Apply ``ready`` changes, and keep waiting for the others' executors."""
         number = max(stand.epoch + 1, stand.staged)
         plan = _build_plan(number, merge_changes(before, goal.models, ready), goal)
         then = _build_plan(number + 1, merge_changes(plan.models, goal.models, waiting), goal)
@@ -260,10 +266,10 @@ class PlanRollout:
         self.plan, self._base, self._pending, self._swaps = plan, plan.epoch, False, time.monotonic()
         self._announce(plan)
 
-    # What there is
+    # Current state
 
     async def _current_plan(self, epoch: int) -> Plan | None:
-        """The current plan; None when there is none that this build can read."""
+        """Return the current plan; None if there is none that this build can read."""
         if self.plan is not None and self.plan.epoch == epoch:
             return self.plan
         return await self._read_plan(self._store.plan(epoch)) if epoch else None
@@ -276,7 +282,7 @@ class PlanRollout:
             return None
 
     async def _resolve_target(self, stand: PlanState) -> PlanTarget | None:
-        """Return the target: the planned one, or the epoch an operator has pinned. None if that cannot be served."""
+        """Return the target or the pinned plan; None if that is unavailable."""
         if stand.pin != self._pinned:
             if stand.pin:
                 pinned = await self._read_plan(self._store.plan(stand.pin))
@@ -294,7 +300,7 @@ class PlanRollout:
         return self._pin if self._pinned else self._target
 
     async def _restore_plan(self, known: Plan, stand: PlanState) -> None:
-        """The store has lost the plan, and with it what was pinned: write both again."""
+        """Write the plan and the pin again after the store lost them."""
         log.warning("the store lost plan epoch %d: writing it again", known.epoch)
         number = max(known.epoch, stand.epoch) + 1
         plan = _build_plan(
@@ -302,13 +308,13 @@ class PlanRollout:
         )
         await self._store.swap_plan(plan, pin=bool(self._pinned))
         self._pinned = number if self._pinned else 0
-        if self._base == known.epoch:  # else it was another planner's, and goes on being followed
+        if self._base == known.epoch:  # else it was another planner's, and is still followed
             self._base = number
         self.plan = plan
         self._announce(plan)
 
     async def _report_problem(self, faults: Sequence[str], again: float) -> None:
-        """Say in the store what was put off and why, once. ``again`` is of the monotonic clock."""
+        """Report postponed changes and reasons to the store, once. ``again`` is of the monotonic clock."""
         told = ("; ".join(faults), again)
         if told == self._told:
             return

@@ -1,10 +1,12 @@
-"""A change in steps, each of which fits into the GPUs beside the one before. Pure, no I/O.
+"""A change in steps, each within the GPUs next to the previous.
 
-    steps(before, after, {"H100": 8})    # plans of all models; the last one is ``after``
+Pure, no I/O. Usage:
 
-When there is no room for all new executors beside the old ones, old ones that the new plan does not ask for leave
-first, then new ones start in their place, and so on. One of each kind stays as long as requests need it. Half of the
-GPUs go on serving wherever that is possible: what is left has the load of all until the new ones are ready.
+    rollout_steps(before, after, {"H100": 8})    # plans of all models; the last one is ``after``
+
+If there is no room for all new executors next to the old ones, old ones that the new plan does not need stop first. New
+ones start in their place, and so on. One of each kind stays as long as requests need it. If possible, half of the GPUs
+keep serving, because the remaining executors carry the whole load until the new ones are ready.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,14 +19,14 @@ from omnibus.plan import ModelPlan
 from services.planner.rollout.change_group import ChangeGroup, Counts, ExecutorSize, executor_sizes
 from services.planner.rollout.transition_plan import Models
 
-#: The part of the GPUs of a type that goes on serving if that is possible.
+#: Fraction of the GPUs of a type that keep serving, if possible.
 MIN_SERVING_FRACTION = 0.5
-#: Kinds that are told one by one.
+#: Most kinds that are listed by name.
 MAX_NAMED_KINDS = 3
 
 
 class InsufficientGpus(Retryable):
-    """A change cannot be made within the GPUs. ``models`` are those that stay as they are."""
+    """A change does not fit into the GPUs. ``models`` are those that stay as they are."""
 
     code: ClassVar[str] = "no_room"
 
@@ -36,11 +38,11 @@ class InsufficientGpus(Retryable):
 def rollout_steps(
     before: Models, after: Models, gpus: Mapping[str, int], *, switches: bool = False
 ) -> list[dict[str, ModelPlan]]:
-    """The plans that lead from ``before`` to ``after``; none when they are the same.
+    """Return the plans that lead from ``before`` to ``after``; none if they are equal.
 
-    ``gpus`` is how many there are by type; a type that it does not name is never short. Executors of two plans in
-    a row fit into it together. What ``before`` and ``after`` both serve, each plan between them does. Each plan leads
-    to the same ones as this. ``switches``: executors may take another role on the GPUs that they have. Raises
+    ``gpus`` is their number by type; a type that it lacks is never short. Executors of two successive plans fit into it
+    together. Each plan serves all requests that both ``before`` and ``after`` serve. From each plan this function
+    returns the same remaining steps. With ``switches``, executors may take another role on their GPUs. Raises
     ``InsufficientGpus``.
     """
     found: list[dict[str, ModelPlan]] = []
@@ -58,9 +60,9 @@ def missing_gpus(
     gpus: Mapping[str, int],
     roles: Mapping[ExecutorKind, ExecutorRole] | None = None,
 ) -> dict[str, int]:
-    """The GPUs that lack, by type, for executors ``want`` to start beside those that are there.
+    """Return the missing GPUs, by type, to start ``want`` next to ``have``.
 
-    ``roles`` are of those that can take another one (``omnibus.cluster.roles``), on the GPUs that they have.
+    ``roles`` are those of executors that can take another one (``omnibus.cluster.roles``), on their GPUs.
     """
     begins = {sizes[kind].gpu for kind, count in want.items() if count > have.get(kind, 0) and kind in sizes}
     used = dict.fromkeys(begins & gpus.keys(), 0)
@@ -92,7 +94,7 @@ def describe_step(before: Models, step: Models, after: Models) -> str:
 
 
 class _StepFinder:
-    """From one plan to another."""
+    """Steps from one plan to another."""
 
     def __init__(self, before: Models, after: Models, gpus: Mapping[str, int], *, switches: bool = False) -> None:
         self._roles = {**plan_roles(before), **plan_roles(after)} if switches else {}
@@ -106,7 +108,7 @@ class _StepFinder:
         self._goal = {kind: count for unit in self._units for kind, count in unit.goal.items()}
 
     def next_step(self) -> dict[str, ModelPlan]:
-        """The next plan. Raises ``InsufficientGpus``."""
+        """Return the next plan. Raises ``InsufficientGpus``."""
         if not self._missing_gpus(self._there, self._goal):
             return dict(self._after)
         less = self._remove_executors(self._there, MIN_SERVING_FRACTION)
@@ -118,7 +120,7 @@ class _StepFinder:
         raise self._insufficient_gpus_error()
 
     def _build_models(self, there: Counts) -> dict[str, ModelPlan]:
-        """All models with the executors ``there``; those that need no GPU that is counted change at once."""
+        """Build all models with the executors ``there``; those without counted GPUs change at once."""
         made = dict(self._after)
         for unit in self._units:
             for name in unit.names:
@@ -130,7 +132,10 @@ class _StepFinder:
     # Fewer
 
     def _remove_executors(self, there: Counts, part: float) -> dict[ExecutorKind, int]:
-        """Without what no plan can have, and with fewer of what the goal does not ask for, as many as lack."""
+        """Remove executors that no plan can have, and surplus ones.
+
+        The number of surplus ones follows from the missing GPUs.
+        """
         left = {kind: count for unit in self._units for kind, count in unit.usable_executors(there).items()}
         short = self._missing_gpus(left, self._goal)
         stay = {kind: min(count, self._goal.get(kind, 0)) for kind, count in left.items()}
@@ -155,7 +160,7 @@ class _StepFinder:
     # More
 
     def _add_executors(self, before: Counts) -> Counts:
-        """Add as many of the goal as there is room for beside ``before``: first those that let others leave."""
+        """Add executors of the goal that fit next to ``before``: first those that let others stop."""
         there, waits = dict(before), False
         for bundle in self._sorted_bundles(before):
             more = {**there, **{kind: max(1, there.get(kind, 0)) for kind in bundle}}
@@ -168,7 +173,7 @@ class _StepFinder:
         return self._remove_executors(there, MIN_SERVING_FRACTION) if there != before else before
 
     def _sorted_bundles(self, before: Counts) -> list[set[ExecutorKind]]:
-        """Return the bundles of all units: first those that free GPUs in the end, small ones before large ones."""
+        """Return the bundles of all units: first those that finally free GPUs, small before large."""
         found: list[tuple[tuple[bool, int], set[ExecutorKind]]] = []
         for unit in self._units:
             frees = self._gpus_used({kind: before[kind] for kind in unit.required_extras(before)})
@@ -181,7 +186,7 @@ class _StepFinder:
         return sum(self._sizes[kind].gpus * count for kind, count in there.items() if kind in self._sizes)
 
     def _fill_evenly(self, before: Counts, there: dict[ExecutorKind, int]) -> None:
-        """Add executors of the goal evenly, as many as there is room for beside ``before``."""
+        """Add executors of the goal evenly, as they fit next to ``before``."""
         turned = {kind for unit in self._units if unit.is_switched(there) for kind in unit.goal}
         kinds = [kind for kind in self._goal if kind in turned]
         while True:
@@ -200,7 +205,7 @@ class _StepFinder:
         return missing_gpus(there, want, self._sizes, self._gpus, self._roles)
 
     def _insufficient_gpus_error(self) -> InsufficientGpus:
-        """Says what lacks for the change that needs the least."""
+        """Describe the missing GPUs of the change that needs the fewest."""
         found: list[tuple[int, str]] = []
         names: set[str] = set()
         for unit in self._units:

@@ -9,16 +9,16 @@ from services.planner.rollout.transition_plan import Models
 
 
 class PlanTarget(NamedTuple):
-    """Wanted plan of each model, the reason for it, and what its maker knows of it.
+    """Target plan of each model, its reason, and its explanation.
 
-    ``gpus`` is the number of GPUs by type; types that it does not name are never short. ``route`` gives the best
-    paths over the replicas of plans on the way there; it is called in a thread, and raises ``OmnibusError``. ``prices``
-    are written into every plan on the way.
+    ``gpus`` is the number of GPUs by type; types that it lacks are never short. ``route`` returns the best paths over
+    the replicas of intermediate plans. It is called in a thread, and raises ``OmnibusError``. ``prices`` are written
+    into every intermediate plan.
     """
 
     models: dict[str, ModelPlan]
     reason: str
-    explain: dict[str, Any] = {}  # noqa: RUF012 nobody writes to it
+    explain: dict[str, Any] = {}  # noqa: RUF012 never modified
     gpus: Mapping[str, int] = {}
     route: Callable[[Models], PlanningResult] | None = None
     prices: PriceList = PriceList()

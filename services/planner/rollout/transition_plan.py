@@ -1,4 +1,4 @@
-"""Models on their way from one plan to another: some replicas of both, and paths over those. Pure, no I/O."""
+"""Models between two plans: some replicas of both, and paths over these. Pure, no I/O."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -8,12 +8,15 @@ from omnibus.cluster.desired import ExecutorKind
 from omnibus.plan import CANDIDATE_MARK, DeploymentOption, ModelPlan, Path
 
 Models = Mapping[str, ModelPlan]
-#: Replicas of an option of a model, also of one that another model lends.
+#: Replicas of an option of a model, including borrowed ones.
 Replicas = Callable[[str, str], int]
 
 
 def is_compatible(one: ModelPlan, other: ModelPlan) -> bool:
-    """Return whether executors of both may serve the same plan: the same model, and no option with two meanings."""
+    """Return True if executors of both plans may serve the same plan.
+
+    It must be the same model, without options of the same name that differ.
+    """
     if _without_deployment(one) != _without_deployment(other):
         return False
     common = one.options.keys() & other.options.keys()
@@ -21,13 +24,13 @@ def is_compatible(one: ModelPlan, other: ModelPlan) -> bool:
 
 
 def owning_option(model: str, name: str, option: DeploymentOption) -> tuple[str, str]:
-    """The model and option whose executors run ``option``."""
+    """Return the model and option whose executors run ``option``."""
     owner, _, lent = option.of.rpartition("/")
     return (owner, lent) if option.of else (model, name)
 
 
 def running_replicas(models: Models) -> dict[tuple[str, str], int]:
-    """Replicas by model and option, of those that have some."""
+    """Return replicas by model and option, without options that have none."""
     return {
         (model, name): option.replicas
         for model, plan in models.items()
@@ -37,10 +40,11 @@ def running_replicas(models: Models) -> dict[tuple[str, str], int]:
 
 
 def transition_plan(before: Models, after: Models, there: Mapping[ExecutorKind, int]) -> dict[str, ModelPlan]:
-    """The models of ``after``, which are ``is_compatible`` those of ``before``, with the replicas ``there``.
+    """Return the models of ``after`` with the replicas ``there``.
 
-    Requests go the paths of both that are left, as often as replicas of these are; where none is left, they go
-    over what runs. A request type that nothing runs is left out.
+    They must be ``is_compatible`` with those of ``before``. Requests take the remaining paths of both, in proportion to
+    remaining replicas; without one, they take a path over running options. A request type that no option runs is left
+    out.
     """
     options = {name: dict(_merged_options(name, before.get(name, plan), plan, there)) for name, plan in after.items()}
     have = running_replicas(
@@ -91,7 +95,7 @@ def _merged_types(
                 key = tuple(sorted(path.options.items()))
                 paths[key] = max(path, paths.get(key, path), key=lambda each: each.rate)
         found = tuple(paths.values())
-        if all(path.is_candidate for path in found):  # what has to prove itself stands in for nothing
+        if all(path.is_candidate for path in found):  # a candidate does not replace other paths
             found += _fallback_path(parts, options)
         if found and not any(path.rate > 0 for path in found):
             found = tuple(msgspec.structs.replace(path, rate=1.0) for path in found)
@@ -106,7 +110,7 @@ def _remaining_paths(
     had: Mapping[tuple[str, str], int],
     have: Mapping[tuple[str, str], int],
 ) -> Iterator[Path]:
-    """The paths whose options run still. A rate is its share of all, as far as replicas are left for it."""
+    """Yield the paths whose options still run. A rate is its share of all, times the remaining fraction of replicas."""
     paths = list(paths)
     total = sum(path.rate for path in paths) or 1.0
     for path in paths:
@@ -118,7 +122,10 @@ def _remaining_paths(
 
 
 def _fallback_path(parts: Iterable[str], options: Mapping[str, DeploymentOption]) -> tuple[Path, ...]:
-    """A path over whatever runs, in as few executors as can be had in order; none when a part has nobody."""
+    """Return a path over running options with few executors, in order.
+
+    It is empty if no option runs some part.
+    """
     found: dict[str, str] = {}
     for part in parts:
         able = [

@@ -1,7 +1,9 @@
-"""Scores of plans by what was measured after their deployment.
+"""Scores of plans by measurements after their deployment.
 
-measurement.py  requests and executors since a plan is in force
-replay.py       the same requests, simulated
-scoring.py      promised and measured beside each other
-scorer.py       all of it, again and again while a plan serves
+The modules:
+
+    measurement.py  requests and executors since a plan is in force
+    replay.py       the same requests, simulated
+    scoring.py      comparison of promised and measured figures
+    scorer.py       the whole, repeatedly while a plan serves
 """

@@ -1,6 +1,6 @@
-"""Measurement of a plan: the requests that came and ended since it is in force, and what its executors did meanwhile.
+"""Measurement of a plan: its requests, and the activity of its executors.
 
-Pure: no I/O, and the clock is given.
+It begins when the plan is in force. Pure: no I/O, and the clock is passed in.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,14 +15,17 @@ from omnibus.cluster.latency_histogram import LatencyHistogram, merge_figures
 from omnibus.plan import Plan
 from services.planner.simulate.arrivals import Arrival, ArrivalCount, scattered_arrivals
 
-#: Last reports of executors by id, and when they came.
+#: Last reports of executors by id, and the times of their arrival.
 Reports = Mapping[str, tuple[ExecutorStatus, float]]
-#: An executor counts if it reported for this part of the measured time.
+#: An executor counts if it reported for this fraction of the measured time.
 _MIN_REPORTED_FRACTION = 0.8
 
 
 class ServedType:
-    """Requests of one type: how many came and ended well, their latencies by figure, and sums of their quantities."""
+    """Requests of one type: arrivals and successes.
+
+    It also has their latencies by figure, and the sums of their quantities.
+    """
 
     def __init__(self) -> None:
         self.came = self.done = 0
@@ -37,13 +40,16 @@ class ServedType:
             self.quantities[name] = self.quantities.get(name, 0.0) + value
 
     def mean_sizes(self) -> dict[str, float]:
-        """Mean quantities of those that ended well."""
+        """Return the mean quantities of successful requests."""
         return {name: value / self.done for name, value in self.quantities.items()} if self.done else {}
 
 
 class MeasuredOption(NamedTuple):
-    """Executors of an option: the part of their time that they computed, jobs of their busiest component, the time of
-    all of them together in seconds, and the batches of each component."""
+    """Executors of an option.
+
+    ``busy`` is the fraction of time that they computed, and ``jobs`` are those of their busiest component. ``seconds``
+    is the total time of all of them. ``batches`` are those of each component.
+    """
 
     busy: float
     jobs: int
@@ -52,7 +58,7 @@ class MeasuredOption(NamedTuple):
 
 
 class PlanMeasurement:
-    """Counts requests from ``began`` on, by a clock; ``reports`` are the last ones of the executors."""
+    """Counts requests from ``began`` on, by a clock; ``reports`` are the executors' last ones."""
 
     def __init__(self, plan: Plan, began: float, reports: Reports) -> None:
         self.plan = plan
@@ -63,11 +69,11 @@ class PlanMeasurement:
 
     @property
     def requests(self) -> int:
-        """Number of requests that ended well."""
+        """Number of successful requests."""
         return sum(each.done for each in self.types.values())
 
     def add_event(self, event: LoadEvent, at: float) -> None:
-        """Take a gateway's word, which came at ``at``. What was counted under another plan is left out."""
+        """Add a gateway's event, which arrived at ``at``. Counts under another plan are ignored."""
         if event.epoch != self.plan.epoch:
             return
         end = at - self.began
@@ -75,22 +81,25 @@ class PlanMeasurement:
         for model, types in event.models.items():
             for kind, counts in types.items():
                 if not kind:
-                    continue  # refused before anything was known of it
+                    continue  # rejected before its type was known
                 self.types.setdefault((model, kind), ServedType()).add_counts(counts)
                 came = counts.came + counts.refused
                 if came > 0:
                     self._arrivals.append(ArrivalCount(begin, end, model, kind, came))
 
     def arrivals(self, models: Mapping[str, object]) -> list[Arrival]:
-        """The requests that came to ``models``, in order: at random times between the words of their gateway, with
-        sizes around their means."""
+        """Return the requests to ``models`` in order.
+
+        They have random times between the events of their gateway, and sizes around their means.
+        """
         sizes = {key: each.mean_sizes() for key, each in self.types.items()}
         return scattered_arrivals([each for each in self._arrivals if each.model in models], sizes)
 
     def option_usage(self, reports: Reports, seconds: float) -> dict[tuple[str, str], MeasuredOption]:
-        """Return what executors did, by model and option; ``reports`` are those at the end, after so many ``seconds``.
+        """Return the activity of executors, by model and option.
 
-        An option is left out when one of its executors has come, gone, or not said what it does.
+        ``reports`` are those at the end, after ``seconds``. An option is left out if one of its executors started,
+        stopped or did not report meanwhile.
         """
         found: dict[tuple[str, str], MeasuredOption] = {}
         for model, plan in self.plan.models.items():
@@ -114,13 +123,13 @@ class PlanMeasurement:
 
 
 def _batch_rows(first: ExecutorStatus, last: ExecutorStatus) -> dict[str, BatchCounts]:
-    """Batches of each component of an executor between two reports; none where it does not count them."""
+    """Return batches per component between two reports; none if the executor does not count them."""
     reports = zip(last.components, first.batches, last.batches, strict=False)
     return {part: _combine_counts(sub, (after, before)) for part, before, after in reports}
 
 
 def _add_rows(rows: Sequence[MeasuredOption]) -> MeasuredOption:
-    """All executors of an option together."""
+    """Combine all executors of an option."""
     parts = set.intersection(*({*row.batches} for row in rows))
     return MeasuredOption(
         sum(row.busy for row in rows) / len(rows),

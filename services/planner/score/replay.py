@@ -13,7 +13,7 @@ from services.planner.simulate.run import SimulatedPlan, simulate_plan
 def replay_requests(
     checker: PromiseChecker, plan: Plan, arrivals: Sequence[Arrival], seconds: float
 ) -> SimulationOutcome:
-    """Simulate ``arrivals`` of so many ``seconds`` with ``plan``.
+    """Simulate ``arrivals`` of ``seconds`` with ``plan``.
 
     Raises ``BadRequest`` for a component that was never measured, or a request that the plan has no path for.
     """

@@ -1,4 +1,4 @@
-"""Scoring of the current plan: measured for a while, simulated with the same requests, compared, and kept."""
+"""Scoring of the current plan: measured, simulated with the same requests, compared, and stored."""
 
 import asyncio
 import logging
@@ -27,18 +27,18 @@ if TYPE_CHECKING:  # see ``services.planner.optimize``
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two looks, and requests that must have ended for a score.
+#: Seconds between two checks, and requests that must have completed for a score.
 LOOK_SECONDS, MIN_REQUESTS = 1.0, 200
-#: Windows that the first measurement of a plan lasts, how much longer each further one is, and windows at most.
+#: Windows of the first measurement of a plan, the factor for each further one, and most windows.
 FIRST_WINDOWS, LONGER_FACTOR, MAX_WINDOWS = 4, 2, 40
-#: Requests of one score: a simulation of more takes seconds of CPU time.
+#: Most requests of one score: a simulation of more takes seconds of CPU time.
 MAX_REQUESTS = 10_000
 
 
 class PlanScorer:
-    """Scores the plan that ``changes`` have made current, as long as ``planning`` plans something.
+    """Scores the current plan of ``changes`` while ``planning`` has planned models.
 
-    What executors teach is stored and given to ``planning``, which makes later plans with it.
+    The seconds that it learns from executors are stored and passed to ``planning``, for later plans.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class PlanScorer:
         self._windows = FIRST_WINDOWS
 
     async def listen(self, bus: Bus) -> None:
-        """Hear of requests from now on."""
+        """Subscribe to load events."""
         self._bus, self._reconnects = bus, bus.reconnects
         await follow_events(bus, {subjects.LOAD: self._on_load}, partial(log.warning, "%s"))
 
@@ -71,7 +71,7 @@ class PlanScorer:
             self._measured.add_event(event, self._clock())
 
     async def run(self) -> None:
-        """Look again and again, until cancelled."""
+        """Check repeatedly, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             try:
@@ -81,7 +81,7 @@ class PlanScorer:
                 self._measured = None
 
     async def check_plan(self) -> None:
-        """Begin to measure, go on, or score what was measured."""
+        """Begin or continue a measurement, or score a complete one."""
         checker, plan = self._planning.checker, self._changes.plan
         if checker is None or plan is None or not self._is_settled(plan, checker):
             self._measured, self._windows = None, FIRST_WINDOWS
@@ -102,7 +102,7 @@ class PlanScorer:
         await self._learn(score, plan, checker)
 
     def _is_settled(self, plan: Plan, checker: "PromiseChecker") -> bool:
-        """Return whether all executors of planned models are there, and nothing that gateways said was missed."""
+        """Return True if planned executors are ready, and no events were missed."""
         bus = self._bus
         if bus is None or not bus.connected or bus.reconnects != self._reconnects:
             self._reconnects = bus.reconnects if bus is not None else 0
@@ -123,7 +123,7 @@ class PlanScorer:
 
 
 def _score(checker: "PromiseChecker", measured: PlanMeasurement, reports: Reports, seconds: float) -> PlanScore:
-    """Runs in a thread of its own. Raises ``BadRequest`` for what cannot be simulated."""
+    """Compute a score, in a separate thread. Raises ``BadRequest`` for requests that cannot be simulated."""
     from services.planner.score.replay import replay_requests
     from services.planner.score.scoring import score_plan
 
@@ -135,7 +135,7 @@ def _score(checker: "PromiseChecker", measured: PlanMeasurement, reports: Report
 
 
 def _models_with_latencies(checker: "PromiseChecker", plan: Plan) -> set[str]:
-    """Models whose profile tells latencies of all options that are deployed."""
+    """Return the models whose profile has latencies of all deployed options."""
     found = set[str]()
     for name, inputs in checker.planner.inputs.items():
         model = plan.models.get(name)

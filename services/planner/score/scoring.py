@@ -1,4 +1,4 @@
-"""Scores of plans: what a simulation of the requests that came promises, beside what was measured of them. Pure."""
+"""Scores of plans: figures of a simulation of the requests next to measured ones. Pure."""
 
 from collections.abc import Collection, Iterator, Mapping
 
@@ -13,9 +13,9 @@ from services.planner.score.measurement import MeasuredOption, PlanMeasurement, 
 from services.planner.simulate.devices import LANGUAGE_KINDS, ModelDevices
 from services.planner.simulate.outcome import OptionOutcome, SimulationOutcome, TypeOutcome
 
-#: Load of the busiest option from which on latencies follow from a queue of unknown length, and are not scored.
+#: Load of the busiest option above which latencies depend on a queue of unknown length, and are not scored.
 MAX_SCORED_LOAD = 0.9
-#: Requests of a type below which a 99th percentile, and below which a median, says nothing.
+#: Fewest requests of a type for a 99th percentile, and for a median.
 MIN_P99_REQUESTS, MIN_P50_REQUESTS = 100, 20
 
 Usage = Mapping[tuple[str, str], MeasuredOption]
@@ -30,9 +30,9 @@ def score_plan(
     timed: Collection[str],
     devices: Mapping[str, ModelDevices],
 ) -> PlanScore:
-    """The score of the plan over ``seconds`` before ``at``, Unix seconds, with latencies of the models ``timed``.
+    """Return the score of the plan over ``seconds`` before ``at``.
 
-    ``devices`` are those that were simulated, by model.
+    ``at`` is in Unix seconds. It has latencies of the models ``timed``. ``devices`` are the simulated ones, by model.
     """
     load = max((each.load for each in outcome.options), default=0.0)
     types = []
@@ -96,10 +96,11 @@ def _score_options(
 def _score_seconds(
     timed: str, promised: OptionOutcome, measured: MeasuredOption, devices: ModelDevices
 ) -> ScoredValue | None:
-    """Seconds of an option that is a language model: what its passes and steps take by the times of the option
-    ``timed``. None where it does not count them.
+    """Score the seconds of an option that is a language model.
 
-    Beside other components its passes and steps take what sharing the device makes of them, which no curve says.
+    The promise is the seconds of its passes and steps by the times of the option ``timed``. It is None if the option
+    does not count them. In an executor with other components, passes and steps take longer because of sharing, which no
+    curve contains.
     """
     batches, parts = measured.batches, promised.components
     counted = all(batches.get(part, BatchCounts()) != BatchCounts() for part in parts)

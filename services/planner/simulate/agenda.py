@@ -4,12 +4,12 @@ import heapq
 from collections.abc import Callable
 from itertools import count
 
-#: Something that happens at a time, in virtual seconds.
+#: Called at a time in virtual seconds.
 Event = Callable[[float], None]
 
 
 class Agenda:
-    """Events that are still to happen; equal times in the order in which they were added."""
+    """Future events; events with equal times run in the order in which they were added."""
 
     def __init__(self) -> None:
         self._events: list[tuple[float, int, Event]] = []
@@ -19,7 +19,7 @@ class Agenda:
         heapq.heappush(self._events, (when, next(self._numbers), event))
 
     def run_until(self, end: float) -> None:
-        """Run what happens up to ``end``."""
+        """Run all events up to ``end``."""
         events = self._events
         while events and events[0][0] <= end:
             when, _, event = heapq.heappop(events)

@@ -1,4 +1,4 @@
-"""Requests that come to a plan: at random times from a mix, or as they once came."""
+"""Arrivals of requests at a plan: at random times from a mix, or recorded ones."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from omnibus.errors import BadRequest
 from omnibus.executor.sim.distributions import Draw
 
-#: Coefficient of variation of the sizes of answers of which only the mean is known, and what they are.
+#: Coefficient of variation of answers' sizes of which only the mean is known, and these sizes.
 SIZE_VARIATION = 0.3
 ANSWER_SIZES = ("completion_tokens", "speech_seconds")
 
@@ -16,8 +16,8 @@ ANSWER_SIZES = ("completion_tokens", "speech_seconds")
 class Arrival(NamedTuple):
     """A request of type ``kind`` to ``model`` at virtual second ``at``.
 
-    ``sizes`` are quantities (``omnibus.profile.QUANTITIES``) and ``images``, how many there are; what is left out is
-    as engines draw it.
+    ``sizes`` are quantities (``omnibus.profile.QUANTITIES``) and the number of ``images``. Engines draw the missing
+    sizes.
     """
 
     at: float
@@ -27,7 +27,7 @@ class Arrival(NamedTuple):
 
 
 class ArrivalCount(NamedTuple):
-    """``requests`` of type ``kind`` to ``model`` that came between two moments, in seconds."""
+    """``requests`` of type ``kind`` to ``model`` between two times, in seconds."""
 
     begin: float
     end: float
@@ -37,7 +37,7 @@ class ArrivalCount(NamedTuple):
 
 
 class TypeRate(NamedTuple):
-    """Req/s of one request type of a model, and the mean sizes of its requests."""
+    """Req/s and mean sizes of one request type of a model."""
 
     model: str
     kind: str
@@ -46,7 +46,10 @@ class TypeRate(NamedTuple):
 
 
 def poisson_arrivals(rates: Sequence[TypeRate], seconds: float, seed: int = 1) -> Iterator[Arrival]:
-    """Requests at random times for ``seconds``. Sizes vary around their means. Raises ``BadRequest`` without a rate."""
+    """Yield requests at random times for ``seconds``. Sizes vary around their means.
+
+    Raises ``BadRequest`` without a rate.
+    """
     total = _total_rate(rates)
     marks = list(accumulate(each.rate for each in rates))
     draw, at = Draw("arrivals", seed), 0.0
@@ -57,9 +60,10 @@ def poisson_arrivals(rates: Sequence[TypeRate], seconds: float, seed: int = 1) -
 
 
 def even_arrivals(rates: Sequence[TypeRate], seconds: float, seed: int = 1) -> Iterator[Arrival]:
-    """Requests at equal distances for ``seconds``, of each type as many as its rate says to within one.
+    """Yield requests at equal intervals for ``seconds``.
 
-    Without the chance of arrivals a few hundred requests show whether their executors keep up.
+    Each type has as many as its rate requires, to within one. Without random arrivals, a few hundred requests show if
+    executors keep up.
     """
     total = _total_rate(rates)
     draw, due = Draw("arrivals", seed), [0.5] * len(rates)
@@ -73,13 +77,13 @@ def even_arrivals(rates: Sequence[TypeRate], seconds: float, seed: int = 1) -> I
 
 
 def scale_arrivals(arrivals: Iterable[Arrival], factor: float) -> Iterator[Arrival]:
-    """The same requests ``factor`` times as fast."""
+    """Yield the same requests ``factor`` times as fast."""
     for each in arrivals:
         yield each._replace(at=each.at / factor)
 
 
 def repeat_arrivals(arrivals: Sequence[Arrival], seconds: float) -> Iterator[Arrival]:
-    """``arrivals`` again and again for ``seconds``; between two rounds is the mean gap."""
+    """Yield ``arrivals`` repeatedly for ``seconds``, with the mean gap between two rounds."""
     if not arrivals:
         return
     first, last = arrivals[0].at, arrivals[-1].at
@@ -101,7 +105,10 @@ def _total_rate(rates: Sequence[TypeRate]) -> float:
 
 
 def answer_factor(deviation: float) -> float:
-    """Size of an answer as a multiple of the mean, ``deviation`` standard deviations off: lognormal."""
+    """Return an answer's size relative to the mean, by ``deviation``.
+
+    The distribution is lognormal, and ``deviation`` counts standard deviations.
+    """
     variance = log1p(SIZE_VARIATION**2)
     return exp(sqrt(variance) * deviation - variance / 2)
 
@@ -109,8 +116,10 @@ def answer_factor(deviation: float) -> float:
 def scattered_arrivals(
     counts: Iterable[ArrivalCount], sizes: Mapping[tuple[str, str], Mapping[str, float]], seed: int = 1
 ) -> list[Arrival]:
-    """Requests that were counted, in order, at random times between the two moments of each count. ``sizes`` are their
-    means by model and type, around which they vary."""
+    """Return counted requests in order, at random times within each count.
+
+    ``sizes`` are their means by model and type, around which they vary.
+    """
     draw = Draw("arrivals", seed)
     found = [
         Arrival(
@@ -126,6 +135,6 @@ def scattered_arrivals(
 
 
 def _vary_sizes(sizes: Mapping[str, float], draw: Draw) -> dict[str, float]:
-    """Text and speech of an answer vary together."""
+    """Vary ``sizes``: text and speech of an answer vary by the same factor."""
     factor = draw.lognormal(SIZE_VARIATION)
     return {name: mean * factor if name in ANSWER_SIZES else mean for name, mean in sizes.items()}

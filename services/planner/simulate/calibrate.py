@@ -1,11 +1,11 @@
-"""Profiles of models to devices: curves of components from what they take alone, factors of options.
+"""From profiles of models to devices: curves of components alone, and factors of options.
 
-A profile has two numbers for a component: seconds per request of a replica that is full, and of one request by itself.
-A batch of n takes ``base + n x each``; both numbers say what base and each are. A third one, the seconds to the first
-token of one request by itself, divides those of a language model between the prompt and the steps after it.
+A profile has two numbers for a component: seconds per request of a full replica, and of one request alone. A batch of n
+takes ``base + n x each``; both numbers determine base and each. The seconds to the first token of one request alone
+divide those of a language model between the prompt and the steps after it.
 
-What an option runs together, it runs on one device, step by step, so the factor (alpha) that is left says what sharing
-costs beyond taking turns.
+The components of an option run on one device, step by step. So the remaining factor (alpha) is the cost of sharing
+beyond taking turns.
 """
 
 from collections.abc import Mapping
@@ -21,10 +21,10 @@ from services.planner.simulate.devices import ModelDevices
 from services.planner.simulate.option_fit import fit_options
 from services.planner.simulate.streams import measure_streams
 
-#: Calibrations that are kept: each takes seconds of processor time, and a planner needs those of its profiles again and
-#: again.
+#: Number of cached calibrations: each takes seconds of processor time, and a planner needs those of its profiles
+#: repeatedly.
 _KEPT_CALIBRATIONS = 16
-_kept: dict[bytes, ModelDevices] = {}  # by what they follow from, the oldest first
+_kept: dict[bytes, ModelDevices] = {}  # by digest of their inputs, the oldest first
 
 
 def calibrate_devices(
@@ -34,9 +34,9 @@ def calibrate_devices(
     encoders: Mapping[str, str],
     options: Mapping[str, OptionProfile],
 ) -> ModelDevices:
-    """Devices of ``options`` that take as long as ``profile`` has measured.
+    """Return devices of ``options`` that take as long as ``profile`` has measured.
 
-    Raises ``BadRequest`` for a component of which nothing was measured.
+    Raises ``BadRequest`` for a component without measurements.
     """
     key = sha256(msgspec.json.encode((profile, components, kinds, encoders, options))).digest()
     devices = _kept.get(key)
@@ -49,7 +49,7 @@ def calibrate_devices(
 
 
 def forget_calibrations() -> None:
-    """Calibrate anew whatever is asked for next."""
+    """Clear the cache of calibrations."""
     _kept.clear()
 
 
@@ -80,7 +80,7 @@ def _calibrate(
 def _times_of(
     profile: ModelProfile, parts: Mapping[str, SimComponent], options: Mapping[str, OptionProfile]
 ) -> Profile:
-    """Options whose components take what they take alone."""
+    """Return options whose components take as long as alone."""
     found = {
         name: SimOption(name=name, startup=0.0, alpha=1.0, components={part: parts[part] for part in option.components})
         for name, option in options.items()

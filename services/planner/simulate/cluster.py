@@ -1,9 +1,9 @@
-"""Executors of a plan on their nodes, and which of them a request gets: paths by their shares, replicas by least work.
+"""Executors of a plan on nodes, and the executors for a request.
 
-The rules are those of gateways (``services.gateway.routing``): the path follows from the request's number, the replica
-is the one with the least outstanding work, with several nodes one near the inputs if it has little more; items of
-encoders are shared by replicas; who finds every executor of its paths full is refused. Of cells with the same options a
-request gets the one with the least work for its share.
+The rules are those of gateways (``services.gateway.routing``). The path follows from the request's number and the
+paths' shares. The replica is the one with the least outstanding work; with several nodes it is one near the inputs if
+that has little more. Replicas share the items of encoders. A request is rejected if each of its paths has a full
+executor. Among cells with the same options, a request gets the one with the least work for its share.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,17 +19,21 @@ from services.planner.simulate.devices import ModelDevices
 from services.planner.simulate.executor import SimulatedExecutor
 from services.planner.simulate.saturate import BATCH_ROWS
 
-#: Work in tokens that gateways count for a text of which nobody says how long it is, for an answer, and for speech.
+#: Work in tokens that gateways assume for a text of unknown length, for an answer, and for speech.
 _TEXT_WORK, _ANSWER_WORK, _SPEECH_WORK = 32, 256, 1024
-#: Mean requests by which an executor near the inputs may exceed the least work (``OMNIBUS_GATEWAY_NEAR``).
+#: Excess over the least work, in mean requests, that an executor near the inputs may have (``OMNIBUS_GATEWAY_NEAR``).
 _NEAR = 0.5
-#: Name that choices of paths begin from.
+#: Name that seeds the choices of paths.
 _GATEWAY = "simulated"
 
 
 class AdmissionLimits(NamedTuple):
-    """Requests that one executor takes (``OMNIBUS_EXECUTOR_CREDITS``), that are in flight at once
-    (``OMNIBUS_GATEWAY_MAX_INFLIGHT``), and seconds that one may take (``OMNIBUS_GATEWAY_DEADLINE``)."""
+    """Limits of a deployment.
+
+    ``credits`` is the number of requests of one executor (``OMNIBUS_EXECUTOR_CREDITS``). ``inflight`` is that of all
+    requests in flight (``OMNIBUS_GATEWAY_MAX_INFLIGHT``). ``deadline`` is the time limit of a request in seconds
+    (``OMNIBUS_GATEWAY_DEADLINE``).
+    """
 
     credits: int = 64
     inflight: int = 512
@@ -37,10 +41,10 @@ class AdmissionLimits(NamedTuple):
 
 
 class RoutingRules(NamedTuple):
-    """Rules by which executors are chosen. The defaults are those of gateways, others of systems to compare with.
+    """Rules for the choice of executors. The defaults are those of gateways, others those of systems to compare with.
 
     ``spread_items``: the items of a request go to several encoders. ``least_work``: the replica with the least work
-    gets a request, else one after the other. ``shortest_queue``: the path whose executors have the fewest requests,
+    gets a request, else the replicas take turns. ``shortest_queue``: the path whose executors have the fewest requests,
     instead of the planned shares.
     """
 
@@ -50,9 +54,9 @@ class RoutingRules(NamedTuple):
 
 
 class SimulatedModel(NamedTuple):
-    """A model as it is deployed. ``places`` are replicas by option and node; an option without them is on one node.
+    """A deployed model. ``places`` are replicas by option and node; an option without them is on one node.
 
-    ``edge_gb`` says the GB of a request type from one component to another.
+    ``edge_gb`` returns the GB of a request type from one component to another.
     """
 
     plan: ModelPlan
@@ -61,13 +65,16 @@ class SimulatedModel(NamedTuple):
     edge_gb: Callable[[str, str, str], float] = lambda kind, source, target: 0.0
 
     def timed_option(self, name: str) -> str:
-        """The option whose times those of ``name`` are: that of a cell without its cell."""
+        """Return the option with the times of ``name``: for a cell, the option without its cell."""
         return base_option(self.plan, name)
 
 
 class Choice(NamedTuple):
-    """The path that was ``planned`` for a request, the one that it takes, and its executors there: of each component
-    one, of encoders one for each item. None when all paths have an executor that is full."""
+    """The paths and executors of a request.
+
+    ``planned`` is the planned path, and ``path`` the chosen one. ``executors`` are one for each component on it, and
+    for encoders one for each item. They are None if every path has a full executor.
+    """
 
     planned: Path
     path: Path
@@ -111,7 +118,7 @@ class SimulatedCluster:
         return (owner, own) if of else (model, option)
 
     def choose_executors(self, model: str, kind: str, loads: Mapping[str, ComponentLoad]) -> Choice:
-        """The executors of the next request of ``kind``. Raises ``BadRequest`` when the plan has no path for it."""
+        """Choose executors for the next request of ``kind``. Raises ``BadRequest`` if the plan has no path for it."""
         paths = self._paths.get((model, kind))
         if paths is None:
             paths = self._paths[model, kind] = self.models[model].plan.paths_for(frozenset(kind.split("+")))
@@ -132,7 +139,11 @@ class SimulatedCluster:
         return Choice(planned, planned, None)
 
     def _choose_cell(self, model: str, kind: str, planned: Path, paths: Sequence[Path]) -> Path:
-        """Of the ``paths`` through the options of ``planned``, one in each cell, that with least work for its rate."""
+        """Return the least loaded of equal paths in cells.
+
+        The load is the work relative to the path's rate. ``paths`` through the options of ``planned`` are equal, one in
+        each cell.
+        """
         key = model, f"{kind} {planned.name}"
         same = self._same_cells.get(key)
         if same is None:
@@ -145,12 +156,12 @@ class SimulatedCluster:
         return {part: self.models[model].timed_option(name) for part, name in path.options.items()}
 
     def _path_work(self, model: str, path: Path) -> float:
-        """Outstanding work of the busiest option on ``path``."""
+        """Return the outstanding work of the busiest option on ``path``."""
         pools = (self.pools.get(self.pool_of(model, option), []) for option in dict.fromkeys(path.options.values()))
         return max((sum(each.outstanding for each in pool) for pool in pools), default=0.0)
 
     def _longest_queue(self, model: str, path: Path) -> int:
-        """Requests at the emptiest executor of an option of ``path``, of the option where they are most."""
+        """Return the longest queue along ``path``, at each option's emptiest executor."""
         pools = (self.pools.get(self.pool_of(model, option), []) for option in set(path.options.values()))
         return max((min((each.inflight for each in pool), default=0) for pool in pools), default=0)
 
@@ -203,13 +214,16 @@ class SimulatedCluster:
         return min(close, key=_outstanding) if close else least
 
     def note_work(self, key: tuple[str, str], work: float) -> None:
-        """A request brings ``work`` to the executors of ``key``."""
+        """Note that a request brings ``work`` to the executors of ``key``."""
         total, sent = self._mean_work.get(key, (0.0, 0))
         self._mean_work[key] = total + work, sent + 1
 
 
 def component_work(kind: str, load: ComponentLoad, media_tokens: int) -> float:
-    """Work of one component, or of one item of an encoder, in tokens as gateways count it."""
+    """Return the work of a component or item, in gateways' tokens.
+
+    An item is one of an encoder.
+    """
     if kind == "encode":
         return float(load.tokens or 1)
     if kind in ("talk", "vocode"):

@@ -1,4 +1,4 @@
-"""Curves of components: what a batch takes, from what a profile says of one component by itself."""
+"""Curves of components: seconds of a batch, from the profile of one component alone."""
 
 from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
@@ -11,20 +11,23 @@ from services.planner.simulate.streams import StreamSizes
 
 #: Samples in a second of speech.
 _RATE = 24000
-#: Rows of a batch of a vocoder, and how much longer a chunk alone takes than one in a full batch: its latency in a
-#: profile is that of the talker before it.
+#: Rows of a batch of a vocoder, and the factor of a chunk alone over one in a full batch: its latency in a profile is
+#: that of the talker before it.
 _VOCODER_ROWS, _ALONE_FACTOR = 4, 2.0
-#: The part of the seconds of a full batch that may be those of the batch as such.
+#: Largest fraction of a full batch's seconds that may be the batch's constant cost.
 _MAX_BASE_FRACTION = 0.9
-#: Tokens of an answer of which nobody says how long it is.
+#: Tokens of an answer of unknown length.
 _USUAL_TOKENS = 64.0
-#: Seconds of what costs nothing.
+#: Seconds of free work.
 _NOTHING_SECONDS = 1e-6
 
 
 class Sample(NamedTuple):
-    """One request type on one component: its weight, seconds when full and alone, and sizes. ``first`` is seconds to
-    the first token when alone, 0 where nobody measured it."""
+    """One request type on one component: its weight, seconds and sizes.
+
+    ``full`` and ``alone`` are seconds on a full replica and alone. ``first`` is the seconds to the first token alone, 0
+    if not measured.
+    """
 
     share: float
     full: float
@@ -37,7 +40,10 @@ class Sample(NamedTuple):
 
 
 def component_samples(part: str, profile: ModelProfile, options: Mapping[str, OptionProfile]) -> Iterator[Sample]:
-    """Return the work of ``part`` by itself: of an option of its own, else of a role, else its share of a role."""
+    """Yield the work of ``part`` alone.
+
+    It is from an option that runs it alone, else from a role, else its share of a role.
+    """
     for wanted in (lambda option: option.components == (part,), lambda _: True):
         found = [
             sample for option in options.values() if wanted(option) for sample in _role_samples(part, option, profile)
@@ -64,7 +70,7 @@ def _role_samples(part: str, option: OptionProfile, profile: ModelProfile) -> It
 def _samples(
     profile: ModelProfile, kind: str, full: float, alone: float, part: str, first: float = 0.0
 ) -> Iterator[Sample]:
-    """One for each request type that a row is of; of all that use ``part`` where it names none."""
+    """Yield a sample per request type of a row; for a row without type, all that use ``part``."""
     for name, each in profile.types.items():
         if part in each.components and kind in ("", name, "+".join(each.components)):
             yield Sample(each.share or 1e-6, full, alone or full, each.quantities, first)
@@ -73,7 +79,10 @@ def _samples(
 def build_component(
     kind: str, part: str, samples: list[Sample], encoders: Mapping[str, str], streams: StreamSizes
 ) -> SimComponent:
-    """Return component ``part`` of ``kind`` as fast as ``samples`` say; its messages are as large as ``streams``."""
+    """Return component ``part`` of ``kind`` with the speed of ``samples``.
+
+    Its messages have the sizes of ``streams``.
+    """
     if kind == "encode":
         sizes = {name: _mean(samples, f"{name}_tokens") for name, encoder in encoders.items() if encoder == part}
         tokens = sum(sizes.values())
@@ -98,12 +107,12 @@ def build_component(
 
 
 def _with_answer(sample: Sample) -> Sample:
-    """``sample`` with the tokens of a usual answer where a profile does not say how many there are."""
+    """Add a usual answer's tokens to ``sample`` if it has none."""
     return sample._replace(sizes={"completion_tokens": _USUAL_TOKENS, **sample.sizes})
 
 
 def _mean(samples: list[Sample], name: str = "") -> float:
-    """Mean size, or with no name mean seconds of a full replica."""
+    """Return the mean size; without a name, a full replica's mean seconds."""
     total = sum(sample.share for sample in samples)
     return sum(sample.share * (sample.size(name) if name else sample.full) for sample in samples) / total
 
@@ -113,7 +122,10 @@ def _mean_alone(samples: list[Sample]) -> float:
 
 
 def _split_base(full: float, alone: float, rows: int) -> tuple[float, float]:
-    """Seconds of a batch as such and of each item, from those per item of a full batch and of one item alone."""
+    """Return a batch's constant seconds, and seconds of each item.
+
+    They follow from seconds per item of a full batch, and of one item alone.
+    """
     base = max(0.0, alone - full) * rows / (rows - 1)
     base = max(_NOTHING_SECONDS, min(base, _MAX_BASE_FRACTION * full * rows))
     return base, max(_NOTHING_SECONDS, full - base / rows)
@@ -125,7 +137,7 @@ def _pass_curve(samples: list[Sample], tokens: float) -> Curve:
 
 
 def _step_curves(samples: list[Sample], prompts: bool) -> tuple[Curve, Curve]:
-    """Curves of prompts and of steps: least squares over the request types."""
+    """Return the curves of prompts and steps: least squares over the request types."""
     token = _fit_prompt_token(samples) if prompts else 0.0
     prompt = Curve(base=_prompt_base(samples, token) if prompts else _NOTHING_SECONDS, per_token=token)
     step = _fit_steps(samples, prompt, alone=False)
@@ -134,14 +146,20 @@ def _step_curves(samples: list[Sample], prompts: bool) -> tuple[Curve, Curve]:
 
 
 def _prompt_base(samples: list[Sample], token: float) -> float:
-    """Seconds of a prompt as such, when a token of it takes ``token`` seconds: the rest of those to the first token."""
+    """Return the constant seconds of a prompt: the rest of the first token's time.
+
+    Each token of the prompt takes ``token`` seconds.
+    """
     known = [each for each in samples if each.first > 0]
     rest = sum(each.share * max(0.0, each.first - token * each.size("prompt_tokens")) for each in known)
     return max(_NOTHING_SECONDS, rest / sum(each.share for each in known)) if known else _NOTHING_SECONDS
 
 
 def _fit_prompt_token(samples: list[Sample]) -> float:
-    """Seconds of a prompt token when the replica is full; 0 where the request types do not tell it from a step."""
+    """Return the seconds of a prompt token on a full replica.
+
+    It is 0 if the request types do not separate it from a step.
+    """
     reads = [(each.share, each.size("prompt_tokens"), _steps(each), each.full) for each in samples]
     pp, ps, ss = (
         sum(w * a * b for w, a, b in rows)
@@ -158,12 +176,15 @@ def _fit_prompt_token(samples: list[Sample]) -> float:
 
 
 def _steps(sample: Sample) -> float:
-    """Steps of an answer after its prompt, which gives the first token."""
+    """Return an answer's steps after its prompt.
+
+    The prompt returns the first token.
+    """
     return max(0.5, sample.size("completion_tokens") - 1)
 
 
 def _fit_steps(samples: list[Sample], prompt: Curve, *, alone: bool) -> float:
-    """Seconds of a step when a prompt takes as long as ``prompt`` says."""
+    """Return the seconds of a step, given those of a ``prompt``."""
     over = below = 0.0
     for each in samples:
         steps = _steps(each)

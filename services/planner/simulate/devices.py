@@ -1,4 +1,4 @@
-"""Times of a model's components in executors: what virtual devices of all its options follow."""
+"""Times of a model's components, for the virtual devices of all options."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -10,15 +10,17 @@ from omnibus.executor.sim.request import ComponentLoad
 from omnibus.executor.sim.speech import SimulatedTalker
 from services.planner.simulate.loads import component_loads
 
-#: Kinds of components that go on from step to step, one for each token: how long one is busy says little of how much it
-#: did. Talkers have steps as well, but profiles need not say how many codes a second of speech has.
+#: Kinds of components that run a step for each token: their utilisation does not show how much they did. Talkers have
+#: steps as well, but profiles do not always contain the number of codes in a second of speech.
 LANGUAGE_KINDS = ("think", "prefill", "decode")
 
 
 class ModelDevices(NamedTuple):
-    """Devices of one model. ``components`` are in the order in which data flows, ``kinds`` are those of their unit
-    tasks, ``encoders`` components by modality; ``times`` says what each option takes. Talkers send codes in messages of
-    ``chunk``. ``overhead`` is seconds of each request before its components: those of gateways and the bus.
+    """Devices of one model.
+
+    ``components`` are in the order in which data flows. ``kinds`` are those of their unit tasks. ``encoders`` are
+    components by modality. ``times`` contains the times of each option. Talkers send codes in messages of ``chunk``.
+    ``overhead`` is the seconds of each request before its components, in gateways and on the bus.
     """
 
     components: tuple[str, ...]
@@ -30,12 +32,12 @@ class ModelDevices(NamedTuple):
     overhead: float = 0.0
 
     def role_loads(self, role: frozenset[str], sizes: Mapping[str, float]) -> dict[str, ComponentLoad]:
-        """Loads of the components ``role`` by a request of these ``sizes``."""
+        """Return the loads of components ``role`` by a request of ``sizes``."""
         parts = [part for part in self.components if part in role]
         return component_loads(parts, self.kinds, self.encoders, sizes, self.codes_per_second, self.chunk)
 
     def batch_seconds(self, option: str, component: str, counts: BatchCounts) -> float:
-        """Seconds that ``component`` takes on ``option`` for these passes and steps; 0 where nobody has measured it."""
+        """Return seconds of ``component`` on ``option`` for these passes and steps; 0 if not measured."""
         times = self.times.options.get(option)
         if times is None or component not in times.components:
             return 0.0
@@ -46,14 +48,17 @@ class ModelDevices(NamedTuple):
 
 
 def _line_seconds(curve: Curve | None, batches: int, items: int, tokens: int) -> float:
-    """Seconds of ``batches`` that have so many items and tokens together, by a curve that is a line."""
+    """Return the seconds of ``batches`` by a linear curve.
+
+    ``items`` and ``tokens`` are sums over the batches.
+    """
     return curve.base * batches + curve.per_item * items + curve.per_token * tokens if curve is not None else 0.0
 
 
 def simulated_devices(
     components: tuple[str, ...], kinds: Mapping[str, str], encoders: Mapping[str, str], times: Profile
 ) -> ModelDevices:
-    """Devices of a model whose engines are simulated ones that follow ``times``."""
+    """Return devices of a model whose simulated engines follow ``times``."""
     known = {kinds[part]: times.default.components[part] for part in components if part in times.default.components}
     vocoder, talker = known.get("vocode"), known.get("talk")
     spoken = vocoder.rate / vocoder.samples if vocoder is not None else 0.0

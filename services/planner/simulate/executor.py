@@ -1,4 +1,4 @@
-"""One executor in virtual time: the device and the lanes of the ``sim`` engine, and the work that was given to it."""
+"""One executor in virtual time: the device and lanes of the ``sim`` engine, and its assigned work."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -13,7 +13,7 @@ class SimulatedExecutor:
     """One replica of ``option``, on ``node``, that runs components of ``kinds``.
 
     ``inflight`` counts requests, ``outstanding`` is their work in tokens, as gateways count it. ``slots`` are the rows
-    of a batch where the option does not say them.
+    of a batch if the option does not define them.
     """
 
     def __init__(
@@ -42,17 +42,20 @@ class SimulatedExecutor:
         self._turning = False
 
     def charge_work(self, work: float, *, first: bool) -> None:
-        """A component of a request was sent here that brings ``work``, the ``first`` one of the request or another."""
+        """Add a component's work, the ``first`` of its request or another."""
         self.inflight += first
         self.outstanding += work
 
     def discharge_work(self, work: float, *, last: bool) -> None:
-        """A component is done, the ``last`` one of its request here or another."""
+        """Remove a component's work, the ``last`` of its request here or another."""
         self.inflight -= last
         self.outstanding -= work
 
     def send_message(self, message: Event, at: float) -> None:
-        """Let ``message`` change a lane at ``at``, once the next turn has begun if one ends just then."""
+        """Let ``message`` change a lane at ``at``, or after a turn's end.
+
+        If a turn ends just then, the next one begins first.
+        """
         self._agenda.add(at, partial(self._read_message, message))
 
     def _read_message(self, message: Event, at: float) -> None:
@@ -61,7 +64,7 @@ class SimulatedExecutor:
         self._start_turn(at)
 
     def _interrupt_turn(self, at: float) -> None:
-        """Let a turn of several steps end after the one that runs: something has come."""
+        """End a turn of several steps after the current one: a message has arrived."""
         turn = self._turn
         if turn is None or self._steps == 1:
             return
@@ -70,7 +73,7 @@ class SimulatedExecutor:
             self._plan_end(turn, steps)
 
     def _start_turn(self, at: float) -> None:
-        """Begin the next turn if nothing runs and somebody waits."""
+        """Begin the next turn if none is running and work is waiting."""
         if self._turning:
             return
         turn = self.device.next_turn(at)
@@ -86,7 +89,7 @@ class SimulatedExecutor:
 
     def _end_turn(self, number: int, at: float) -> None:
         turn = self._turn
-        if turn is None or number != self._number:  # it was planned again
+        if turn is None or number != self._number:  # its end was planned again
             return
         self._turn = None
         self.device.finish_turn(turn, at, self._steps)
@@ -95,10 +98,10 @@ class SimulatedExecutor:
 
 
 class ExecutorLane:
-    """A component in an executor. Work that comes wakes the device.
+    """A component in an executor. New work wakes the device.
 
-    What comes is read as a message is, after whatever else happens at the same time: an executor whose turn has ended
-    chooses the next one before others can send it what follows from the first.
+    An executor reads it like a message, after all other events of the same time. So an executor whose turn has ended
+    chooses the next one first. Only then can others send it work that follows from the ended turn.
     """
 
     __slots__ = ("executor", "lane", "step")

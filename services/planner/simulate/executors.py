@@ -1,4 +1,4 @@
-"""The executors that one request was given, and the work that it brings to them."""
+"""The executors of one request, and the work on them."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -12,7 +12,7 @@ from services.planner.simulate.links import NodeNetwork
 
 
 class RequestExecutors:
-    """The executors that one request was given: the loop in which its components run (``RequestLoop``)."""
+    """The executors of one request, and its loop (``RequestLoop``)."""
 
     __slots__ = (
         "_agenda", "_charges", "_cluster", "_end", "_executors", "_kind", "_model", "_name", "_network", "_open",
@@ -59,7 +59,7 @@ class RequestExecutors:
         self._open[executor] = opened + 1
         executor.charge_work(work, first=not opened)
 
-    # What a request in a loop needs
+    # Interface for requests in a loop
 
     @property
     def option(self) -> "RequestExecutors":
@@ -70,7 +70,7 @@ class RequestExecutors:
         return self._model.devices.times.jitter
 
     def find_component(self, name: str) -> SimComponent:
-        """Times of ``name`` on the option that runs it."""
+        """Return the times of ``name`` on the option that runs it."""
         owner, option = self._cluster.pool_of(self._name, self._options[name])
         lender = self._cluster.models[owner]
         return lender.devices.times.find_option(lender.timed_option(option), owner).find_component(name)
@@ -97,7 +97,7 @@ class RequestExecutors:
             self._network.send(source, lane.executor.node, gb, at, arrive)
 
     def _find_pulls(self, component: str, node: str) -> list[tuple[str, float]]:
-        """Return what ``component`` reads from other nodes than ``node``, as nodes and GB."""
+        """Return the inputs of ``component`` from other nodes, as nodes and GB."""
         if not self._cluster.several_nodes:
             return []
         return [
@@ -107,12 +107,12 @@ class RequestExecutors:
         ]
 
     def finish_component(self, component: str, at: float) -> None:
-        """``component`` is done: its executors have less to do."""
+        """Reduce the work of the executors of ``component``."""
         for executor, work in self._charges[component]:
             left = self._open[executor] = self._open[executor] - 1
             executor.discharge_work(work, last=not left)
 
     def finish_request(self, request: SimulatedRequest, at: float) -> None:
-        """The request has all it asked for."""
+        """End the request: all its components are complete."""
         self._cluster.inflight -= 1
         self._end(request, at)

@@ -1,8 +1,8 @@
 """Network links between nodes in virtual time.
 
-A sidecar pulls up to ``PULLS_AT_ONCE`` tensors of one node at a time, each over a connection of its own, and TCP gives
-these equal parts of the link: processor sharing with a limit. Further ones wait for a connection, the oldest first.
-Small tensors have a connection of their own and never wait for one.
+A sidecar pulls up to ``PULLS_AT_ONCE`` tensors of one node at a time, each over a separate connection. TCP divides the
+link equally among them: processor sharing with a limit. Further ones wait for a connection, the oldest first. Small
+tensors have separate connections and never wait.
 """
 
 from collections import deque
@@ -18,14 +18,14 @@ SMALL_GB = 262144e-9
 
 
 class Links(NamedTuple):
-    """Links between nodes: seconds of each pull beside its bytes, and GB/s by the names of its ends."""
+    """Links between nodes: fixed seconds of each pull, and GB/s by the names of the ends."""
 
     pull_seconds: float = 0.0
     gb_s: Callable[[str, str], float] = lambda start, end: 1.0
 
 
 class NodeNetwork:
-    """All links of a simulation, one for each direction of a pair of nodes."""
+    """All links of a simulation, one per direction between two nodes."""
 
     def __init__(self, agenda: Agenda, links: Links) -> None:
         self._agenda = agenda
@@ -33,7 +33,10 @@ class NodeNetwork:
         self._known: dict[tuple[str, str], _Link] = {}
 
     def send(self, start: str, end: str, gb: float, at: float, arrived: Event) -> None:
-        """Send ``gb`` that leave ``start`` at ``at``; ``arrived`` is called once they are at ``end``."""
+        """Send ``gb`` between nodes, and call ``arrived`` at the end.
+
+        It leaves ``start`` at ``at``.
+        """
         link = self._known.get((start, end))
         if link is None:
             link = self._known[start, end] = _Link(self._agenda, self._links.gb_s(start, end), self._links.pull_seconds)
@@ -57,8 +60,8 @@ class _Link:
         self._pull_seconds = pull_seconds
         self._moving: list[_Pull] = []
         self._waiting: deque[_Pull] = deque()
-        self._at = 0.0  # until when what has moved is counted
-        self._number = 0  # of the next end that is planned; those planned before it do not count
+        self._at = 0.0  # time up to which transfers are counted
+        self._number = 0  # of the next planned end; earlier plans are void
 
     def send(self, gb: float, at: float, arrived: Event) -> None:
         self._advance(at)
@@ -84,7 +87,7 @@ class _Link:
             self._agenda.add(when, lambda at: self._end_least(number, at))
 
     def _end_least(self, number: int, at: float) -> None:
-        """The pull of which least is left has arrived, and those with as little."""
+        """Complete the pull with the least left, and equal ones."""
         if number != self._number:
             return
         self._advance(at)

@@ -1,4 +1,4 @@
-"""Sizes of a request to the loads of components: tokens that each reads, steps that it takes."""
+"""Sizes of a request as loads of components: tokens that each reads, steps that it takes."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,8 +15,10 @@ def component_loads(
     codes_per_second: float,
     chunk: int,
 ) -> dict[str, ComponentLoad]:
-    """Loads of ``components``, in the order in which data flows; ``encoders`` are components by modality.
-    Codes go to vocoders in messages of ``chunk``. A size that is not among ``sizes`` is left to the device.
+    """Return the loads of ``components``, in the order in which data flows.
+
+    ``encoders`` are components by modality. Codes go to vocoders in messages of ``chunk``. The device draws the sizes
+    that are not in ``sizes``.
     """
     sizes = {**sizes, "codes": sizes.get("speech_seconds", 0.0) * codes_per_second}
     found = {part: _component_load(part, kinds[part], encoders, sizes) for part in components}
@@ -40,6 +42,6 @@ def _component_load(part: str, kind: str, encoders: Mapping[str, str], sizes: Ma
 
 
 def _count(sizes: Mapping[str, float], name: str) -> int | None:
-    """None where the size is not known."""
+    """Return the size in whole units; None if it is unknown."""
     value = sizes.get(name, 0.0)
     return max(1, round(value)) if value > 0 else None

@@ -1,4 +1,4 @@
-"""One request on its way through executors, with the times that its client would see."""
+"""One request in executors, with the times that its client observes."""
 
 from collections.abc import Mapping
 from math import inf
@@ -12,18 +12,18 @@ _ANSWERING = ("think", "decode")
 
 
 class RequestWay(RequestLoop, Protocol):
-    """Interface of the executors that were chosen for one request."""
+    """Interface of the executors of one request."""
 
     def finish_component(self, component: str, at: float) -> None:
-        """``component`` is done."""
+        """Note that ``component`` is complete."""
 
 
 class ObservedRequest(SimulatedRequest):
-    """A request of type ``kind`` to ``model`` that came at ``arrival``. Times are virtual seconds, 0 for what has not
-    happened.
+    """A request of type ``kind`` to ``model`` that arrived at ``arrival``.
 
-    ``first_token`` and ``last_token`` are of the answer's text, ``first_audio`` and ``done`` of the first and the last
-    chunk; ``tokens`` and ``codes`` are how many there were.
+    Times are virtual seconds, 0 for events that have not happened. ``first_token`` and ``last_token`` are of the
+    answer's text, ``first_audio`` and ``done`` of the first and the last chunk. ``tokens`` and ``codes`` count the
+    received ones.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class ObservedRequest(SimulatedRequest):
         return self.codes * part.samples / part.rate if part is not None else 0.0
 
     def _message_steps(self, index: int) -> tuple[float, float]:
-        """The first token is always seen, later ones only where another component follows them."""
+        """Report the first token always, later ones only if another component follows."""
         first, every = super()._message_steps(index)
         follows = self._component_kind(index + 1) in ("talk", "vocode")
         return (1 if self._component_kind(index) in _ANSWERING else first), (every if follows else inf)
@@ -74,4 +74,4 @@ class ObservedRequest(SimulatedRequest):
         self.done = at
         super()._finish_component(part, at)
         if not self._open:
-            self._sequences.clear()  # they refer to this request: a circle would wait for the collector
+            self._sequences.clear()  # they refer to this request: a cycle would wait for the garbage collector

@@ -1,4 +1,4 @@
-"""Factors of options and of their components: what running together costs beyond taking turns on one device."""
+"""Factors of options and their components: costs of running together beyond taking turns."""
 
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -11,14 +11,14 @@ from omnibus.profile import ModelProfile, OptionProfile
 from services.planner.simulate.devices import ModelDevices
 from services.planner.simulate.saturate import RoleRate, saturate_replica, saturated_rate
 
-#: Factors are within this and its inverse.
+#: Factors are limited to this and its inverse.
 _MAX_ALPHA = 8.0
-#: Requests that tell a factor.
+#: Requests of a simulation that determines a factor.
 _CALIBRATION_REQUESTS = 160
 
 
 class _MeasuredRole(NamedTuple):
-    """Seconds of one role of one request type, and the type's share and sizes."""
+    """Seconds of one role of a request type, with share and sizes."""
 
     role: frozenset[str]
     seconds: float
@@ -27,8 +27,11 @@ class _MeasuredRole(NamedTuple):
 
 
 def fit_options(plain: ModelDevices, profile: ModelProfile, options: Mapping[str, OptionProfile]) -> ModelDevices:
-    """``plain`` with the factors of ``options``: first of components in options with several, by their roles from small
-    to large; then of each option, by the roles that are all that it can run of a request."""
+    """Add the factors of ``options`` to ``plain``.
+
+    The first factors are those of components in options with several, by their roles from small to large. Then follow
+    factors of options, by roles that contain all components that the option can run for a request.
+    """
     rows = {name: list(_measured_roles(option, profile)) for name, option in options.items()}
     devices = plain
     for name, option in options.items():
@@ -47,7 +50,10 @@ def fit_options(plain: ModelDevices, profile: ModelProfile, options: Mapping[str
 
 
 def scale_options(devices: ModelDevices, factors: Mapping[str, float]) -> ModelDevices:
-    """Return ``devices`` whose options take ``factors`` times as long, by name; without one as long as they do."""
+    """Return ``devices`` with options ``factors`` times as slow, by name.
+
+    Options without a factor are unchanged.
+    """
     options = devices.times.options
     changed = {
         name: _with_alpha(options[name], options[name].alpha * factors[name]) for name in options & factors.keys()
@@ -63,7 +69,10 @@ def _measured_roles(option: OptionProfile, profile: ModelProfile) -> Iterator[_M
 
 
 def _fit_role(devices: ModelDevices, name: str, rows: list[_MeasuredRole], every: list[_MeasuredRole]) -> ModelDevices:
-    """Scale the components of a role that no smaller role has, so that it takes what was measured."""
+    """Scale the new components of a role to the measured seconds.
+
+    They are in no smaller role.
+    """
     role = rows[0].role
     fresh = role.difference(*(row.role for row in every if row.role < role))
     if not fresh:
@@ -107,7 +116,10 @@ def _with_options(devices: ModelDevices, options: Mapping[str, SimOption]) -> Mo
 def _option_factor(
     devices: ModelDevices, name: str, option: OptionProfile, profile: ModelProfile, rows: list[_MeasuredRole]
 ) -> float:
-    """Seconds that were measured of whole roles, relative to those of a device without a factor; 0: none were."""
+    """Return measured seconds of whole roles, relative to an unscaled device.
+
+    It is 0 if none were measured.
+    """
     whole = {frozenset(option.components) & frozenset(each.components) for each in profile.types.values()}
     measured = simulated = 0.0
     for row in rows:
@@ -126,7 +138,10 @@ def _bounded(factor: float) -> float:
 
 
 def _mix_seconds(devices: ModelDevices, name: str, option: OptionProfile, profile: ModelProfile) -> tuple[float, float]:
-    """Seconds per request of the whole mix, as measured and as simulated; the latter 0 where nobody uses the option."""
+    """Return seconds per request of the mix, as measured and simulated.
+
+    The latter is 0 if no request uses the option.
+    """
     roles = [
         RoleRate(role, kind.share, kind.quantities)
         for kind in profile.types.values()
@@ -140,7 +155,10 @@ def _mix_seconds(devices: ModelDevices, name: str, option: OptionProfile, profil
 def _estimated_factor(
     option: OptionProfile, options: Mapping[str, OptionProfile], factors: Mapping[str, float]
 ) -> float:
-    """Of an option that nobody measured: the largest of any part of it with several components, and at least 1."""
+    """Estimate the factor of an unmeasured option: the largest of its parts, at least 1.
+
+    Only parts with several components count.
+    """
     within = [
         factor
         for name, factor in factors.items()

@@ -10,10 +10,11 @@ PARTS = (0.5, 0.9, 0.95, 0.99)
 
 
 class TypeOutcome(msgspec.Struct, frozen=True):
-    """Requests of one type. ``came`` counts those that were observed, ``refused`` and ``late`` are among them.
+    """Requests of one type. ``came`` counts the observed ones, ``refused`` and ``late`` are among them.
 
-    ``median`` and ``p99`` are in seconds by figure (``real_time`` in seconds per second of speech), ``attained`` is the
-    share of requests within each goal, ``met`` that of requests within all of them: refused ones are not.
+    ``median`` and ``p99`` are in seconds by figure (``real_time`` in seconds per second of speech). ``attained`` is the
+    share of requests within each goal, and ``met`` that of requests within all of them. Rejected ones are not within
+    any.
     """
 
     model: str
@@ -30,10 +31,10 @@ class TypeOutcome(msgspec.Struct, frozen=True):
 
 
 class OptionOutcome(msgspec.Struct, frozen=True):
-    """Executors of one option. ``busy`` is the part of their time in which a device ran something, by component too.
+    """Executors of one option. ``busy`` is the fraction of time in which a device ran, also by component.
 
-    ``load`` is what came as a part of what they can serve at most (``capacity``, in req/s of the requests that go
-    there); above 1 they fall behind. ``waiting`` is the mean number of requests at one executor.
+    ``load`` is the offered load as a fraction of ``capacity``, in req/s of the requests on this option; above 1 the
+    queues grow. ``waiting`` is the mean number of requests at one executor.
     """
 
     model: str
@@ -49,7 +50,10 @@ class OptionOutcome(msgspec.Struct, frozen=True):
 
 
 class FirstToBreak(msgspec.Struct, frozen=True):
-    """The option with the highest load, its busiest component, and the req/s of all requests that it can serve."""
+    """The option with the highest load, its busiest component, and its limit.
+
+    ``rate`` is the limit in req/s of all requests.
+    """
 
     model: str
     option: str
@@ -58,11 +62,12 @@ class FirstToBreak(msgspec.Struct, frozen=True):
 
 
 class SimulationOutcome(msgspec.Struct, frozen=True):
-    """All of a simulation. ``rate`` is what came and ``throughput`` what was served, in req/s of all requests.
+    """All figures of a simulation. ``rate`` is the offered and ``throughput`` the served rate, in req/s of all
+    requests.
 
-    ``carried`` is the part of the requests that ended in steady state, on the path where that is the least: below 1 the
-    plan does not serve what came. ``makespan`` are the seconds until the last request ended,
-    ``percentiles`` those of all request types together, by figure and part (``PARTS``).
+    ``carried`` is the fraction of requests that completed in steady state, on the path with the least. Below 1 the plan
+    does not serve the offered rate. ``makespan`` is the seconds until the last request ended. ``percentiles`` are those
+    of all request types together, by figure and part (``PARTS``).
     """
 
     seconds: float
@@ -78,16 +83,20 @@ class SimulationOutcome(msgspec.Struct, frozen=True):
 
 
 def percentile(values: Sequence[float], part: float) -> float:
-    """The smallest of ``values``, which are in order, that ``part`` of them do not exceed; 0 of none."""
+    """Return the smallest sorted value that ``part`` of them do not exceed.
+
+    It is 0 without values.
+    """
     return values[max(0, ceil(part * len(values)) - 1)] if values else 0.0
 
 
 def goal_shares(
     rows: Sequence[Mapping[str, float]], goals: Mapping[str, float], came: int
 ) -> tuple[dict[str, float], float]:
-    """Shares of ``came`` requests within each goal, and within all; ``rows`` are the figures of those that were served.
+    """Return shares of ``came`` requests within each goal, and within all.
 
-    A figure that a request does not have, as the first sound of a text, is within any goal.
+    ``rows`` are the figures of served requests. A figure that a request does not have is within any goal. For example,
+    a text answer has no first audio.
     """
     if not came:
         return dict.fromkeys(goals, 1.0), 1.0

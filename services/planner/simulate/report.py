@@ -1,4 +1,4 @@
-"""Observations of a simulated plan, and the figures that follow from them."""
+"""Observations of a simulated plan, and the resulting figures."""
 
 from collections.abc import Iterator, Mapping
 
@@ -19,9 +19,9 @@ from services.planner.simulate.outcome import (
 )
 from services.planner.simulate.saturate import RoleRate, saturated_rate
 
-#: Requests of a path below which its part of those that ended says nothing.
+#: Fewest requests of a path for its completed fraction to count.
 _MIN_PATH_REQUESTS = 150
-#: Roles that are rarer than this part of an option's requests do not count for what it can serve.
+#: Roles below this fraction of an option's requests are ignored for its capacity.
 _RARE_ROLE_FRACTION = 0.002
 
 _Kind = tuple[str, str]
@@ -33,11 +33,11 @@ class _Flow:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.came = self.ended = 0
-        self.sizes: dict[str, float] = {}  # sums over those that came
-        self.tokens = self.speech_seconds = 0.0  # sums over those that ended
+        self.sizes: dict[str, float] = {}  # sums over arrivals
+        self.tokens = self.speech_seconds = 0.0  # sums over completed requests
 
     def mean_sizes(self) -> dict[str, float]:
-        """Mean quantities; what arrivals do not say is as it was drawn."""
+        """Return mean quantities; those without arrival sizes are the drawn ones."""
         found = {name: total / self.came for name, total in self.sizes.items()}
         for name, total in (("completion_tokens", self.tokens), ("speech_seconds", self.speech_seconds)):
             if total and not found.get(name):
@@ -52,7 +52,7 @@ class _TypeRows:
 
 
 class Observations:
-    """Requests that come from virtual second ``warm`` to ``end``, and what became of them."""
+    """Requests from virtual second ``warm`` to ``end``, and their outcomes."""
 
     def __init__(self, warm: float, end: float) -> None:
         self.warm = warm
@@ -69,7 +69,7 @@ class Observations:
         return max(1e-9, self.end - self.warm)
 
     def note_arrival(self, arrival: Arrival, path: Path, *, refused: bool) -> None:
-        """A request came for which ``path`` is planned; ``refused``: there was no room for it."""
+        """Count a request with the planned ``path``; if ``refused``, it was rejected for lack of capacity."""
         self.requests += 1
         if arrival.at < self.warm:
             return
@@ -85,7 +85,7 @@ class Observations:
             flow.sizes[name] = flow.sizes.get(name, 0.0) + size
 
     def note_done(self, request: ObservedRequest, at: float) -> None:
-        """A request has all that it asked for."""
+        """Count a completed request."""
         self.last_end = max(self.last_end, at)
         rows = self.types.setdefault((request.model, request.name), _TypeRows())
         if self.warm <= at <= self.end:
@@ -99,11 +99,11 @@ class Observations:
             rows.rows.append(_request_figures(request, at))
 
     def mark_busy(self, cluster: SimulatedCluster) -> None:
-        """Begin to count how busy devices are."""
+        """Start counting the utilisation of devices."""
         self.busy = {key: _busy_seconds(cluster, key) for key in cluster.pools}
 
     def note_end(self, cluster: SimulatedCluster) -> None:
-        """End of the time that is observed."""
+        """End the observation."""
         for key, pool in cluster.pools.items():
             after = _busy_seconds(cluster, key)
             self.busy[key] = {part: seconds - self.busy[key].get(part, 0.0) for part, seconds in after.items()}
@@ -119,7 +119,7 @@ def _busy_seconds(cluster: SimulatedCluster, key: tuple[str, str]) -> dict[str, 
 
 
 def _request_figures(request: ObservedRequest, at: float) -> dict[str, float]:
-    """Seconds by figure; without those that the request does not have."""
+    """Return seconds by figure, without figures that the request does not have."""
     found = {"done": at - request.arrival}
     if request.first_token:
         found["first_token"] = request.first_token - request.arrival
@@ -134,7 +134,7 @@ def _request_figures(request: ObservedRequest, at: float) -> dict[str, float]:
 def build_outcome(
     cluster: SimulatedCluster, seen: Observations, goals: Mapping[str, Mapping[str, float]]
 ) -> SimulationOutcome:
-    """All figures; ``goals`` are seconds by model and figure."""
+    """Build all figures; ``goals`` are seconds by model and figure."""
     types = tuple(
         _type_outcome(cluster, seen, key, rows, goals.get(key[0], {})) for key, rows in sorted(seen.types.items())
     )
@@ -209,7 +209,10 @@ def _option_outcomes(cluster: SimulatedCluster, seen: Observations) -> Iterator[
 
 
 def option_roles(cluster: SimulatedCluster, seen: Observations) -> dict[tuple[str, str], list[RoleRate]]:
-    """Roles that requests brought to each option, as req/s with their mean sizes."""
+    """Return the roles of requests at each option.
+
+    A role has its req/s and mean sizes.
+    """
     found: dict[tuple[str, str], list[RoleRate]] = {}
     for (model, _, _), flow in seen.flows.items():
         sizes = flow.mean_sizes()
@@ -220,7 +223,7 @@ def option_roles(cluster: SimulatedCluster, seen: Observations) -> dict[tuple[st
 
 
 def _option_capacity(cluster: SimulatedCluster, key: tuple[str, str], roles: list[RoleRate]) -> float:
-    """Req/s that all executors of an option serve at most of these roles."""
+    """Return the highest req/s of an option's executors for these roles."""
     total = sum(role.rate for role in roles)
     usual = [role for role in roles if role.rate >= _RARE_ROLE_FRACTION * total]
     name, option = key

@@ -1,4 +1,4 @@
-"""A plan and its requests to latencies, throughput, utilisation, and what breaks first."""
+"""Simulation of a plan and its requests: latencies, throughput, utilisation, bottleneck."""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple, cast
@@ -14,14 +14,15 @@ from services.planner.simulate.observed import ObservedRequest
 from services.planner.simulate.outcome import SimulationOutcome
 from services.planner.simulate.report import Observations, build_outcome
 
-#: The part of the time after which requests are observed: before it executors fill up.
+#: Fraction of the time before observation starts: executors fill up first.
 WARM_UP_FRACTION = 0.15
-#: Requests that a core simulates in a second, about. Budgets are counts of requests by it: the same on every machine.
+#: Requests that a core simulates in a second, about. Budgets are counts of requests based on it, equal on every
+#: machine.
 REQUESTS_PER_SECOND = 2000
 
 
 class SimulatedPlan(NamedTuple):
-    """A plan as it is simulated: its models, the goals of each in seconds, limits, links between nodes, routing."""
+    """A plan to simulate: models, goals in seconds, limits, links between nodes, routing."""
 
     models: Mapping[str, SimulatedModel]
     goals: Mapping[str, Mapping[str, float]] = {}
@@ -38,9 +39,10 @@ def simulate_plan(
     seed: int = 1,
     warm_up: float = WARM_UP_FRACTION,
 ) -> SimulationOutcome:
-    """Run ``plan`` with ``arrivals``, in order, for ``seconds``; requests that then run are waited for.
+    """Run ``plan`` with sorted ``arrivals`` for ``seconds``.
 
-    The same question has the same answer. Raises ``BadRequest`` for a request that the plan has no path for.
+    It then waits for requests in progress. The same input has the same result. Raises ``BadRequest`` for a request that
+    the plan has no path for.
     """
     run = PlanSimulation(plan, seconds, seconds * warm_up, seed)
     run.send_requests(arrivals)
@@ -48,8 +50,10 @@ def simulate_plan(
 
 
 class PlanSimulation:
-    """One simulation of ``plan``, observed from virtual second ``warm`` to ``seconds``: its ``cluster``, and what was
-    ``seen``."""
+    """One simulation of ``plan``, observed from virtual second ``warm`` to ``seconds``.
+
+    ``cluster`` contains the executors, and ``seen`` the observations.
+    """
 
     def __init__(self, plan: SimulatedPlan, seconds: float, warm: float, seed: int) -> None:
         self.agenda = Agenda()

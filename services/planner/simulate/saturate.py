@@ -1,4 +1,4 @@
-"""The most that one replica serves of a mix of roles: requests in a closed loop on its device."""
+"""The highest rate of one replica for a mix of roles: a closed loop of requests on its device."""
 
 from collections.abc import Iterable, Mapping
 from statistics import NormalDist
@@ -9,11 +9,11 @@ from omnibus.executor.sim.predict import TypeDemand, predict_performance
 from services.planner.simulate.arrivals import ANSWER_SIZES, answer_factor
 from services.planner.simulate.devices import ModelDevices
 
-#: Requests at all times, and those that are observed.
+#: Requests in flight at all times, and observed requests.
 _INFLIGHT, _OBSERVED_REQUESTS = 64, 240
-#: Rows of a batch where an option does not say them, as executors have them (``OMNIBUS_EXECUTOR_BATCH``).
+#: Rows of a batch for options that do not define them, as in executors (``OMNIBUS_EXECUTOR_BATCH``).
 BATCH_ROWS = 16
-#: Sizes of answers that each role is split into: with one size alone all of a batch would end together.
+#: Number of answers' sizes per role: with one size, all answers of a batch would end together.
 _SIZE_COUNT = 5
 
 
@@ -26,7 +26,7 @@ class RoleRate(NamedTuple):
 
 
 class Saturated(NamedTuple):
-    """One replica that is never without work: req/s, and seconds of its device per request by component."""
+    """One fully busy replica: req/s, and seconds of its device per request by component."""
 
     rate: float
     seconds: dict[str, float]
@@ -35,9 +35,9 @@ class Saturated(NamedTuple):
 def saturate_replica(
     devices: ModelDevices, option: str, roles: Iterable[RoleRate], model: str = "", requests: int = _OBSERVED_REQUESTS
 ) -> Saturated:
-    """Return what one replica of ``option`` serves at most of all ``roles`` together, in proportion to their rates.
+    """Return one replica's highest rate for all ``roles`` together.
 
-    Raises ``BadRequest`` when none of them brings work.
+    The roles keep the proportions of their rates. Raises ``BadRequest`` if none of them brings work.
     """
     mix = {
         f"{number}/{step}": TypeDemand(each.rate / _SIZE_COUNT, devices.role_loads(each.role, sizes))
@@ -60,12 +60,12 @@ def saturate_replica(
 def saturated_rate(
     devices: ModelDevices, option: str, roles: Iterable[RoleRate], model: str = "", requests: int = _OBSERVED_REQUESTS
 ) -> float:
-    """Req/s of ``saturate_replica``."""
+    """Return the req/s of ``saturate_replica``."""
     return saturate_replica(devices, option, roles, model, requests).rate
 
 
 def _size_steps(sizes: Mapping[str, float]) -> list[dict[str, float]]:
-    """``sizes`` with shorter and longer answers, of the same mean."""
+    """Return ``sizes`` with shorter and longer answers, of the same mean."""
     factors = [answer_factor(NormalDist().inv_cdf((step + 0.5) / _SIZE_COUNT)) for step in range(_SIZE_COUNT)]
     mean = sum(factors) / len(factors)
     return [

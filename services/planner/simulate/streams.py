@@ -1,4 +1,4 @@
-"""Messages between a language model, its talker and a vocoder: how much one brings, as a profile measured it."""
+"""Measured sizes of messages between language model, talker and vocoder."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -7,8 +7,11 @@ from omnibus.profile import EdgeProfile, ModelProfile
 
 
 class StreamSizes(NamedTuple):
-    """``tokens`` of an answer in a message to its talker, ``codes`` in one to a vocoder, and ``codes_per_second`` of
-    speech. The defaults are for what was not measured."""
+    """Sizes of messages.
+
+    ``tokens`` are those of an answer in a message to its talker, and ``codes`` those in one to a vocoder.
+    ``codes_per_second`` is the number per second of speech. The defaults apply without measurements.
+    """
 
     tokens: int = 8
     codes: int = 12
@@ -32,7 +35,7 @@ def _largest_bunch(edges: list[EdgeProfile], usual: int) -> int:
 
 
 def _codes_per_second(edges: list[EdgeProfile], profile: ModelProfile) -> float:
-    """Codes of all request types over their seconds of speech; 0 where nobody measured both."""
+    """Return codes over seconds of speech, of all request types; 0 if not measured."""
     codes = seconds = 0.0
     for edge in edges:
         kind = profile.types.get(edge.type)

@@ -1,4 +1,4 @@
-"""Answers to cases, by kind of question: what was asked, and what is found."""
+"""Answers to cases, by kind of question."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -21,9 +21,9 @@ Answer = dict[str, Any]
 
 
 def answer_case(case: Case, within: float = 60.0) -> Answer:
-    """The answer to one case, in at most about ``within`` seconds. Raises ``BadRequest``, ``DeadlineExceeded``.
+    """Return the answer to one case, in at most about ``within`` seconds.
 
-    An answer that is not proven best says its ``gap``, relative.
+    An answer that is not proven best contains its relative ``gap``. Raises ``BadRequest`` and ``DeadlineExceeded``.
     """
     kind = KINDS.get(case.kind)
     if kind is None:

@@ -1,4 +1,4 @@
-"""Baselines of others for the same profile, for comparison: each returns replicas, or a plan's name and replicas."""
+"""Baselines of others for the same profile: each returns replicas, some with a plan's name."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ Replay = Callable[[Mapping[str, int]], float]
 
 
 def served_rate(frame: FlowMatrix, replicas: Mapping[str, int]) -> float:
-    """Return the rate that ``replicas`` serve with the best routing, in req/s."""
+    """Return the req/s that ``replicas`` serve with the best routing."""
     unknown = sorted(set(replicas) - set(frame.network.option_names))
     require(not unknown, f"replicas of {', '.join(unknown)}, which are no options")
     supply = np.array([float(replicas.get(name, 0)) for name in frame.network.option_names])
@@ -21,7 +21,10 @@ def served_rate(frame: FlowMatrix, replicas: Mapping[str, int]) -> float:
 
 
 def plan_monolith(frame: FlowMatrix, gpus: int) -> tuple[dict[str, int], float]:
-    """The best option that runs everything alone, as often as it fits: its replicas and their req/s."""
+    """Return replicas and rate of the best option with all components.
+
+    It fills all GPUs; the rate is in req/s.
+    """
     parts = {part for arc in frame.network.arcs for use in arc.uses for part in use.role}
     best: tuple[dict[str, int], float] = {}, 0.0
     for name, option in frame.network.options.items():
@@ -34,12 +37,12 @@ def plan_monolith(frame: FlowMatrix, gpus: int) -> tuple[dict[str, int], float]:
 def plan_triinfer(
     frame: FlowMatrix, stages: Mapping[str, str], instances: int, replay: Replay | None = None
 ) -> tuple[str, dict[str, int], float]:
-    """TriInfer's Algorithm 2: its best of E+P+D, EP+D and ED+P, as name, replicas and req/s.
+    """Run TriInfer's Algorithm 2: the best of E+P+D, EP+D and ED+P.
 
-    ``stages`` names the option of each of "E", "P", "D", "EP" and "ED"; ``instances`` are divided by the
-    stages' work, each with at least one. ``replay`` gives the goodput of each method for the history; without
-    one it is what the replicas serve. That the merged instances take the sum of their stages' numbers is its rule,
-    not an optimum.
+    Returns its name, replicas and req/s. ``stages`` maps "E", "P", "D", "EP" and "ED" to options. ``instances`` are
+    divided in proportion to the stages' work, each with at least one. ``replay`` returns the goodput of a method for
+    the history; without it, the rate that the replicas serve counts. Merged instances take the sum of their stages'
+    numbers, which is TriInfer's rule and not an optimum.
     """
     methods = triinfer_methods(frame, stages, instances)
     found = [
@@ -50,7 +53,7 @@ def plan_triinfer(
 
 
 def triinfer_methods(frame: FlowMatrix, stages: Mapping[str, str], instances: int) -> dict[str, dict[str, int]]:
-    """The replicas of each of TriInfer's methods whose options ``stages`` names, by the name of the method."""
+    """Return the replicas of each TriInfer method whose options are in ``stages``."""
     require(instances >= 3, f"{instances} instances are too few for three stages")
     for stage in ("E", "P", "D"):
         require(stage in stages, f"no option is named for stage {stage}")
@@ -69,7 +72,10 @@ def triinfer_methods(frame: FlowMatrix, stages: Mapping[str, str], instances: in
 
 
 def triinfer_shapes(instances: int) -> list[dict[str, int]]:
-    """All that TriInfer's exhaustive search lists (section 5.4): instances by stage, each method with each ratio."""
+    """Return all candidates of TriInfer's exhaustive search (section 5.4): each method with each ratio.
+
+    A candidate is the instances by stage.
+    """
     found: list[dict[str, int]] = []
     for first in range(1, instances):
         found += [{"EP": first, "D": instances - first}, {"ED": first, "P": instances - first}]
@@ -78,7 +84,7 @@ def triinfer_shapes(instances: int) -> list[dict[str, int]]:
 
 
 def _split_proportionally(count: int, work: Sequence[float]) -> list[int]:
-    """``count`` in proportion to ``work``, rounded, each at least 1; the largest takes what rounding leaves."""
+    """Divide ``count`` in proportion to ``work``, rounded, each at least 1; the largest absorbs the rounding."""
     total = sum(work)
     parts = [max(1, round(count * each / total)) if total > 0 else 1 for each in work]
     while sum(parts) != count:
@@ -88,7 +94,10 @@ def _split_proportionally(count: int, work: Sequence[float]) -> list[int]:
 
 
 def _option_work(frame: FlowMatrix, option: str) -> float:
-    """Seconds of work per request of the mix when all that needs the option's components goes there."""
+    """Return the option's work per request of the mix, in seconds.
+
+    All requests with its components go there.
+    """
     require(option in frame.network.option_numbers, f"there is no option {option}")
     at, network = frame.network.option_numbers[option], frame.network
     longest: dict[int, float] = {}
@@ -102,11 +111,11 @@ def _option_work(frame: FlowMatrix, option: str) -> float:
 def plan_modserve(
     frame: FlowMatrix, rate: float, capacity: Mapping[str, float] | None = None, stages: Sequence[str] | None = None
 ) -> dict[str, int]:
-    """ModServe's rule: ceil(load / capacity) replicas of each stage's option for ``rate`` req/s.
+    """Apply ModServe's rule: ceil(load / capacity) replicas per stage.
 
-    ``stages`` are options of one component each (default: all such options); ``capacity`` is the work in
-    seconds per second that one replica may be given within its latency target (default 1). Equals the
-    optimum when each request type has the one path through these options.
+    ``rate`` is in req/s. ``stages`` are options of one component each (default: all such options). ``capacity`` is the
+    work of one replica within its latency target, in seconds per second (default 1). The result is optimal if each
+    request type has only the path through these options.
     """
     check_amount(rate, "the rate")
     network = frame.network

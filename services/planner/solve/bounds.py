@@ -1,10 +1,12 @@
-"""Bounds that no deployment can beat, and the distance of each option from them: shortest paths, no solver.
+"""Lower bounds of all deployments, and options' distances from them.
 
-Without whole numbers a request of type t takes at least d_t GPU-seconds: the shortest path through its
-network when an arc costs c_s * sec. So R requests per second take g*R GPUs, g = sum of pi_t * d_t.
-A replica of option s does at most e_s GPUs' worth of that, e_s = the largest progress per second over
-its arcs; the rest, c_s - e_s, is waste that no routing avoids. A deployment with one replica of s needs
-g*R + waste_s GPUs, so an option whose waste is more than is left over takes part in no optimum.
+They follow from shortest paths. Without whole numbers, a request of type t takes at least d_t GPU-seconds. This is the
+shortest path through its network if an arc costs c_s * sec. So R requests per second take g*R GPUs, g = sum of pi_t *
+d_t.
+
+A replica of option s does at most e_s GPUs' worth of that: e_s is the largest progress per second over its arcs. The
+rest, c_s - e_s, is waste that no routing avoids. A deployment with one replica of s needs g*R + waste_s GPUs. So no
+optimum has an option whose waste exceeds the GPUs that are left.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,15 +20,21 @@ from services.planner.solve.highs import Vector
 
 @dataclass(frozen=True)
 class Bound:
-    """``each``: GPUs (or price) per req/s that all deployments take; inf when some type has no path.
-    ``waste``: what of one replica of each option is lost at least."""
+    """Lower bound of the cost of all deployments.
+
+    ``each`` is the number of GPUs (or the price) per req/s; inf if some type has no path. ``waste`` is the least loss
+    of one replica of each option.
+    """
 
     each: float
     waste: Vector
 
 
 def compute_bound(network: Network, mix: Sequence[float], prices: Vector) -> Bound:
-    """``prices`` of one replica of each option: its GPUs, or what it costs."""
+    """Compute the bound for ``mix``.
+
+    ``prices`` are the GPUs or the cost of one replica of each option.
+    """
     from_start, to_end = _prices_from_start(network, prices), _prices_to_end(network, prices)
     each = sum(
         share * from_start.get((kind, whole), np.inf)
@@ -55,7 +63,7 @@ def _arc_cost(arc: Arc, prices: Vector) -> float:
 
 
 def _prices_from_start(network: Network, prices: Vector) -> dict[tuple[int, int], float]:
-    """Least price to finish each set of components; arcs come with few finished components first."""
+    """Return the least price to finish each set of components. Arcs are sorted by finished components."""
     found = {(kind, 0): 0.0 for kind in range(len(network.types))}
     for arc in network.arcs:
         spent = found[arc.kind, arc.tail] + _arc_cost(arc, prices)
@@ -65,7 +73,10 @@ def _prices_from_start(network: Network, prices: Vector) -> dict[tuple[int, int]
 
 
 def _prices_to_end(network: Network, prices: Vector) -> dict[tuple[int, int], float]:
-    """Least price from each set of finished components to the end, where there is a way."""
+    """Return the least price from each set of components to the end.
+
+    Sets without a path to the end are absent.
+    """
     found = dict.fromkeys(enumerate(network.whole), 0.0)
     for arc in reversed(network.arcs):
         if (arc.kind, arc.head) in found:
@@ -76,7 +87,10 @@ def _prices_to_end(network: Network, prices: Vector) -> dict[tuple[int, int], fl
 
 
 def unreached_types(network: Network, mix: Sequence[float], arcs: Iterable[int]) -> list[str]:
-    """Request types with a share that no path over these arcs (by number, in ascending order) serves."""
+    """Return the request types that no path over ``arcs`` serves.
+
+    Types without a share do not count. ``arcs`` are numbers in ascending order.
+    """
     reached = {(kind, 0) for kind in range(len(network.types))}
     for at in arcs:
         arc = network.arcs[at]

@@ -1,11 +1,11 @@
-"""Cases: instances, tasks and what they ask for, as JSON.
+"""Cases as JSON: instances, tasks and their parameters.
 
     {"id": "budget-01", "kind": "budget", "task": {"gpus": 6}, "instance": {
         "components": ["E", "L"], "order": [["E", "L"]], "options": {"EL": {"comps": ["E", "L"], "gpus": 1}},
         "types": {"img": {"comps": ["E", "L"], "pi": 1.0}}, "paths": {"img": [["EL"]]},
         "seconds": [{"option": "EL", "type": "img", "path": 0, "sec": 0.5}]}}
 
-Only listed paths may be taken; seconds that are absent are 0. GPUs are all of one type.
+Requests can take only the listed paths; missing seconds are 0. All GPUs are of one type.
 """
 
 import json
@@ -39,7 +39,7 @@ class _Row(msgspec.Struct):
 
 
 class Instance(msgspec.Struct):
-    """Options and request types, the paths that may be taken, and seconds per request."""
+    """Options and request types, the allowed paths, and seconds per request."""
 
     components: tuple[str, ...]
     options: dict[str, _CaseOption]
@@ -49,7 +49,7 @@ class Instance(msgspec.Struct):
     seconds: tuple[_Row, ...] = ()
 
     def build_problem(self) -> PlanningProblem:
-        # A start costs 1 whatever it takes: these cases count replicas.
+        # A start always costs 1: these cases count replicas.
         options = {
             name: SolverOption(option.comps, option.gpus, start_s=1 / max(1, option.gpus))
             for name, option in self.options.items()
@@ -64,7 +64,7 @@ class Instance(msgspec.Struct):
 
 
 class Case(msgspec.Struct):
-    """One question. What else its JSON holds, such as the answer, is not looked at."""
+    """One question. Other fields of its JSON, such as the answer, are ignored."""
 
     id: str
     kind: str
@@ -72,18 +72,18 @@ class Case(msgspec.Struct):
     instance: Instance | None = None
 
     def task_as(self, kind: type[T]) -> T:
-        """The task as ``kind``. Raises ``BadRequest``."""
+        """Return the task as ``kind``. Raises ``BadRequest``."""
         return _convert_value(self.task, kind, f"the task of case {self.id}")
 
     def require_instance(self) -> Instance:
-        """The instance. Raises ``BadRequest`` when there is none."""
+        """Return the instance. Raises ``BadRequest`` if there is none."""
         if self.instance is None:
             raise BadRequest(f"case {self.id} has no instance")
         return self.instance
 
 
 def read_cases(path: str) -> dict[str, Any]:
-    """The cases of a file by id, not looked into yet. Raises ``BadRequest`` that names file and fault."""
+    """Return the unchecked cases of a file by id. Raises ``BadRequest`` with the file and its fault."""
     try:
         found = json.loads(Path(path).read_bytes())
     except OSError as error:
@@ -97,7 +97,7 @@ def read_cases(path: str) -> dict[str, Any]:
 
 
 def parse_case(value: Any) -> Case:
-    """One case, checked. Raises ``BadRequest`` that names the field."""
+    """Check one case. Raises ``BadRequest`` with the name of the field."""
     return _convert_value(value, Case, "a case")
 
 

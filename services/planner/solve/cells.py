@@ -1,7 +1,7 @@
-"""Cells: the best deployment of each size, which serves whole requests on its own.
+"""Cells: the best deployment of each size, which serves whole requests alone.
 
-A mixture of cells serves 15-20 % less than one deployment over all GPUs (``Solver.most``) when cells are a
-node's powers of two. Cells are for failure domains and locality; their sizes are free.
+If cells are a node's powers of two, a mixture of them serves 15-20 % less than one deployment over all GPUs
+(``Solver.solve_most``). Cells are for failure domains and locality; their sizes are free.
 """
 
 from collections.abc import Sequence
@@ -17,22 +17,22 @@ from services.planner.solve.solver import Solver
 
 
 def powers_of_two(largest: int) -> list[int]:
-    """1, 2, 4, ... up to 2 ** ``largest`` (Algorithm 1)."""
+    """Return 1, 2, 4, ... up to 2 ** ``largest`` (Algorithm 1)."""
     require(0 <= largest <= 10, f"the largest cell is 2 ** {largest}: the exponent must be 0 to 10")
     return [1 << exponent for exponent in range(largest + 1)]
 
 
 def solve_sizes(solver: Solver, sizes: Sequence[int], terms: Terms | None = None, gpu: str = "") -> dict[int, Solution]:
-    """The best deployment within each size (Algorithm 1, lines 1 to 3); rate 0 where nothing fits."""
+    """Solve for the best deployment of each size (Algorithm 1, lines 1 to 3); rate 0 if none fits."""
     given = terms or Terms()
     return {size: solver.solve_most(msgspec.structs.replace(given, gpus={gpu: size})) for size in sizes}
 
 
 def to_cells(solutions: dict[int, Solution]) -> list[Cell]:
-    """Sizes and rates."""
+    """Convert solutions to cells."""
     return [Cell(size, solution.rate) for size, solution in solutions.items()]
 
 
 def best_mixture(solver: Solver, sizes: Sequence[int], gpus: int, terms: Terms | None = None) -> Mixture:
-    """The mixture of cells that serves most within ``gpus``."""
+    """Return the mixture of cells that serves most within ``gpus``."""
     return mixture.most_requests(to_cells(solve_sizes(solver, sizes, terms)), gpus)

@@ -1,7 +1,7 @@
-"""Choice of the options to solve over, and tie-breaking among equal answers by one goal after the other.
+"""Choice of the options to solve over, and tie-breaking among equal answers.
 
-Few options can be part of an optimum. Those with the least waste (``bounds.py``) are tried first; the answer
-says how much any better one may waste, and so whether others must be tried as well.
+Few options can be part of an optimum. The solver first tries those with the least waste (``bounds.py``). The answer
+bounds the waste of any better one, and so shows if other options must be tried too.
 """
 
 from collections.abc import Sequence
@@ -16,36 +16,38 @@ from services.planner.solve.highs import Vector
 from services.planner.solve.milp import Objective
 from services.planner.solve.query import RATE_TOLERANCE, SolverAnswer, SolverRun
 
-#: How many options are asked first.
+#: Number of options in the first attempt.
 INITIAL_OPTION_COUNT = 16
 #: GPUs that rounding may hide.
 _ROUNDING_GPUS = 1e-6
 
 
 def allowed_options(run: SolverRun) -> Vector:
-    """Options of which the terms allow a replica."""
+    """Return the options of which the terms allow a replica."""
     return run.top > 0
 
 
 def is_waste_decisive(run: SolverRun) -> bool:
-    """Return whether waste tells options apart: all GPUs are of one type, and replicas are worked to the full."""
+    """Return True if waste separates options.
+
+    It does if all GPUs are of one type and replicas may be fully busy.
+    """
     kinds = {option.gpu for option in run.frame.network.options.values()}
     return len(kinds) == 1 and not run.terms.admissible
 
 
 def spare_gpus(run: SolverRun, bounds: Sequence[Bound], rate: float) -> list[float]:
-    """GPUs that a deployment of ``rate`` req/s may waste under each mix."""
+    """Return the GPUs that ``rate`` req/s may waste under each mix."""
     have = sum((available_gpus(run.terms) or {}).values())
     return [have - each.each * rate for each in bounds]
 
 
 def options_within_waste(run: SolverRun, bounds: Sequence[Bound], left: Sequence[float]) -> Vector:
-    """Options of which one replica wastes no more than is ``left`` under any mix."""
+    """Return the options whose replica wastes at most ``left`` under any mix."""
     return _replica_limits(run, bounds, left) > 0
 
 
 def _replica_limits(run: SolverRun, bounds: Sequence[Bound], left: Sequence[float]) -> Vector:
-    """Return the largest number of replicas of each option that wastes no more than is ``left`` under any mix."""
     counts = run.top
     for each, most in zip(bounds, left, strict=True):
         most += _ROUNDING_GPUS * max(1.0, abs(most))
@@ -55,7 +57,7 @@ def _replica_limits(run: SolverRun, bounds: Sequence[Bound], left: Sequence[floa
 
 
 def least_waste(run: SolverRun, bounds: Sequence[Bound], count: int) -> Vector:
-    """The ``count`` allowed options that waste least."""
+    """Return the ``count`` allowed options that waste least."""
     waste = np.where(allowed_options(run), np.max([each.waste for each in bounds], axis=0), np.inf)
     ranks = np.empty(len(waste))
     ranks[np.argsort(waste, kind="stable")] = np.arange(len(waste))
@@ -63,7 +65,10 @@ def least_waste(run: SolverRun, bounds: Sequence[Bound], count: int) -> Vector:
 
 
 def find_best(run: SolverRun, goal: Objective | None, bounds: Sequence[Bound]) -> SolverAnswer | None:
-    """The best answer by ``goal``, or the highest rate, over all options; None when there is none."""
+    """Return the best answer over all options; None if there is none.
+
+    It is the best by ``goal``, or the highest rate.
+    """
     if not is_waste_decisive(run):
         return run.solve_over(goal, allowed_options(run))
     found = _find_by_growing(run, goal, bounds)
@@ -72,7 +77,10 @@ def find_best(run: SolverRun, goal: Objective | None, bounds: Sequence[Bound]) -
 
 
 def _find_by_growing(run: SolverRun, goal: Objective | None, bounds: Sequence[Bound]) -> SolverAnswer | None:
-    """Asks more and more options, each time for what is better and uses one that was not asked before."""
+    """Solve over more and more options, until no better answer remains.
+
+    Each attempt must use an option that was not in the previous ones.
+    """
     count, keep, found = INITIAL_OPTION_COUNT, least_waste(run, bounds, INITIAL_OPTION_COUNT), None
     while True:
         try:
@@ -104,12 +112,12 @@ def _answer_value(run: SolverRun, goal: Objective | None, answer: SolverAnswer) 
 
 
 def _mark_unproven(found: SolverAnswer, goal: Objective | None) -> SolverAnswer:
-    """``found`` when not all options that matter were asked: its bound is theirs alone."""
+    """Mark ``found`` as unproven: its bound covers only the options that were tried."""
     return replace(found, proven=False, bound=np.inf if goal is None else -np.inf)
 
 
 def _allowed_waste(run: SolverRun, goal: Objective | None, bounds: Sequence[Bound], found: SolverAnswer) -> list[float]:
-    """Return the most that an answer better than ``found`` may waste under each mix."""
+    """Return the waste per mix that any better answer stays below."""
     if goal is None:
         return spare_gpus(run, bounds, found.rate)
     step = 1.0 if goal.is_integral else 0.0
@@ -117,16 +125,16 @@ def _allowed_waste(run: SolverRun, goal: Objective | None, bounds: Sequence[Boun
 
 
 def likely_options(run: SolverRun, bounds: Sequence[Bound], answer: SolverAnswer) -> Vector:
-    """Options that were asked first, and those that ``answer`` uses."""
+    """Return the options of the first attempt, and those that ``answer`` uses."""
     return least_waste(run, bounds, INITIAL_OPTION_COUNT) | (answer.replicas > 0)
 
 
 def break_ties(
     run: SolverRun, goals: Sequence[Objective], answer: SolverAnswer, keep: Vector, lowest: float = -np.inf
 ) -> tuple[SolverAnswer, bool]:
-    """The best among equals over the options ``keep`` by one goal after the other, and whether each was proven.
+    """Break ties over the options ``keep`` by one goal after the other.
 
-    ``lowest`` is a value that the first goal cannot go below.
+    Returns the answer, and True if each step was proven. ``lowest`` is a lower bound of the first goal.
     """
     settled = True
     for goal in goals:

@@ -1,4 +1,4 @@
-"""Under which terms a deployment is looked for."""
+"""Terms of a question: the constraints that a deployment must satisfy."""
 
 from collections.abc import Mapping
 
@@ -11,22 +11,22 @@ from services.planner.solve.problem import Infeasible, check_amount, check_share
 
 
 class SolverNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A machine with ``gpus`` of type ``gpu``; a replica does not span two."""
+    """A machine with ``gpus`` of type ``gpu``; a replica cannot span two."""
 
     gpus: int
     gpu: str = ""
 
 
 class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``gpus`` at hand by GPU type; None: as many as it takes.
+    """Constraints of a question.
 
-    ``running``: replicas that run already; among equals the fewest new ones are started, weighed by
-    start_s * gpus. None: does not matter. ``without``: options that must not be used. ``admissible``: of an
-    option, the work per second that 1, 2, ... replicas may be given (``utilisation.py``), instead of 1, 2, ...
-    ``scenarios``: mixes that the same replicas must serve, each with routing of its own; the first is the
-    usual one. None of them: the declared shares. ``nodes``: machines that replicas must fit into.
-    ``covers``: groups of options, of each of which there must be a replica, whether requests use it or not.
-    ``within``: seconds for the whole question.
+    ``gpus`` are the available GPUs by type; None means unlimited. ``running`` are the replicas that run already. Among
+    equals, the solver starts the fewest new ones, weighted by start_s * gpus; None ignores them. ``without`` are
+    options that must not be used. ``admissible`` is, by option, the work per second that 1, 2, ... replicas may get
+    (``utilisation.py``), instead of 1, 2, ... ``scenarios`` are mixes that the same replicas must serve, each with its
+    own routing; the first is the usual one. If empty, the declared shares count. ``nodes`` are machines that replicas
+    must fit into. ``covers`` are groups of options; each needs a replica, even if no request uses it. ``within`` is the
+    time limit in seconds of the whole question.
     """
 
     gpus: dict[str, int] | None = None
@@ -40,7 +40,7 @@ class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def check_terms(terms: Terms, frame: FlowMatrix) -> None:
-    """Raises ``BadRequest`` that names the first fault."""
+    """Raises ``BadRequest`` with the first fault."""
     require(terms.within > 0, f"within is {terms.within} s: a question needs time")
     for kind, count in (terms.gpus or {}).items():
         require(count >= 0, f"there are {count} GPUs{kind and ' of type '}{kind}")
@@ -61,12 +61,12 @@ def check_terms(terms: Terms, frame: FlowMatrix) -> None:
 
 
 def mix_shares(terms: Terms, frame: FlowMatrix) -> list[tuple[float, ...]]:
-    """Shares by type number: of each scenario, or the declared ones."""
+    """Return the shares by type number: of each scenario, or the declared ones."""
     return [frame.network.type_shares(shares) for shares in terms.scenarios] or [frame.network.type_shares()]
 
 
 def available_gpus(terms: Terms) -> dict[str, int] | None:
-    """GPUs by type: what was given, and no more than the nodes have."""
+    """Return the GPUs by type: those in the terms, at most those of the nodes."""
     if not terms.nodes:
         return terms.gpus
     have: dict[str, int] = {}
@@ -78,7 +78,7 @@ def available_gpus(terms: Terms) -> dict[str, int] | None:
 
 
 def most_replicas(terms: Terms, frame: FlowMatrix) -> Vector:
-    """Return the largest number of replicas of each option that the terms allow; inf when nothing bounds it."""
+    """Return the most replicas of each option that the terms allow; inf if unbounded."""
     have, found = available_gpus(terms), np.full(frame.count, np.inf)
     largest: dict[str, int] = {}
     for node in terms.nodes.values():
@@ -94,7 +94,7 @@ def most_replicas(terms: Terms, frame: FlowMatrix) -> Vector:
 
 
 def work_supply(terms: Terms, frame: FlowMatrix, replicas: Vector) -> Vector:
-    """Seconds of work per second that these replicas may be given."""
+    """Return the seconds of work per second that these replicas may get."""
     found = np.array(replicas, float)
     for name, work in terms.admissible.items():
         at = frame.network.option_numbers[name]
@@ -103,14 +103,14 @@ def work_supply(terms: Terms, frame: FlowMatrix, replicas: Vector) -> Vector:
 
 
 def replicas_by_name(frame: FlowMatrix, vector: Vector) -> dict[str, int]:
-    """Replicas by option; those with none are left out."""
+    """Return the replicas by option, without options that have none."""
     return {
         name: round(float(count)) for name, count in zip(frame.network.option_names, vector, strict=True) if count > 0.5
     }
 
 
 def covering_rows(terms: Terms, frame: FlowMatrix) -> list[Vector]:
-    """Of each group of ``terms.covers``, 1 for the options in it."""
+    """Return a row for each group of ``terms.covers``, with 1 for its options."""
     rows = [np.zeros(frame.count) for _ in terms.covers]
     for row, group in zip(rows, terms.covers, strict=True):
         row[[frame.network.option_numbers[name] for name in group]] = 1.0
@@ -118,7 +118,7 @@ def covering_rows(terms: Terms, frame: FlowMatrix) -> list[Vector]:
 
 
 def replica_vector(frame: FlowMatrix, replicas: Mapping[str, int] | None) -> Vector:
-    """Replicas by option number; options that are no longer there are left out."""
+    """Return the replicas by option number, without options that no longer exist."""
     return np.array([float((replicas or {}).get(name, 0)) for name in frame.network.option_names])
 
 

@@ -1,6 +1,7 @@
-"""Measured rates to seconds of one replica per request (Algorithm 3, corrected), or seconds as they were measured.
+"""Measured rates as seconds of one replica per request (Algorithm 3, corrected).
 
-Seconds are kept, never their inverse: what an option is not used for takes 0 s, which has no inverse.
+Measured seconds are used directly. The code keeps seconds and never their inverse: an option that a request skips takes
+0 s, which has no inverse.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -11,7 +12,7 @@ import msgspec
 from omnibus.errors import BadRequest
 from services.planner.solve.problem import PlanningProblem, check_amount, check_problem, check_shares, require
 
-#: Of a request type, an option and the components that it runs: seconds per request. None: not profiled.
+#: Seconds per request of a request type, an option and the components that it runs. None: not profiled.
 Seconds = Callable[[str, str, tuple[str, ...]], float | None]
 
 
@@ -23,7 +24,10 @@ class SecondsLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Seconds per request of one replica of ``option`` that runs ``components``, for one request type or for all."""
+    """Seconds per request of one replica of ``option`` that runs ``components``.
+
+    ``type`` is a request type, or "" for all.
+    """
 
     option: str
     components: tuple[str, ...]
@@ -33,21 +37,24 @@ class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Fit:
-    """``tau``: seconds per request of each component alone, by request type and component.
-    ``alpha``: what running together, or in parallel, multiplies them by, for each profiled option."""
+    """Result of Algorithm 3.
+
+    ``tau`` are the seconds per request of each component alone, by request type and component. ``alpha`` is the factor
+    on them for each profiled option, from running components together or in parallel.
+    """
 
     tau: Mapping[tuple[str, str], float]
     alpha: Mapping[str, float]
 
     def option_seconds(self, kind: str, option: str, role: tuple[str, ...]) -> float | None:
-        """alpha_s times the sum of tau_c over the role (Algorithm 3, line 26)."""
+        """Return alpha_s times the sum of tau_c (Algorithm 3, line 26)."""
         alpha = self.alpha.get(option)
         if alpha is None:
             return None
         return alpha * sum(self.tau.get((kind, component), 0.0) for component in role)
 
     def component_seconds(self) -> dict[str, float]:
-        """tau of each component, where it is the same for all request types."""
+        """Return tau by component, if equal for all request types."""
         return {component: tau for (_, component), tau in self.tau.items()}
 
 
@@ -57,14 +64,15 @@ def fit_profile(
     lines: Mapping[str, SecondsLine] | None = None,
     tokens: Mapping[str, Mapping[str, float]] | None = None,
 ) -> Fit:
-    """Algorithm 3 from ``rates``: req/s of one replica of each option at the mix of ``problem``.
+    """Run Algorithm 3 on ``rates`` of one replica of each option.
 
-    A rate counts all requests of the mix, also those that skip the option. The first option of one
-    component alone is that component's reference; every option, also a single one, has its alpha, so
-    that two tensor-parallel degrees may differ. Components that no request uses are left out, and so
-    are options that were not measured. ``lines`` and ``tokens`` (by type and component) replace the
-    references: a long video then costs more than a picture.
-    Raises ``BadRequest`` for a rate that is none, and for a used component without reference.
+    Rates are in req/s at the mix of ``problem``, and count all requests of the mix, including those that skip the
+    option. The reference of a component is the first option that runs it alone. Every option has its alpha, also one
+    with a single component, so two tensor-parallel degrees may differ. Unused components and unmeasured options are
+    ignored.
+
+    ``lines`` and ``tokens`` (by type and component) replace the references: a long video then costs more than an image.
+    Raises ``BadRequest`` for an invalid rate, and for a used component without a reference.
     """
     check_problem(problem)
     check_shares(kind.share for kind in problem.types.values())
@@ -118,10 +126,10 @@ def _tau_from_lines(
 
 
 def measured_seconds(rows: Iterable[Measured], otherwise: Seconds | None = None) -> Seconds:
-    """Seconds as measured; a row for one request type goes before one for all, and rows before ``otherwise``.
+    """Return measured seconds: rows for one type override rows for all, and rows override ``otherwise``.
 
-    Measure options that run several components, and what they do when another option has already done
-    a part: lost memory for keys and values and interference show nowhere else.
+    Measure options that run several components, and their work when another option has already done a part. Only these
+    measurements show interference and lost memory for keys and values.
     """
     known: dict[tuple[str, str, frozenset[str]], float] = {}
     for row in rows:

@@ -1,4 +1,4 @@
-"""All deployment options of a model that fit the memory of their GPUs, and what memory for keys and values allows."""
+"""Deployment options that fit their GPUs' memory, and limits by KV memory."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
@@ -8,7 +8,7 @@ import msgspec
 from omnibus.families.plugins import join_names
 from services.planner.solve.problem import MAX_COMPONENTS, Infeasible, SolverOption, check_amount, require
 
-#: Part of a GPU's memory that weights, keys and values may take (TriInfer, Algorithm 2: gamma).
+#: Fraction of a GPU's memory for weights, keys and values (TriInfer, Algorithm 2: gamma).
 GAMMA = 0.9
 
 
@@ -28,12 +28,11 @@ def enumerate_options(
     gamma: float = GAMMA,
     start_s: Mapping[str, float] | None = None,
 ) -> dict[str, SolverOption]:
-    """Each set of components, on each GPU type, at each tensor-parallel degree, where the weights fit.
+    """Return the options whose weights fit: sets of components by GPU type and degree.
 
-    ``weights_gb`` says the weights of each component, in the model's order; ``only`` names the sets
-    (default: all 2^n - 1); ``start_s`` the seconds in which each component loads, which add up.
-    An option does not fit when weights > gamma * memory * degree. Raises ``Infeasible`` for a component
-    that fits nowhere.
+    ``weights_gb`` are the weights of each component, in the model's order. ``only`` are the sets (default: all 2^n -
+    1). ``start_s`` are the seconds to load each component, which add up. An option does not fit if weights > gamma *
+    memory * degree. Raises ``Infeasible`` for a component that fits no GPU.
     """
     require(bool(weights_gb) and bool(gpus) and bool(degrees), "there is no component, no GPU type or no degree")
     require(0 < gamma <= 1, f"gamma is {gamma}: it must be more than 0 and at most 1")
@@ -78,10 +77,10 @@ def _option_name(parts: tuple[str, ...], gpu: str, degree: int) -> str:
 
 
 def kv_rate(free_gb: float, kv_gb_per_token: float, tokens: float, latency_s: float, gamma: float = GAMMA) -> float:
-    """Requests per second that memory for keys and values allows one replica.
+    """Return one replica's highest rate by KV memory, in req/s.
 
-    ``free_gb`` is the memory of its GPUs without the weights. A request holds ``tokens`` of
-    ``kv_gb_per_token`` for ``latency_s`` seconds (TriInfer, Algorithm 2, line 9, as a rate).
+    ``free_gb`` is the memory of its GPUs without the weights. A request holds ``tokens`` of ``kv_gb_per_token`` for
+    ``latency_s`` seconds (TriInfer, Algorithm 2, line 9, as a rate).
     """
     check_amount(latency_s, "latency_s")
     held = check_amount(kv_gb_per_token, "kv_gb_per_token") * check_amount(tokens, "tokens") * latency_s
@@ -89,6 +88,6 @@ def kv_rate(free_gb: float, kv_gb_per_token: float, tokens: float, latency_s: fl
 
 
 def bounded_seconds(seconds: float, rate: float) -> float:
-    """Seconds per request when a replica serves at most ``rate`` req/s: 1 / min(1/seconds, rate)."""
+    """Return seconds per request for at most ``rate`` req/s: 1 / min(1/seconds, rate)."""
     require(rate > 0, "a replica with no memory for keys and values serves nothing: leave the option out")
     return max(seconds, 1.0 / rate)

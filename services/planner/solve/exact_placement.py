@@ -1,7 +1,7 @@
-"""Replicas onto nodes by a program: most of the running ones stay, then the least traffic crosses nodes.
+"""Replicas onto nodes by a program: first most running replicas stay, then the least traffic crosses nodes.
 
-Columns: replicas x[o,n] of each option on each node, those of them that stay, and of each pair of options the share
-s[a,b,n] of what flows between them that is kept on node n, at most x[a,n] / R_a and x[b,n] / R_b.
+Columns are replicas x[o,n] of each option on each node, and those of them that stay. A pair of options also has the
+share s[a,b,n] of their traffic that stays on node n. It is at most x[a,n] / R_a and x[b,n] / R_b.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from services.planner.solve.highs import Deadline, Program, Vector
 from services.planner.solve.problem import SolverOption
 from services.planner.solve.traffic import OptionTraffic
 
-#: What all traffic together weighs: less than one replica that stays.
+#: Weight of all traffic together: less than one replica that stays.
 _TRAFFIC_WEIGHT = 0.5
 
 
@@ -27,7 +27,7 @@ def place_exactly(
     traffic: OptionTraffic,
     within: float,
 ) -> dict[str, dict[str, int]] | None:
-    """Replicas by option and node; None when they do not fit. Raises ``DeadlineExceeded`` when nothing was found."""
+    """Return replicas by option and node; None if they do not fit. Raises ``DeadlineExceeded``."""
     names, wanted = list(nodes), [option for option, count in replicas.items() if count]
     pairs = [(option, node) for option in wanted for node in names]
     count = len(pairs)
@@ -70,7 +70,7 @@ def _with_traffic(
     names: list[str],
     traffic: OptionTraffic,
 ) -> tuple[Program, Vector]:
-    """The program with a column and two rows for each pair of options and node."""
+    """Add a column and two rows per pair of options and node."""
     if not traffic:
         return program, cost
     kept = [(ends, node) for ends in traffic for node in names]

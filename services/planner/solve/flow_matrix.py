@@ -1,10 +1,10 @@
-"""The matrix of a network, built once: replicas, one rate, and the flow of each request type over its arcs.
+"""The matrix of a network, built once: replicas, one rate, and each request type's flow over its arcs.
 
     for each type t, set D    outflow - inflow  = pi_t * R at nothing finished, 0 elsewhere
-    for each option s         sum of sec * flow <= supply_s, which is r_s replicas unless told otherwise
+    for each option s         sum of sec * flow <= supply_s, which is r_s replicas by default
 
-(Equations 9, 11, 14 and 19 of the paper; 9 multiplies by throughput where it must divide.) What a new
-rate changes is two bounds, what a new mix changes is one column.
+These are Equations 9, 11, 14 and 19 of the paper; 9 multiplies by throughput where it must divide. A new rate changes
+two bounds, and a new mix changes one column.
 """
 
 from collections.abc import Sequence
@@ -20,16 +20,19 @@ from services.planner.solve.bounds import compute_bound, unreached_types
 from services.planner.solve.flow_network import Network
 from services.planner.solve.highs import Program, Vector
 
-#: HiGHS works to 1e-6 absolute. Rates are scaled so that one GPU serves about this many, and rows of
-#: work by the second number: an error is then one part in 1e8 of a GPU.
+#: HiGHS works to 1e-6 absolute. Rates are scaled so that one GPU serves about this many, and rows of work by the second
+#: number: an error is then one part in 1e8 of a GPU.
 _RATE_SCALE, _WORK_SCALE = 100.0, 100.0
 
 
 @dataclass(frozen=True)
 class ServedFlow:
-    """Result for given replicas: the served ``rate`` in req/s, the flow of each arc at that rate, by how much each
-    arc falls short of the best (0: it may have flow), and what one more second of work per second of each option
-    would add, in req/s; inf where there was none of it."""
+    """Result for given replicas.
+
+    ``rate`` is the served rate in req/s, and ``flow`` the flow of each arc at that rate. ``short`` is each arc's
+    distance from the best (0: it may have flow). ``prices`` are the req/s that one more second of work per second of
+    each option would add; inf if there was none of it.
+    """
 
     rate: float
     flow: Vector
@@ -61,7 +64,7 @@ class FlowMatrix:
 
     @cached_property
     def flow_balance(self) -> Any:
-        """Outflow minus inflow of each set of finished components but the last; sparse, (sets, arcs)."""
+        """Outflow minus inflow of each set of finished components except the last; sparse, (sets, arcs)."""
         arcs = self.network.arcs
         out = [(self._rows[arc.kind, arc.tail], at, 1.0) for at, arc in enumerate(arcs)]
         into = [(self._rows[arc.kind, arc.head], at, -1.0) for at, arc in enumerate(arcs) if self._is_inner(arc)]
@@ -82,13 +85,13 @@ class FlowMatrix:
         return _sparse_matrix(cells, (self.count, len(self.network.arcs)))
 
     def demand_vector(self, mix: Sequence[float]) -> Vector:
-        """The right-hand side of ``conserve`` at a rate of 1."""
+        """Return the right-hand side of ``flow_balance`` at a rate of 1."""
         demand = np.zeros(len(self._rows))
         demand[: len(mix)] = mix
         return demand
 
     def allowed_arcs(self, allowed: Vector) -> Vector:
-        """Numbers of the arcs over allowed options alone; a use that takes 0 s needs no option."""
+        """Return the numbers of the arcs over only allowed options; a use of 0 s needs no option."""
         return np.flatnonzero(~(self._option_needs @ (allowed <= 0)))
 
     @cached_property
@@ -97,9 +100,9 @@ class FlowMatrix:
         return (self.work_matrix > 0).T.tocsr()
 
     def build_program(self, mixes: Sequence[Sequence[float]], arcs: Vector, upper: Vector, supply: Any) -> Program:
-        """Columns: replicas, rate, what else ``supply`` counts, then the flows of each mix.
+        """Build the program. Columns: replicas, rate, other columns of ``supply``, then the flows of each mix.
 
-        ``supply``, sparse (options, columns before the flows), says what each option's replicas do.
+        ``supply`` is the work of each option's columns; sparse, (options, columns before the flows).
         """
         before, scenarios, sets = supply.shape[1], len(mixes), len(self._rows)
         conserve, work = self.flow_balance[:, arcs], self.work_matrix[:, arcs]
@@ -118,10 +121,10 @@ class FlowMatrix:
         return Program(matrix, low, np.zeros(len(low)), np.zeros(len(most)), most, integer)
 
     def solve_flow(self, supply: Vector, mix: Sequence[float], only: Vector | None = None) -> ServedFlow:
-        """The most that replicas with this ``supply`` of work serve at ``mix``, over the arcs ``only`` when given.
+        """Return the most that a ``supply`` of work serves at ``mix``.
 
-        Options without supply are left out altogether, so that a share of one in a billion is not
-        mistaken for none.
+        ``only`` restricts the arcs. Options without supply are excluded, so that a share of one in a billion differs
+        from none.
         """
         flow, short = np.zeros(len(self.network.arcs)), np.full(len(self.network.arcs), np.inf)
         prices = np.where(supply > 0, 0.0, np.inf)

@@ -1,10 +1,11 @@
-"""Options and seconds to arcs: from a set of finished components to a larger one, for each request type.
+"""Options and seconds as arcs: from a set of finished components to a larger one, per request type.
 
-The arc form holds ALL paths over ALL options, mixed ones such as E then EL as well, without listing them
-(six components: 1,616 arcs, where one type alone has more than a hundred million paths). At each stop an option
-runs all of its components that are left and can run; it is visited again where others have to run in between:
-ED encodes, P prefills, ED decodes. A listed path is one arc from nothing to everything; both forms are the same
-program.
+Arcs represent all paths over all options, including mixed ones such as E then EL, without a list of them. Six
+components have 1,616 arcs, but more than a hundred million paths for one type alone. At each stop an option runs all of
+its remaining components that can run. A request visits the option again if others must run in between: ED encodes, P
+prefills, ED decodes.
+
+A listed path is one arc from nothing to everything; both forms are the same program.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,10 +17,10 @@ from typing import NamedTuple
 from services.planner.solve.cost_fit import Seconds
 from services.planner.solve.problem import PlanningProblem, SolverOption, check_amount, check_problem, require
 
-#: More would take minutes to solve and gigabytes to hold.
+#: More arcs would take minutes to solve and gigabytes to hold.
 _MAX_ARCS = 200_000
 
-#: Of a request type, the number of its path and an option: seconds per request. Absent: 0.
+#: Seconds per request of a request type, the number of its path and an option. Absent: 0.
 PathSeconds = Mapping[tuple[str, int, str], float]
 
 
@@ -32,7 +33,10 @@ class Use(NamedTuple):
 
 
 class Arc(NamedTuple):
-    """From the finished components ``tail`` to ``head`` (bit sets) for requests of type number ``kind``."""
+    """A step of requests of type number ``kind``.
+
+    It leads from the finished components ``tail`` to ``head`` (bit sets).
+    """
 
     kind: int
     tail: int
@@ -42,7 +46,10 @@ class Arc(NamedTuple):
 
 @dataclass(frozen=True)
 class Network:
-    """Options by number, request types by number with their shares and the bit set of all they use, and arcs."""
+    """Options, request types and arcs, by number.
+
+    ``shares`` and ``whole`` have the share and the bit set of all components of each type.
+    """
 
     options: dict[str, SolverOption]
     types: tuple[str, ...]
@@ -59,7 +66,7 @@ class Network:
         return {name: at for at, name in enumerate(self.options)}
 
     def type_shares(self, shares: Mapping[str, float] | None = None) -> tuple[float, ...]:
-        """Shares by type number: the declared ones, or those of ``shares``, where an absent type has 0."""
+        """Return shares by type number, from ``shares`` (absent types: 0) or the declared ones."""
         if shares is None:
             return self.shares
         unknown = set(shares) - set(self.types)
@@ -83,14 +90,17 @@ class _ComponentSets:
         return tuple(component for component, bit in self._bit.items() if mask & bit)
 
     def runnable_part(self, role: int, done: int, whole: int) -> int:
-        """The most of ``role`` of which all that must run before, inside of the type, is done or in it too."""
+        """Return the largest runnable part of ``role``.
+
+        Within the request type, the predecessors of its components are done, or in it too.
+        """
         while lost := sum(bit for bit in self._before if role & bit and self._before[bit] & whole & ~(done | role)):
             role &= ~lost
         return role
 
 
 def build_lattice(problem: PlanningProblem, seconds: Seconds) -> Network:
-    """Every path over every option. Roles without seconds make no arc. Raises ``BadRequest``."""
+    """Build the network of all paths over all options. Roles without seconds make no arc. Raises ``BadRequest``."""
     check_problem(problem)
     bits, arcs = _ComponentSets(problem), []
     masks = [(at, name, bits.to_mask(option.components)) for at, (name, option) in enumerate(problem.options.items())]
@@ -105,7 +115,7 @@ def build_lattice(problem: PlanningProblem, seconds: Seconds) -> Network:
 
 
 class _Uses:
-    """Asks for the seconds of a role once."""
+    """Computes the seconds of each role once."""
 
     def __init__(self, kind: str, bits: _ComponentSets, seconds: Seconds) -> None:
         self._kind, self._bits, self._seconds = kind, bits, seconds
@@ -124,7 +134,7 @@ class _Uses:
 def _lattice_steps(
     whole: int, masks: Sequence[tuple[int, str, int]], bits: _ComponentSets, uses: _Uses
 ) -> Iterator[tuple[int, int, Use]]:
-    """All steps of one request type from what is reachable, few finished components first."""
+    """Yield all reachable steps of one request type, fewest finished components first."""
     reached, waiting = {0}, [(0, 0)]
     while waiting:
         _, done = heappop(waiting)
@@ -144,9 +154,9 @@ def _lattice_steps(
 def listed_paths(
     problem: PlanningProblem, paths: Mapping[str, Sequence[Sequence[str]]], seconds: PathSeconds
 ) -> Network:
-    """Only the paths that are listed: option names in the order of execution. Raises ``BadRequest``.
+    """Build the network of listed paths only: option names in the order of execution.
 
-    The seconds of an option that a path visits twice are those of both visits.
+    If a path visits an option twice, its seconds are those of both visits. Raises ``BadRequest``.
     """
     check_problem(problem)
     _check_rows(problem, paths, seconds)
@@ -168,7 +178,7 @@ def listed_paths(
 def _path_roles(
     problem: PlanningProblem, bits: _ComponentSets, kind: str, path: Sequence[str]
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Each stop of a path and the components that run there: those of the option that are not done and can run."""
+    """Yield each stop of a path with its components: those of the option that are not done and can run."""
     whole, done, said = (
         bits.to_mask(problem.types[kind].components),
         0,

@@ -1,22 +1,22 @@
-"""Goodput as the objective: replicas that a solver proposes, judged and improved by a replay of requests.
+"""Goodput as the objective: proposed replicas, judged and improved by a replay of requests.
 
-Throughput is linear in replicas and paths, so the solver's best is exact; whether requests are served in time is not.
-What is best for throughput is a good place to begin: from there one replica after the other is given to another
-option, as long as a replay says that more requests are served in time.
+Throughput is linear in replicas and paths, so the solver's optimum is exact. Goodput is not linear. So the search
+starts from the optimum for throughput. It moves one replica after the other to another option, as long as a replay
+shows that more requests are served in time.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-#: The goodput of replicas by option in req/s; a number that is no more than the second argument if theirs is not more.
+#: The goodput in req/s of replicas by option; if it is not more than the second argument, any number up to that.
 Judge = Callable[[Mapping[str, int], float], float]
 
 
 def improve_goodput(
     candidates: Iterable[Mapping[str, int]], gpus: Mapping[str, int], judge: Judge
 ) -> tuple[dict[str, int], float]:
-    """The best of ``candidates``, and then of their neighbours with no more GPUs, until no neighbour is better.
+    """Return the best of ``candidates``, improved over neighbours without more GPUs.
 
-    ``gpus`` are those of one replica of each option that there may be. Returns the replicas and their goodput.
+    ``gpus`` are those of one replica of each allowed option. Returns the replicas and their goodput.
     """
     best, rate, known = dict[str, int](), 0.0, set[tuple[tuple[str, int], ...]]()
     waiting: Iterable[Mapping[str, int]] = candidates
@@ -37,7 +37,7 @@ def improve_goodput(
 
 
 def _neighbours(replicas: Mapping[str, int], gpus: Mapping[str, int]) -> Iterator[dict[str, int]]:
-    """Yield ``replicas`` with one less of an option and as many more of another as its GPUs are enough for."""
+    """Yield ``replicas`` with one replica's GPUs moved to another option."""
     for source in replicas:
         for target in gpus:
             more = gpus[source] // gpus[target]

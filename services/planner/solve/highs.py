@@ -1,7 +1,7 @@
-"""The one module that calls the HiGHS solver: mixed-integer and linear programs, with deadlines, in silence.
+"""The only module that calls the HiGHS solver: mixed-integer and linear programs, with deadlines, in silence.
 
-HiGHS prints lines of its own on standard output whatever its options say. They are dropped: while a
-program is solved, file descriptor 1 of this process leads nowhere.
+HiGHS prints its own lines on standard output, whichever options are set. They are discarded: during a solve, file
+descriptor 1 of this process points to the null device.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 
 from omnibus.errors import DeadlineExceeded, Fatal
 
-_LIMIT, _INFEASIBLE, _UNBOUNDED = 1, 2, 3  # what scipy calls them
+_LIMIT, _INFEASIBLE, _UNBOUNDED = 1, 2, 3  # scipy's status codes
 #: Seconds for a linear program, which takes milliseconds.
 _LINEAR_TIMEOUT_SECONDS = 30.0
 _fd_lock = threading.Lock()
@@ -32,14 +32,14 @@ Vector = np.ndarray[Any, np.dtype[Any]]
 
 
 class Deadline:
-    """Seconds that are left of a limit; several solves may share one."""
+    """Remaining seconds of a limit; several solves may share one."""
 
     def __init__(self, within: float) -> None:
         self.within = within
         self._end = time.monotonic() + within
 
     def remaining_seconds(self) -> float:
-        """Raises ``DeadlineExceeded`` when there is nothing left."""
+        """Return the remaining seconds. Raises ``DeadlineExceeded`` if there are none."""
         left = self._end - time.monotonic()
         if left <= 0:
             raise self.exceeded_error()
@@ -51,7 +51,7 @@ class Deadline:
 
 @dataclass(frozen=True)
 class Program:
-    """Rows ``low <= matrix @ x <= high`` and bounds ``lower <= x <= upper``; ``integer`` is 1 where x is whole."""
+    """Rows ``low <= matrix @ x <= high`` and bounds ``lower <= x <= upper``; ``integer`` is 1 for whole x."""
 
     matrix: Any
     low: Vector
@@ -65,7 +65,7 @@ class Program:
         return len(self.lower)
 
     def with_rows(self, matrix: Any, low: Vector | float, high: Vector | float) -> "Program":
-        """The program with further rows, over all columns."""
+        """Add rows over all columns."""
         count = matrix.shape[0]
         return replace(
             self,
@@ -75,7 +75,7 @@ class Program:
         )
 
     def with_columns(self, count: int, upper: Vector | float, *, integer: bool) -> "Program":
-        """The program with ``count`` further columns from 0 to ``upper`` that no row knows yet."""
+        """Add ``count`` columns from 0 to ``upper`` that are in no row yet."""
         return Program(
             sparse.hstack([self.matrix, sparse.csc_array((self.matrix.shape[0], count))], format="csc"),
             self.low,
@@ -88,7 +88,7 @@ class Program:
 
 @dataclass(frozen=True)
 class MilpSolution:
-    """A solution. ``bound`` is what no solution can go below; ``proven`` says that none is better."""
+    """A solution. No other is below ``bound``; if ``proven``, none is better."""
 
     x: Vector
     value: float
@@ -97,10 +97,10 @@ class MilpSolution:
 
 
 def solve_milp(program: Program, cost: Vector, deadline: Deadline, *, limit: float = np.inf) -> MilpSolution | None:
-    """The solution of least ``cost``, gap 0, or None when there is none.
+    """Return the solution of least ``cost``, or None if there is none.
 
-    When the deadline (or ``limit``, in seconds) comes first: the best one so far, not proven. Raises
-    ``DeadlineExceeded`` when there is none so far.
+    The gap is 0. At the deadline (or after ``limit`` seconds) it returns the best one so far, not proven. Raises
+    ``DeadlineExceeded`` if there is none so far.
     """
     settings = {"mip_rel_gap": 0.0, "time_limit": min(deadline.remaining_seconds(), limit)}
     rows = LinearConstraint(program.matrix, program.low, program.high)
@@ -108,7 +108,7 @@ def solve_milp(program: Program, cost: Vector, deadline: Deadline, *, limit: flo
     with silence_stdout():
         done = milp(cost, constraints=rows, bounds=bounds, integrality=program.integer, options=settings)
     if done.status not in (0, _LIMIT, _INFEASIBLE, _UNBOUNDED):
-        with silence_stdout():  # presolve met numbers that it cannot handle
+        with silence_stdout():  # presolve failed on numbers that it cannot handle
             settings |= {"presolve": False, "time_limit": min(deadline.remaining_seconds(), limit)}
             done = milp(cost, constraints=rows, bounds=bounds, integrality=program.integer, options=settings)
     if done.status == _INFEASIBLE:
@@ -123,7 +123,10 @@ def solve_milp(program: Program, cost: Vector, deadline: Deadline, *, limit: flo
 
 @dataclass(frozen=True)
 class LinearSolution:
-    """A solution of a linear program, what one more unit of each upper row is worth, and each column's waste."""
+    """A solution of a linear program.
+
+    ``prices`` is the value of one more unit of each upper row, and ``waste`` is that of each column.
+    """
 
     x: Vector
     value: float
@@ -132,7 +135,7 @@ class LinearSolution:
 
 
 def solve_linear(cost: Vector, most: Any, supply: Vector, same: Any, equal: Vector) -> LinearSolution:
-    """Least ``cost @ x`` with ``most @ x <= supply``, ``same @ x == equal``, x >= 0, which must exist."""
+    """Minimise ``cost @ x`` with ``most @ x <= supply``, ``same @ x == equal``, x >= 0, which must be feasible."""
     limit = {"time_limit": _LINEAR_TIMEOUT_SECONDS}
     with silence_stdout():
         done = linprog(
@@ -149,7 +152,7 @@ def solve_linear(cost: Vector, most: Any, supply: Vector, same: Any, equal: Vect
 
 @contextmanager
 def silence_stdout() -> Iterator[None]:
-    """Drop what this process writes to file descriptor 1 inside the context; may be nested, over threads too."""
+    """Discard the process's writes to file descriptor 1 within the context; contexts may nest, across threads too."""
     _mute_stdout()
     try:
         yield
@@ -177,7 +180,7 @@ def _restore_stdout() -> None:
     with _fd_lock:
         _silent -= 1
         if _silent == 0 and _stdout >= 0:
-            _c_library.fflush(None)  # it holds lines back when 1 is no terminal
+            _c_library.fflush(None)  # it buffers lines if 1 is not a terminal
             os.dup2(_stdout, 1)
             os.close(_stdout)
             _stdout = -1

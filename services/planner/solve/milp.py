@@ -1,4 +1,4 @@
-"""The program of one question: the frame's matrix, and rows for what the terms add to it.
+"""The program of one question: the frame's matrix, and rows for the terms.
 
 Columns: replicas, rate, counts of limited options, flows, replicas on nodes, new replicas.
 """
@@ -31,7 +31,10 @@ class Objective(NamedTuple):
         return float(self.cost @ replicas) + extra
 
     def cost_row(self, count: int, columns: int) -> Vector:
-        """Over ``columns`` columns, of which the first ``count`` are replicas and the last new ones."""
+        """Return the row over ``columns`` columns.
+
+        The first ``count`` columns are replicas, and the last are new ones.
+        """
         row = np.zeros(columns)
         row[:count] = self.cost
         if self.spawn is not None:
@@ -40,8 +43,11 @@ class Objective(NamedTuple):
 
 
 class ProgramQuery(NamedTuple):
-    """Between which rates (req/s), under which mixes; ``cuts`` bound the rate by prices of supply, ``held`` goals
-    by values, and one replica at least is of an option that is ``fresh``."""
+    """Bounds and mixes of a program. Rates are in req/s.
+
+    ``cuts`` bound the rate by prices of supply, and ``held`` bounds goals by values. At least one replica must be of an
+    option in ``fresh``.
+    """
 
     lowest: float
     highest: float
@@ -54,7 +60,7 @@ class ProgramQuery(NamedTuple):
 def assemble_program(
     frame: FlowMatrix, terms: Terms, asked: ProgramQuery, upper: Vector, *, packed: bool, spawning: bool
 ) -> Program:
-    """The program over the options with ``upper`` above 0; new replicas are counted when ``spawning``."""
+    """Build the program over options with ``upper`` above 0; ``spawning`` adds columns for new replicas."""
     limited = _LimitedOptions(frame, terms, upper)
     program = frame.build_program(asked.mixes, frame.allowed_arcs(upper), upper, limited.supply)
     program.lower[frame.count] = asked.lowest / frame.unit
@@ -79,7 +85,7 @@ def _sparse_row(values: Vector) -> Any:
 
 
 def _add_budget(frame: FlowMatrix, terms: Terms, program: Program) -> Program:
-    """One row per GPU type: sum of c_s * r_s <= N_g (Equations 3 and 15)."""
+    """Add one row per GPU type: sum of c_s * r_s <= N_g (Equations 3 and 15)."""
     for kind, count in (available_gpus(terms) or {}).items():
         mine = np.array([option.gpu == kind for option in frame.network.options.values()])
         row = np.zeros(program.column_count)
@@ -89,7 +95,7 @@ def _add_budget(frame: FlowMatrix, terms: Terms, program: Program) -> Program:
 
 
 class _LimitedOptions:
-    """Options whose replicas may not be worked to the full: one 0/1 column for each count of them."""
+    """Options whose replicas may not be fully busy: one 0/1 column for each count of them."""
 
     def __init__(self, frame: FlowMatrix, terms: Terms, upper: Vector) -> None:
         self._count, names = frame.count, frame.network.option_names
@@ -106,7 +112,10 @@ class _LimitedOptions:
         self.supply = sparse.csc_array((values, (rows, columns)), shape=(frame.count, width), dtype=float)
 
     def add_rows(self, program: Program) -> Program:
-        """r_s = sum of n * b_s,n and sum of b_s,n <= 1."""
+        """Add rows for the counts of limited options.
+
+        They are r_s = sum of n * b_s,n and sum of b_s,n <= 1.
+        """
         for at, (start, levels) in zip(self._limited, self._starts, strict=True):
             program.upper[start : start + levels] = 1.0
             program.integer[start : start + levels] = 1.0
@@ -118,7 +127,10 @@ class _LimitedOptions:
 
 
 def _add_cuts(frame: FlowMatrix, asked: ProgramQuery, program: Program, supply: Any) -> Program:
-    """R <= sum of price_s * supply_s, prices no higher than what one replica could make of the highest rate."""
+    """Add R <= sum of price_s * supply_s.
+
+    Prices are at most the highest rate over the least work of one replica.
+    """
     for prices in asked.cuts:
         row = np.zeros(program.column_count)
         row[: supply.shape[1]] = -(np.minimum(prices, asked.highest * _inverse_least(supply)) @ supply) / frame.unit
@@ -128,7 +140,7 @@ def _add_cuts(frame: FlowMatrix, asked: ProgramQuery, program: Program, supply: 
 
 
 def _inverse_least(supply: Any) -> Vector:
-    """1 / the least work that each option does once it has a replica."""
+    """Return 1 / the least work of each option that has a replica."""
     least = np.full(supply.shape[0], np.inf)
     cells = supply.tocoo()
     np.minimum.at(least, cells.row, np.where(cells.data > 0, cells.data, np.inf))
@@ -136,7 +148,7 @@ def _inverse_least(supply: Any) -> Vector:
 
 
 def _add_node_packing(frame: FlowMatrix, terms: Terms, program: Program, upper: Vector) -> Program:
-    """Each replica lies on one node: r_s = sum of y_s,h and sum of c_s * y_s,h <= G_h (Equation 6)."""
+    """Put each replica on one node: r_s = sum of y_s,h and sum of c_s * y_s,h <= G_h (Equation 6)."""
     used = np.flatnonzero(upper > 0)
     options, first = list(frame.network.options.values()), program.column_count
     fits = [
@@ -158,7 +170,7 @@ def _add_node_packing(frame: FlowMatrix, terms: Terms, program: Program, upper: 
 
 
 def _add_new_replicas(frame: FlowMatrix, terms: Terms, program: Program) -> Program:
-    """u_s >= r_s - running_s, u_s >= 0."""
+    """Add u_s >= r_s - running_s, u_s >= 0."""
     before = program.column_count
     program = program.with_columns(frame.count, np.inf, integer=False)
     eye = sparse.eye_array(frame.count, format="csc")

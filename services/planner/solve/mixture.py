@@ -1,7 +1,7 @@
 """Number of cells of each size: fewest GPUs for a rate, most requests within given GPUs. Exact for any sizes.
 
-The paper's Algorithm 2 takes the largest cell that does not exceed what is left of the rate. It is not
-optimal (cells 1: 1.0 and 2: 2.5 req/s, 2.4 wanted: 3 GPUs, where 2 do) and may not end: ``printed``
+The paper's Algorithm 2 takes the largest cell that does not exceed the remaining rate, which is not optimal. For cells
+1 with 1.0 and 2 with 2.5 req/s, and a rate of 2.4, it takes 3 GPUs instead of 2. It may also not terminate. ``printed``
 keeps it as a baseline.
 """
 
@@ -13,21 +13,21 @@ import msgspec
 
 from services.planner.solve.problem import Infeasible, check_amount, require
 
-#: Relative; what rounding may take from a sum of rates.
+#: Relative loss of a sum of rates by rounding.
 _ROUNDING = 1e-9
-#: Steps that the printed algorithm may take, and sizes up to which cells are combined.
+#: Most steps of the printed algorithm, and the largest size up to which cells are combined.
 _MAX_STEPS, _MAX_CELL_GPUS = 1_000_000, 256
 
 
 class Cell(msgspec.Struct, frozen=True):
-    """A GPU allocation that serves whole requests on its own: its GPUs and its ``rate`` in req/s."""
+    """A GPU allocation that serves whole requests alone: its GPUs and its ``rate`` in req/s."""
 
     gpus: int
     rate: float
 
 
 class Mixture(msgspec.Struct, frozen=True):
-    """Cells by size, their GPUs, and the rate that they serve, in req/s."""
+    """Cells by size, their GPUs, and their rate in req/s."""
 
     cells: dict[int, int]
     gpus: int
@@ -35,9 +35,10 @@ class Mixture(msgspec.Struct, frozen=True):
 
 
 def efficient_cells(cells: Sequence[Cell], *, printed: bool = False) -> list[Cell]:
-    """Algorithm 1, line 4 on: sizes that serve more than smaller ones of as many GPUs together.
+    """Select sizes that serve more than smaller ones on as many GPUs.
 
-    As ``printed``, the smallest size is always kept; here one that serves nothing is dropped.
+    These are the sizes of Algorithm 1, from line 4. With ``printed``, the smallest size is always kept; otherwise a
+    size that serves nothing is dropped.
     """
     kept: list[Cell] = []
     for cell in sorted(_check_cells(cells), key=lambda cell: cell.gpus):
@@ -49,11 +50,11 @@ def efficient_cells(cells: Sequence[Cell], *, printed: bool = False) -> list[Cel
 
 
 def fewest_gpus(cells: Sequence[Cell], rate: float) -> Mixture:
-    """Fewest GPUs that serve ``rate`` req/s. Raises ``Infeasible`` when no cell serves anything.
+    """Return the mixture with the fewest GPUs for ``rate`` req/s. Raises ``Infeasible`` if no cell serves requests.
 
-    In some optimum fewer cells than g* are not of the densest size g*: among g* of them some add up to a
-    multiple of g*, and as many densest cells serve no less. So best[n] is needed for n < g* * max g
-    alone, whatever the rate; the rest is a division.
+    Let g* be the densest size. In some optimum fewer than g* cells have another size. Among g* of them, some add up to
+    a multiple of g*, and as many densest cells serve no less. So best[n] is needed only for n < g* * max g, at any
+    rate. The rest is a division.
     """
     check_amount(rate, "the rate")
     if rate == 0:
@@ -66,7 +67,7 @@ def fewest_gpus(cells: Sequence[Cell], rate: float) -> Mixture:
 
 
 def most_requests(cells: Sequence[Cell], gpus: int) -> Mixture:
-    """Most requests per second within ``gpus``."""
+    """Return the mixture with the most req/s within ``gpus``."""
     require(gpus >= 0, f"there are {gpus} GPUs")
     if not any(cell.rate > 0 for cell in _check_cells(cells)):
         return Mixture({}, 0, 0.0)
@@ -77,8 +78,11 @@ def most_requests(cells: Sequence[Cell], gpus: int) -> Mixture:
 
 
 def binary_mixture(cells: Sequence[Cell], gpus: int) -> Mixture:
-    """Most requests within ``gpus`` when each size divides the next: the largest efficient cell as often as it
-    fits, then smaller ones. Optimal for such sizes; others go to ``most``."""
+    """Return the mixture with the most req/s, for nested sizes.
+
+    If each size divides the next, it takes the largest efficient cell as often as it fits, then smaller ones. This is
+    optimal for such sizes; for others it calls ``most_requests``. The mixture fits into ``gpus``.
+    """
     require(gpus >= 0, f"there are {gpus} GPUs")
     kept = efficient_cells(cells)
     if any(larger.gpus % smaller.gpus for smaller, larger in pairwise(kept)):
@@ -92,7 +96,10 @@ def binary_mixture(cells: Sequence[Cell], gpus: int) -> Mixture:
 
 
 def bisected_mixture(cells: Sequence[Cell], rate: float) -> Mixture:
-    """Fewest GPUs for ``rate`` by ``binary_mixture`` and bisection on the number of GPUs: for power-of-two sizes."""
+    """Return the mixture with the fewest GPUs for ``rate``, for power-of-two sizes.
+
+    It bisects the number of GPUs of ``binary_mixture``.
+    """
     require(any(cell.rate > 0 for cell in _check_cells(cells)), "no cell serves anything")
     check_amount(rate, "the rate")
     low, high = 0, 1
@@ -107,7 +114,7 @@ def bisected_mixture(cells: Sequence[Cell], rate: float) -> Mixture:
 
 
 def printed_mixture(cells: Sequence[Cell], rate: float) -> Mixture | None:
-    """Algorithm 2 as it is printed; None when it does not end."""
+    """Run Algorithm 2 as printed; None if it does not terminate."""
     known = sorted(_check_cells(cells), key=lambda cell: cell.gpus, reverse=True)
     require(bool(known), "there is no cell")
     check_amount(rate, "the rate")
@@ -129,7 +136,10 @@ def _cell_count(rate: float, each: float) -> int:
 
 
 def _best_rates(cells: Sequence[Cell]) -> tuple[Cell, list[tuple[float, int]]]:
-    """The densest cell, and for each number of GPUs the best rate and the last cell's size (0: one GPU is idle)."""
+    """Return the densest cell, and the best mixtures by number of GPUs.
+
+    A mixture is its rate, and the size of its last cell. A size of 0 means that one GPU is idle.
+    """
     useful = [cell for cell in _check_cells(cells) if cell.rate > 0]
     if not useful:
         raise Infeasible("no cell serves anything: allow larger ones")

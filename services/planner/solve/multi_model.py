@@ -1,4 +1,4 @@
-"""Several models planned at once, so that executors of a component that they share serve all of them."""
+"""Several models planned at once: executors of a shared component serve all of them."""
 
 from collections.abc import Mapping
 
@@ -16,11 +16,11 @@ class JointModel(msgspec.Struct, frozen=True):
 
 
 def join_networks(parts: Mapping[str, JointModel], same: Mapping[str, str] | None = None) -> Network:
-    """One network for all models; its rate 1 is every model at its own rate.
+    """Join the networks of all models; rate 1 is every model at its own rate.
 
-    Options and request types are called ``model/option`` and ``model/type``. ``same`` says which option
-    is another model's: ``{"b/E": "a/E"}``; both must take the same GPUs. Its seconds may differ by model.
-    ``Solver.least(1.0)`` then plans for all rates at once, ``most`` for as many times the rates as fit.
+    Options and request types are named ``model/option`` and ``model/type``. ``same`` maps options to another model's
+    options: ``{"b/E": "a/E"}``. Both must take the same GPUs, but their seconds may differ. ``Solver.solve_least(1.0)``
+    then plans for all rates at once, and ``solve_most`` for the largest multiple of the rates that fits.
     """
     same = same or {}
     options = {

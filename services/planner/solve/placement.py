@@ -1,6 +1,6 @@
-"""Replicas onto nodes: bins that the GPUs of one replica must not span, filled first-fit, then exactly.
+"""Replicas onto nodes as bins: a replica's GPUs must not span two. First-fit first, then exact.
 
-Among placements that move as few running replicas, the one with the least traffic between nodes is taken.
+Among placements that move equally few running replicas, it chooses the one with the least traffic between nodes.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,17 +17,17 @@ from services.planner.solve.traffic import OptionTraffic, crossing_traffic
 Places = dict[str, dict[str, int]]
 #: GB/s between the options of a solution.
 TrafficOf = Callable[[Solution], OptionTraffic]
-#: Seconds to look for a placement with less traffic than one that is known.
+#: Seconds to search for a placement with less traffic than a known one.
 _IMPROVE_SECONDS = 0.5
-#: GB/s that are nothing.
+#: GB/s that count as none.
 _NO_TRAFFIC = 1e-9
 
 
 def most_within_nodes(solver: Solver, terms: Terms, traffic_of: TrafficOf | None = None) -> tuple[Solution, Places]:
-    """``Solver.most`` within ``terms.nodes``, and where each replica goes.
+    """Run ``Solver.solve_most`` within ``terms.nodes``, and place each replica.
 
-    Only GPUs are counted at first, which is usually enough; when the replicas do not fit into the nodes
-    they are found again, each on a node of its own choice.
+    At first the solver only counts GPUs, which is usually enough. If the replicas do not fit into the nodes, it solves
+    again with a node for each replica.
     """
     require(bool(terms.nodes), "name the nodes that replicas go to")
     found = solver.solve_most(terms)
@@ -41,7 +41,7 @@ def most_within_nodes(solver: Solver, terms: Terms, traffic_of: TrafficOf | None
 def least_within_nodes(
     solver: Solver, rate: float, terms: Terms, traffic_of: TrafficOf | None = None
 ) -> tuple[Solution, Places]:
-    """``Solver.least`` within ``terms.nodes``, and where each replica goes."""
+    """Run ``Solver.solve_least`` within ``terms.nodes``, and place each replica."""
     require(bool(terms.nodes), "name the nodes that replicas go to")
     found = solver.solve_least(rate, terms)
     places = _place_solution(solver, found, terms, traffic_of)
@@ -70,11 +70,11 @@ def place_replicas(
     within: float = 5.0,
     traffic: OptionTraffic | None = None,
 ) -> Places | None:
-    """A node for each replica; None when they do not fit. Replicas that are ``running`` stay where they can.
+    """Return a node for each replica; None if they do not fit. Replicas that are ``running`` stay if they can.
 
-    Largest first, each onto the first node with room: exact when sizes divide each other. Where that
-    fails, moves a running replica, or has ``traffic`` (GB/s between options) cross nodes, each node is filled with
-    the same share of every option, and then a program decides.
+    The first attempt is first-fit, largest first, which is exact if sizes divide each other. It may fail, move a
+    running replica, or let ``traffic`` (GB/s between options) cross nodes. Then each node is filled with the same share
+    of every option. At last a program decides.
     """
     running = running or {}
     sent = {ends: rate for ends, rate in (traffic or {}).items() if rate > 0 and all(map(replicas.get, ends))}
@@ -90,13 +90,13 @@ def place_replicas(
 
 
 def _total_crossing(places: Places, traffic: OptionTraffic) -> float:
-    """GB/s between nodes; 0 for what is rounding."""
+    """Return the GB/s between nodes; 0 for rounding errors."""
     total = sum(crossing_traffic(places, traffic).values())
     return total if total > _NO_TRAFFIC else 0.0
 
 
 def _less_crossing(one: Places | None, other: Places | None, traffic: OptionTraffic) -> Places | None:
-    """Return the placement with less traffic between nodes, ``one`` when they are equal."""
+    """Return the placement with less traffic between nodes; ``one`` if equal."""
     if one is None or other is None:
         return one if other is None else other
     return other if _total_crossing(other, traffic) < _total_crossing(one, traffic) - _NO_TRAFFIC else one
@@ -110,7 +110,10 @@ def _improve_places(
     running: Mapping[str, Mapping[str, int]],
     traffic: OptionTraffic,
 ) -> Places:
-    """The placement of the program where it has less traffic than ``known``, in which all running replicas stay."""
+    """Return the program's placement if it has less traffic than ``known``.
+
+    All running replicas must stay in it.
+    """
     try:
         found = place_exactly(replicas, options, nodes, running, traffic, _IMPROVE_SECONDS)
     except DeadlineExceeded:
@@ -121,7 +124,7 @@ def _improve_places(
 
 
 def _staying(places: Places, running: Mapping[str, Mapping[str, int]]) -> int:
-    """Running replicas that stay on their node."""
+    """Return the number of running replicas that stay on their node."""
     return sum(
         min(count, running.get(option, {}).get(node, 0))
         for option, there in places.items()
@@ -132,7 +135,7 @@ def _staying(places: Places, running: Mapping[str, Mapping[str, int]]) -> int:
 def _keep_running(
     replicas: Mapping[str, int], nodes: Mapping[str, SolverNode], running: Mapping[str, Mapping[str, int]]
 ) -> Places:
-    """Return as many running replicas as are still wanted, on the nodes where they run."""
+    """Return the running replicas that are still needed, on their nodes."""
     found: Places = {}
     for option, count in replicas.items():
         for node, there in running.get(option, {}).items():
@@ -164,7 +167,7 @@ def _first_fit(
 def _balanced_fit(
     replicas: Mapping[str, int], options: Mapping[str, SolverOption], nodes: Mapping[str, SolverNode], kept: Places
 ) -> Places | None:
-    """One node after the other, each filled with the option of which the smallest share has a node so far."""
+    """Fill nodes in turn, always from the option with least placed."""
     left = _free_gpus(options, nodes, kept)
     if min(left.values(), default=0) < 0:
         return None
@@ -185,7 +188,7 @@ def _balanced_fit(
 
 
 def _free_gpus(options: Mapping[str, SolverOption], nodes: Mapping[str, SolverNode], kept: Places) -> dict[str, int]:
-    """GPUs of each node beside the replicas that stay there."""
+    """Return each node's GPUs that the staying replicas do not use."""
     left = {name: node.gpus for name, node in nodes.items()}
     for option, there in kept.items():
         for node, count in there.items():

@@ -1,4 +1,4 @@
-"""Input of the solver: components, deployment options, request types. Data and their checks; nothing is chosen here."""
+"""Input of the solver: components, deployment options, request types. Only data and their checks."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,22 +9,22 @@ import msgspec
 from omnibus.errors import BadRequest
 from omnibus.families.plugins import join_names
 
-#: More would make more sets of finished components than memory holds.
+#: More components would need more memory for sets of finished components than there is.
 MAX_COMPONENTS = 16
 
 
 class Infeasible(BadRequest):
-    """No deployment does what was asked; says which part of it."""
+    """No deployment meets the request; the message contains the part that fails."""
 
     code: ClassVar[str] = "infeasible_plan"
 
 
 class SolverOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A deployment option: the components of one executor and what one replica of it takes.
+    """A deployment option: the components of one executor, and the resources of one replica.
 
-    ``gpus`` of type ``gpu`` per replica, split into tensor-parallel groups of ``tp`` (0: all in one).
-    ``weights_gb`` is memory for weights. ``price`` per replica is in any unit (None: ``gpus``);
-    ``start_s`` is how many seconds a new replica needs before it serves (Table 4).
+    A replica has ``gpus`` of type ``gpu``, divided into tensor-parallel groups of ``tp`` (0: all in one).
+    ``weights_gb`` is memory for weights. ``price`` per replica is in any unit (None: ``gpus``). ``start_s`` is the time
+    in seconds until a new replica serves (Table 4).
     """
 
     components: tuple[str, ...]
@@ -41,17 +41,17 @@ class SolverOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RequestType(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A set of components that requests use, and the share of all requests that use it."""
+    """Components that requests use, and the share of these requests."""
 
     components: tuple[str, ...]
     share: float
 
 
 class PlanningProblem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Components with ``order`` (pairs: the first runs before the second), options and request types by name.
+    """Components, their ``order`` (pairs: the first runs before the second), options and request types.
 
-    A request type that lacks the middle one of a -> b -> c has a and c in any order, unless ``transitive``.
-    The rate of a type is its share times the rate of all requests; shares usually add up to 1.
+    A request type that lacks the middle component of a -> b -> c has a and c in any order, unless ``transitive``. The
+    rate of a type is its share times the rate of all requests; shares usually add up to 1.
     """
 
     components: tuple[str, ...]
@@ -61,7 +61,7 @@ class PlanningProblem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     transitive: bool = False
 
     def component_predecessors(self) -> dict[str, frozenset[str]]:
-        """Of each component, those that run before it. Raises ``BadRequest`` for a cycle."""
+        """Return the components that run before each component. Raises ``BadRequest`` for a cycle."""
         direct: dict[str, set[str]] = {component: set() for component in self.components}
         for first, then in self.order:
             direct[then].add(first)
@@ -70,7 +70,7 @@ class PlanningProblem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def check_problem(problem: PlanningProblem) -> PlanningProblem:
-    """``problem`` itself. Raises ``BadRequest`` that names the first fault."""
+    """Return ``problem`` itself. Raises ``BadRequest`` with the first fault."""
     known = set(problem.components)
     require(bool(known), "there is no component")
     require(len(known) == len(problem.components), f"a component is named twice: {join_names(problem.components)}")
@@ -90,7 +90,7 @@ def check_problem(problem: PlanningProblem) -> PlanningProblem:
 
 
 def check_shares(shares: Iterable[float]) -> None:
-    """Raises ``BadRequest`` when no request type is asked for at all."""
+    """Raises ``BadRequest`` if all shares are 0."""
     require(
         any(share > 0 for share in shares), "the workload is empty: give at least one request type a positive share"
     )
@@ -121,7 +121,7 @@ def _check_known(components: Iterable[str], known: set[str], what: str) -> None:
 
 
 def _transitive_closure(direct: Mapping[str, set[str]]) -> dict[str, frozenset[str]]:
-    """All that runs before each component, over any number of steps."""
+    """Return all direct and indirect predecessors of each component."""
     closed: dict[str, frozenset[str]] = {}
     while len(closed) < len(direct):
         ready = [name for name, first in direct.items() if name not in closed and first <= closed.keys()]
@@ -133,7 +133,7 @@ def _transitive_closure(direct: Mapping[str, set[str]]) -> dict[str, frozenset[s
 
 
 def check_amount(value: float, what: str) -> float:
-    """``value`` when it is a finite number that is not negative. Raises ``BadRequest``."""
+    """Return ``value`` if it is finite and not negative. Raises ``BadRequest``."""
     require(math.isfinite(value) and value >= 0, f"{what} is {value}: it must be a finite number, 0 or more")
     return float(value)
 

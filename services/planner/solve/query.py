@@ -1,4 +1,4 @@
-"""One question to the solver: asked over some of the options, rounded to whole replicas, and checked."""
+"""One question to the solver: solved over some options, rounded to whole replicas, and checked."""
 
 from dataclasses import dataclass, field
 
@@ -11,7 +11,7 @@ from services.planner.solve.flow_matrix import FlowMatrix, ServedFlow
 from services.planner.solve.highs import Deadline, Vector
 from services.planner.solve.milp import Objective, ProgramQuery, assemble_program
 
-#: A rate counts as served when it is within one part in a million: HiGHS works to 1e-6.
+#: A rate counts as served within one part in a million: HiGHS works to 1e-6.
 SERVED_TOLERANCE = 1e-6
 #: The best rate is held to this while ties are broken.
 RATE_TOLERANCE = 5e-7
@@ -20,10 +20,10 @@ _MAX_REPAIRS = 40
 
 @dataclass(frozen=True)
 class SolverAnswer:
-    """Whole replicas, what they serve under each mix, and the rate in req/s that they serve under every one.
+    """Whole replicas, their flows under each mix, and the common rate.
 
-    ``bound`` is what no answer over the same options beats: req/s when the rate was the goal, else the
-    goal's value.
+    The rate is in req/s. No answer over the same options beats ``bound``: it is in req/s if the rate was the goal, else
+    the goal's value.
     """
 
     replicas: Vector
@@ -35,8 +35,11 @@ class SolverAnswer:
 
 @dataclass
 class SolverRun:
-    """Answers serve at least ``lowest`` req/s, and none can serve more than ``highest``; ``packed`` ones fit into
-    the nodes. ``fresh``: options of which they use one at least."""
+    """A question in progress: bounds and goals of its answers.
+
+    Answers serve at least ``lowest`` req/s, and none can serve more than ``highest``. With ``packed``, they fit into
+    the nodes. They use at least one option of ``fresh``.
+    """
 
     frame: FlowMatrix
     terms: Terms
@@ -54,15 +57,18 @@ class SolverRun:
         self.running = replica_vector(self.frame, self.terms.running)
 
     def hold_goal(self, goal: Objective, replicas: Vector) -> None:
-        """No further answer is worse by ``goal`` than ``replicas``."""
+        """Forbid answers that are worse by ``goal`` than ``replicas``."""
         self.limit_goal(goal, goal.value(replicas, self.running))
 
     def limit_goal(self, goal: Objective, value: float) -> None:
-        """No further answer is worse by ``goal`` than ``value``."""
+        """Forbid answers that are worse by ``goal`` than ``value``."""
         self.held.append((goal, value + 1e-7 * max(1.0, abs(value))))
 
     def is_decided(self, goal: Objective) -> bool:
-        """Return whether ``goal`` cannot differ any more, being a multiple of one that is held."""
+        """Return True if ``goal`` is a multiple of a held goal.
+
+        It cannot change then.
+        """
         if goal.spawn is not None:
             return False
         allowed = self.top > 0
@@ -71,15 +77,15 @@ class SolverRun:
         return any(len(ratio) == 0 or np.ptp(ratio) == 0 for ratio in ratios)
 
     def served_flows(self, replicas: Vector) -> list[ServedFlow]:
-        """Return what ``replicas`` serve under each mix."""
+        """Return the flows of ``replicas`` under each mix."""
         given = work_supply(self.terms, self.frame, replicas)
         return [self.frame.solve_flow(given, mix) for mix in self.mixes]
 
     def solve_over(self, goal: Objective | None, keep: Vector, limit: float = np.inf) -> SolverAnswer | None:
-        """The best answer over the options ``keep``: by ``goal``, or the highest rate. None: there is none.
+        """Return the best answer over the options ``keep``: by ``goal``, or the highest rate. None: there is none.
 
-        What the solver takes for feasible is rounded and checked. When it was wrong, the reason becomes a
-        row that holds for all deployments, and it is asked again.
+        HiGHS's solution is rounded and checked. If it is wrong, the reason becomes a row that holds for all
+        deployments, and HiGHS solves again.
         """
         count, unit = self.frame.count, self.frame.unit
         goals = [goal for goal, _ in self.held] + ([goal] if goal else [])

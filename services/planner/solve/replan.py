@@ -1,9 +1,8 @@
-"""A new rate, or a new mix, for options whose profiles did not change: within milliseconds, and few new replicas.
+"""A new rate or mix for unchanged profiles: within milliseconds, with few new replicas.
 
-The least cost is known before anything is solved: no deployment beats the shortest paths (``bounds.py``),
-rounded up. What is left is to find one of that cost, among the options that run already and those that
-waste least, that starts the fewest replicas, and of those one that starts the fewest of options that do not
-run yet. Where there is none, the question is asked in full.
+The least cost is known before solving: no deployment beats the shortest paths (``bounds.py``), rounded up. The search
+for a deployment of that cost uses the running options and those that waste least. It prefers the fewest new replicas,
+then the fewest of options that do not run yet. If it finds none, the full problem is solved.
 """
 
 import math
@@ -20,15 +19,16 @@ from services.planner.solve.query import SolverAnswer, SolverRun
 from services.planner.solve.solution import Solution
 from services.planner.solve.solver import Solver
 
-#: How many options are asked beside those that run, and for how many seconds.
+#: Number of options in addition to those that run, and the time limit in seconds.
 _EXTRA_OPTION_COUNT, _SOLVE_TIMEOUT_SECONDS = 12, 1.0
 
 
 def replan_deployment(solver: Solver, rate: float, running: dict[str, int], terms: Terms | None = None) -> Solution:
-    """Least cost for ``rate`` req/s, then the least that must be started beside ``running``.
+    """Return the deployment of least cost for ``rate``, with few starts.
 
-    The cost is proven; that no fewer starts would do is proven among the options that were asked.
-    ``terms.scenarios`` gives a new mix. Raises as ``Solver.least`` does.
+    ``rate`` is in req/s. ``running`` are the current replicas. The cost is proven; the fewest starts are proven only
+    among the options of the search. ``terms.scenarios`` contains a new mix. Raises the same errors as
+    ``Solver.solve_least``.
     """
     terms = msgspec.structs.replace(terms or Terms(), running=running)
     require(math.isfinite(rate) and rate >= 0, f"the rate is {rate}: it must be a finite number, 0 or more")
@@ -56,7 +56,10 @@ def _solve_quickly(run: SolverRun, goal: Objective, keep: Vector) -> SolverAnswe
 
 
 def _prefer_running_options(solver: Solver, run: SolverRun, answer: SolverAnswer, keep: Vector) -> SolverAnswer:
-    """Return an answer that starts as little as ``answer``, with the fewest replicas of options that do not run."""
+    """Return an answer with fewest replicas of new options.
+
+    It has as few starts as ``answer``.
+    """
     novelty = solver.novelty_objective(run)
     if novelty.value(answer.replicas, run.running) == 0:
         return answer

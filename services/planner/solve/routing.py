@@ -12,7 +12,7 @@ from services.planner.solve.flow_network import Arc
 from services.planner.solve.highs import Deadline, Program, Vector
 from services.planner.solve.solution import Flow, decompose_flow
 
-#: Seconds that fewer arcs are worth, and arcs among which fewer are looked for.
+#: Seconds to search for fewer arcs, and the most arcs for that search.
 _MILP_TIMEOUT_SECONDS, _MAX_MILP_ARCS = 1.0, 48
 #: Below this, an arc is as good as the best.
 _SHORTFALL_TOLERANCE = 1e-9
@@ -26,10 +26,10 @@ def route_flows(
     rate: float,
     deadline: Deadline | None,
 ) -> tuple[Flow, ...]:
-    """Paths with rates that add up to ``rate`` req/s; no fewer arcs are looked for without a ``deadline``.
+    """Return paths with rates that add up to ``rate`` req/s.
 
-    They are those of the highest rate that the replicas serve, all made smaller alike: the busiest
-    replicas are then as little busy as they can be.
+    They are those of the highest rate that the replicas serve, scaled down in proportion. So the busiest replicas are
+    as little busy as possible. Without a ``deadline``, there is no search for fewer arcs.
     """
     if served.rate <= 0 or rate <= 0:
         return ()
@@ -40,7 +40,7 @@ def route_flows(
 def _fewest_arcs(
     frame: FlowMatrix, served: ServedFlow, supply: Vector, mix: tuple[float, ...], deadline: Deadline
 ) -> Vector:
-    """The flow of the same rate over the fewest arcs; as it was when too many arcs are in question."""
+    """Return a flow of the same rate over the fewest arcs; unchanged if there are too many candidates."""
     arcs = np.flatnonzero(served.short <= _SHORTFALL_TOLERANCE)
     used = int(np.count_nonzero(served.flow > 0))
     if len(arcs) > _MAX_MILP_ARCS or len(arcs) == used:
@@ -58,14 +58,20 @@ def _fewest_arcs(
 
 
 def _arc_capacity(frame: FlowMatrix, supply: Vector, arc: Arc) -> float:
-    """Return the rate that the replicas along ``arc`` could take if they did nothing else, in units of the solver."""
+    """Return the rate of ``arc`` if its replicas did nothing else.
+
+    It is in the solver's units.
+    """
     return min((supply[use.option] / (use.seconds * frame.unit) for use in arc.uses if use.seconds > 0), default=np.inf)
 
 
 def _build_program(
     frame: FlowMatrix, served: ServedFlow, supply: Vector, mix: tuple[float, ...], arcs: Vector
 ) -> tuple[Program, Vector]:
-    """Columns: the flow of each arc, then whether it is used; at a rate that rounding cannot take away."""
+    """Build the program. Columns: the flow of each arc, then whether it is used.
+
+    The rate is slightly lower, so that rounding cannot make it infeasible.
+    """
     rate, count = served.rate / frame.unit * (1 - 1e-9), len(arcs)
     most = np.array(
         [

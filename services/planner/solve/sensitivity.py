@@ -1,4 +1,4 @@
-"""Explanation of a deployment: its bottlenecks, how much better any other could be, the next best ones. Data."""
+"""Explanation of a deployment: bottlenecks, distance from the optimum, alternatives. Data."""
 
 import msgspec
 import numpy as np
@@ -12,8 +12,11 @@ from services.planner.solve.solver import Solver
 
 
 class OptionUse(msgspec.Struct, frozen=True):
-    """An option in use: replicas, req/s that pass through it, the part of their time that they are busy at
-    the planned rate, and the req/s that one more second of work per second would add to the capacity."""
+    """An option in use.
+
+    ``rate`` is the req/s through it, and ``utilisation`` the fraction of time that its replicas are busy at the planned
+    rate. ``worth`` is the req/s that one more second of work per second would add to the capacity.
+    """
 
     replicas: int
     gpus: int
@@ -23,8 +26,10 @@ class OptionUse(msgspec.Struct, frozen=True):
 
 
 class Alternative(msgspec.Struct, frozen=True):
-    """The best deployment without one option: its capacity in req/s and its cost. ``possible`` is false
-    when there is none."""
+    """The best deployment without one option: its capacity in req/s and its cost.
+
+    ``possible`` is false if there is none.
+    """
 
     without: str
     possible: bool
@@ -35,8 +40,11 @@ class Alternative(msgspec.Struct, frozen=True):
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """``bottlenecks`` are options of which more would serve more; ``distance`` is how much better, relative, a
-    deployment of fractional replicas could be; ``alternatives`` come best first."""
+    """Explanation of a deployment.
+
+    More of the options in ``bottlenecks`` would serve more. ``distance`` is the relative gain of a deployment with
+    fractional replicas. ``alternatives`` are sorted, best first.
+    """
 
     rate: float
     capacity: float
@@ -49,10 +57,10 @@ class Explanation(msgspec.Struct, frozen=True):
 
 
 def explain_solution(solver: Solver, solution: Solution, terms: Terms, *, alternatives: int = 3) -> Explanation:
-    """Explains an answer of ``solver`` to a question under ``terms``.
+    """Explain an answer of ``solver`` to a question under ``terms``.
 
-    Looks for the best deployment without each of the ``alternatives`` options that do most of the work;
-    what is not found within ``terms.within`` seconds each is left out.
+    The ``alternatives`` are the best deployments without one of the options that do most of the work. Each has
+    ``terms.within`` seconds, and is omitted if they do not suffice.
     """
     frame = solver.frame
     replicas = given.replica_vector(frame, solution.replicas)
@@ -91,7 +99,10 @@ def _bound_distance(solution: Solution) -> float:
 
 
 def _option_loads(solution: Solution) -> tuple[dict[str, float], dict[str, float]]:
-    """Seconds of work per second and req/s of each option, by the solution's flows."""
+    """Return each option's work and req/s, by the solution's flows.
+
+    Work is in seconds per second.
+    """
     busy: dict[str, float] = {}
     passing: dict[str, float] = {}
     for flow in solution.flows:
@@ -102,7 +113,7 @@ def _option_loads(solution: Solution) -> tuple[dict[str, float], dict[str, float
 
 
 def _alternative_without(solver: Solver, solution: Solution, terms: Terms, option: str) -> Alternative | None:
-    """The best answer to the same question without ``option``; None when time was not enough to know."""
+    """Return the best answer without ``option``; None if time was not enough to find it."""
     changed = msgspec.structs.replace(terms, without=(*terms.without, option))
     try:
         found = solver.solve_most(changed) if solution.goal == "rate" else solver.solve_least(solution.rate, changed)

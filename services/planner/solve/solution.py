@@ -9,13 +9,15 @@ from omnibus.plan import Path
 from services.planner.solve.flow_network import Arc, Network
 from services.planner.solve.highs import Vector
 
-#: Of a type's rate; less on a path is rounding.
+#: Fraction of a type's rate; less on a path is a rounding error.
 _RATE_TOLERANCE = 1e-9
 
 
 class Flow(msgspec.Struct, frozen=True):
-    """A path: options in the order of execution, what each runs and for how many seconds per request, and its
-    rate in req/s."""
+    """A path: options in the order of execution, their components and seconds per request, and its rate.
+
+    The rate is in req/s.
+    """
 
     type: str
     options: tuple[str, ...]
@@ -27,11 +29,11 @@ class Flow(msgspec.Struct, frozen=True):
 class Solution(msgspec.Struct, frozen=True):
     """A deployment.
 
-    ``rate`` is what it was planned for and ``capacity`` what it can serve, in req/s; flows add up to
-    ``rate``. ``goal`` is "rate" (most requests) or "cost" (least GPUs or price). ``bound`` is what no
-    deployment can beat: req/s or cost by ``goal``. ``gap`` is how far, at most, a better one may be,
-    relative: 0 when ``proven``. ``settled`` says that the order among equals was also proven. ``spawned``
-    counts new replicas where replicas already ran. ``scenarios`` are the flows under further mixes.
+    ``rate`` is the planned rate and ``capacity`` the highest one, in req/s; flows add up to ``rate``. ``goal`` is
+    "rate" (most requests) or "cost" (least GPUs or price). No deployment beats ``bound``, in req/s or cost by ``goal``.
+    ``gap`` is the largest relative distance of a better deployment: 0 if ``proven``. If ``settled``, the order among
+    equals is proven too. ``spawned`` counts new replicas compared to running ones. ``scenarios`` are the flows under
+    further mixes.
     """
 
     goal: str
@@ -53,7 +55,7 @@ class Solution(msgspec.Struct, frozen=True):
         return sum(self.replicas.values())
 
     def path_probabilities(self) -> dict[str, dict[str, float]]:
-        """Of each request type, the probability of each path, such as ``{"E>L": 0.7}`` (Figure 5)."""
+        """Return each request type's probabilities of paths, such as ``{"E>L": 0.7}`` (Figure 5)."""
         found: dict[str, dict[str, float]] = {}
         for flow in self.flows:
             paths, name = found.setdefault(flow.type, {}), ">".join(flow.options)
@@ -61,7 +63,7 @@ class Solution(msgspec.Struct, frozen=True):
         return {kind: normalize_rates(paths) for kind, paths in found.items()}
 
     def plan_paths(self) -> dict[str, tuple[Path, ...]]:
-        """The paths of each request type as a plan carries them."""
+        """Return the paths of each request type, as in a plan."""
         found: dict[str, list[Path]] = {}
         for flow in self.flows:
             runs = {part: option for option, parts in zip(flow.options, flow.components, strict=True) for part in parts}
@@ -70,16 +72,17 @@ class Solution(msgspec.Struct, frozen=True):
 
 
 def normalize_rates(rates: Mapping[str, float]) -> dict[str, float]:
-    """Each rate as a part of their sum."""
+    """Return each rate as a fraction of their sum."""
     total = sum(rates.values())
     return {name: rate / total for name, rate in rates.items()} if total > 0 else dict.fromkeys(rates, 0.0)
 
 
 def decompose_flow(network: Network, flow: Vector, rates: Sequence[float]) -> tuple[Flow, ...]:
-    """The flow of each arc as paths; ``rates`` are those of the request types, in req/s, which paths add up to.
+    """Decompose the flow of each arc into paths.
 
-    Walks from nothing to everything along the arc with the largest flow, takes the smallest on the way
-    off, and again: there are no cycles, and each walk empties an arc, so it ends.
+    ``rates`` are those of the request types, in req/s; the paths of a type add up to its rate. Each walk goes from
+    nothing to everything along the arcs with the largest flow, and subtracts the smallest of them. There are no cycles
+    and each walk empties an arc, so this terminates.
     """
     left = np.array(flow, float)
     leaving: dict[tuple[int, int], list[int]] = {}
@@ -109,7 +112,10 @@ def _type_flows(
 def _walk_path(
     network: Network, kind: int, left: Vector, leaving: Mapping[tuple[int, int], Sequence[int]], nothing: float
 ) -> tuple[int, ...]:
-    """Numbers of the arcs of one path that still has flow; empty when none has."""
+    """Return the numbers of the arcs along a path with flow.
+
+    It is empty if no path has flow.
+    """
     at, walk = 0, []
     while at != network.whole[kind]:
         best = max(leaving.get((kind, at), ()), key=lambda arc: left[arc], default=None)

@@ -1,9 +1,9 @@
 """The best deployment: most requests within GPUs, or fewest GPUs for a rate (Appendix B), exactly.
 
-Optima are many. Among equals the order is: least cost, fewest GPUs, least that must be started, fewest executors of
-options that do not run yet, fewest executors, then a fixed order of the options (of those that waste least); of the
-ways to route them, the one with most headroom, then the fewest arcs, if few are in question. The same question has the
-same answer.
+There are many optima. Ties are broken in this order: least cost, fewest GPUs, least to start, fewest executors of
+options that do not run yet, fewest executors. Then follows a fixed order of the options (of those that waste least).
+Among the routings the one with most headroom wins, then the fewest arcs, if there are few candidates. The same question
+always has the same answer.
 """
 
 import math
@@ -24,9 +24,9 @@ from services.planner.solve.query import SERVED_TOLERANCE, SolverAnswer, SolverR
 from services.planner.solve.routing import route_flows
 from services.planner.solve.solution import Solution
 
-#: A rate below this part of the bound is none.
+#: A rate below this fraction of the bound counts as 0.
 _RATE_TOLERANCE = 1e-9
-#: How many bounds are kept.
+#: Number of cached bounds.
 _MAX_CACHED_BOUNDS = 64
 
 
@@ -39,11 +39,11 @@ class Solver:
         self._bounds: dict[tuple[tuple[float, ...], bytes], Bound] = {}
 
     def solve_most(self, terms: Terms, *, packed: bool = False) -> Solution:
-        """Most requests per second within ``terms.gpus`` or ``terms.nodes``; rate 0 when nothing fits into them.
+        """Return the deployment with the most req/s within ``terms.gpus`` or ``terms.nodes``.
 
-        ``packed``: each replica must fit onto one of the nodes; else GPUs are counted alone.
-        Raises ``BadRequest`` for terms that make no sense, ``Infeasible`` when a request type has no path,
-        and ``DeadlineExceeded`` when nothing was found in time.
+        The rate is 0 if nothing fits. With ``packed``, each replica must fit onto one of the nodes; otherwise only GPUs
+        are counted. Raises ``BadRequest`` for contradictory terms, ``Infeasible`` if a request type has no path, and
+        ``DeadlineExceeded`` if nothing was found in time.
         """
         run, have = self.create_run(terms), given.available_gpus(terms)
         run.packed = packed
@@ -57,7 +57,7 @@ class Solver:
         blocked = any(unreached_types(self.frame.network, mix, arcs) for mix in run.mixes)
         best = None if blocked else column_selection.find_best(run, None, bounds)
         if best is None or best.rate <= run.highest * _RATE_TOLERANCE:
-            if best is not None and not best.proven:  # the search had begun with nothing, and time was over
+            if best is not None and not best.proven:  # the search started from nothing and timed out
                 raise run.deadline.exceeded_error()
             return self._empty_solution(0.0, run.highest, "rate")
         run.lowest = best.rate
@@ -71,9 +71,10 @@ class Solver:
         return self.build_solution(run, answer, "rate", run.highest, gap, settled=settled)
 
     def solve_least(self, rate: float, terms: Terms | None = None, *, packed: bool = False) -> Solution:
-        """Least cost (``Option.price``, else GPUs) that serves ``rate`` req/s, within ``terms.gpus`` when given.
+        """Return the deployment of least cost that serves ``rate`` req/s.
 
-        Raises as ``solve_most`` does, and ``Infeasible`` when no deployment within the terms serves the rate.
+        It is within ``terms.gpus`` if they are set. The cost is ``SolverOption.price``, else GPUs. Raises the errors of
+        ``solve_most``, and ``Infeasible`` if no deployment within the terms serves the rate.
         """
         run = self.create_run(terms or Terms())
         run.packed = packed
@@ -94,10 +95,10 @@ class Solver:
         gap = 0.0 if found.proven or value <= known else 1 - known / value
         return self.build_solution(run, answer, "cost", lowest, gap, settled=settled)
 
-    # What questions are made of
+    # Construction of questions
 
     def create_run(self, terms: Terms) -> SolverRun:
-        """A question under ``terms``, checked."""
+        """Create a question under ``terms``, checked."""
         given.check_terms(terms, self.frame)
         run = SolverRun(self.frame, terms, Deadline(terms.within))
         arcs = self.frame.allowed_arcs(
@@ -112,7 +113,7 @@ class Solver:
         return run
 
     def mix_bounds(self, run: SolverRun, prices: Vector) -> list[Bound]:
-        """The bound under each mix; the last few are kept."""
+        """Return the bound under each mix; the last few are cached."""
         found = []
         for mix in run.mixes:
             key = mix, prices.tobytes()
@@ -130,7 +131,10 @@ class Solver:
     def _break_ties(
         self, run: SolverRun, bounds: list[Bound], answer: SolverAnswer, keep: Vector, fewest: float = -np.inf
     ) -> tuple[SolverAnswer, bool]:
-        """Choose among deployments of the same rate by one goal after the other. ``fewest``: no cost is less."""
+        """Choose among deployments of equal rate by several goals in turn.
+
+        ``fewest`` is a lower bound of the cost.
+        """
         goals = [self.cost_objective, Objective("gpus", self.frame.gpus)]
         if run.terms.running is not None:
             goals += [self.spawn_objective, self.novelty_objective(run)]
@@ -149,11 +153,14 @@ class Solver:
         return Objective("spawn", np.zeros(self.frame.count), starts)
 
     def novelty_objective(self, run: SolverRun) -> Objective:
-        """Executors of options of which none is running."""
+        """Return the objective of executors of options that do not run yet."""
         return Objective("novelty", (run.running == 0).astype(float))
 
     def _useful_replicas(self, run: SolverRun, rate: float) -> Vector:
-        """The most replicas of each option that can have work, were all requests to take its longest stop."""
+        """Return the most replicas of each option that can have work.
+
+        This assumes that all requests take its longest stop.
+        """
         network = self.frame.network
         longest: dict[tuple[int, int], float] = {}
         for arc in network.arcs:
@@ -185,7 +192,7 @@ class Solver:
         settled: bool,
         quick: bool = False,
     ) -> Solution:
-        """``answer`` with its paths; ``limit`` is what no deployment beats."""
+        """Build the solution of ``answer`` with its paths; no deployment beats ``limit``."""
         rate = answer.rate if goal == "rate" else run.lowest
         supply, deadline = given.work_supply(run.terms, self.frame, answer.replicas), None if quick else run.deadline
         flows = [
@@ -221,7 +228,7 @@ def _describe_shortage(run: SolverRun, rate: float, lowest: float) -> str:
 
 
 def _first_primes(count: int) -> list[int]:
-    """Roots of primes have no whole combination in common: no two deployments are equal by them."""
+    """Return primes for an order: their roots have no whole combination in common, so no deployments tie."""
     found: list[int] = []
     number = 2
     while len(found) < count:

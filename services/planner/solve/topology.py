@@ -1,15 +1,15 @@
-"""Replicas on nodes with bandwidth between them (Appendix A, corrected), for rates where traffic binds.
+"""Replicas on nodes with limited bandwidth between them (Appendix A, corrected).
 
-As printed, Equations 7 and 8 bound nothing: traffic f[s,s',h,h'] is not tied to where replicas are, and may
-all be put on (h, h). Here a[t,p,j,h] is the rate of path p whose j-th executor is on node h, and
-z[t,p,i,j,h,h'] what flows from there to its j-th on h':
+Use it for rates at which traffic binds. As printed, Equations 7 and 8 bound nothing. Traffic f[s,s',h,h'] is not tied
+to the nodes of replicas, and may all be put on (h, h). Here a[t,p,j,h] is the rate of path p whose j-th executor is on
+node h. z[t,p,i,j,h,h'] is the traffic from its i-th executor on h to its j-th on h':
 
     sum over h of a[t,p,j,h] = x[t,p]      sum over h' of z = a[t,p,i,h]      sum over h of z = a[t,p,j,h']
     sum of sec * a over paths through s <= y[s,h]                sum of c_s * y[s,h] <= G_h
     for h != h': sum of GB * z <= B[h,h']                        least sum of c_s * y[s,h]
 
-Solve times grow fast with nodes: 2 to 4 nodes take about a second, 8 more than a minute. Embeddings of
-10,000 tokens are 72 MB; they bind on 10 GbE, not on RDMA: see ``placement.py`` for the usual case.
+Solve times grow fast with the number of nodes: 2 to 4 take about a second, 8 more than a minute. Embeddings of 10,000
+tokens are 72 MB. They bind on 10 GbE, but not on RDMA; for the usual case see ``placement.py``.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -28,14 +28,14 @@ from services.planner.solve.highs import Deadline, Program, Vector
 from services.planner.solve.problem import check_amount, require
 from services.planner.solve.query import RATE_TOLERANCE
 
-#: Of a path: pairs of its stops (by position) and the GB that each request moves between them.
+#: Pairs of a path's stops (by position), and the GB that each request moves between them.
 Traffic = Callable[[Arc], list[tuple[int, int, float]]]
-#: Paths that a network may have here, and how many of them times pairs of nodes.
+#: Most paths of a network here, and the most paths times pairs of nodes.
 _MAX_PATHS, _MAX_PATH_PAIRS = 2000, 200_000
 
 
 class Placed(msgspec.Struct, frozen=True):
-    """Replicas by option and node; ``gap`` is how far, at most, fewer GPUs may be, relative."""
+    """Replicas by option and node; ``gap`` is the largest relative saving of GPUs that may remain."""
 
     gpus: int
     replicas: dict[str, dict[str, int]]
@@ -43,7 +43,7 @@ class Placed(msgspec.Struct, frozen=True):
 
 
 def traffic_between_options(network: Network, edges: Mapping[tuple[str, str], float]) -> Traffic:
-    """GB per request between options that follow each other on a path."""
+    """Return the GB per request between successive options of a path."""
     names = network.option_names
     for (first, then), size in edges.items():
         check_amount(size, f"GB per request from {first} to {then}")
@@ -57,7 +57,10 @@ def traffic_between_options(network: Network, edges: Mapping[tuple[str, str], fl
 
 
 def traffic_between_components(edges: Mapping[tuple[str, str], float]) -> Traffic:
-    """GB per request from one component to another, which go straight to where that one runs."""
+    """Return the GB per request between components.
+
+    They move directly to the executor of the second component.
+    """
     for (first, then), size in edges.items():
         check_amount(size, f"GB per request from {first} to {then}")
 
@@ -74,7 +77,7 @@ def traffic_between_components(edges: Mapping[tuple[str, str], float]) -> Traffi
 
 
 def list_paths(network: Network) -> list[Arc]:
-    """All paths as single arcs. Raises ``BadRequest`` when they are too many."""
+    """Return all paths as single arcs. Raises ``BadRequest`` if there are too many."""
     leaving: dict[tuple[int, int], list[Arc]] = {}
     for arc in network.arcs:
         leaving.setdefault((arc.kind, arc.tail), []).append(arc)
@@ -102,10 +105,10 @@ def solve_topology(
     traffic: Traffic | None,
     within: float = 30.0,
 ) -> Placed | None:
-    """Fewest GPUs that serve ``rate`` req/s on ``nodes``; None when none do.
+    """Return the fewest GPUs that serve ``rate`` req/s on ``nodes``; None if none do.
 
-    ``bandwidth`` is in GB/s from one node to another; a pair without has no link. Without ``traffic``
-    nothing binds but the size of nodes, which is what the paper's printed model amounts to.
+    ``bandwidth`` is in GB/s from one node to another; other pairs have no link. Without ``traffic`` only the size of
+    nodes binds, which is equivalent to the paper's printed model.
     """
     check_amount(rate, "the rate")
     for (start, end), size in bandwidth.items():
@@ -136,7 +139,7 @@ def solve_topology(
 
 @dataclass
 class _Rows:
-    """Sparse rows as they come."""
+    """Builder of sparse rows."""
 
     cells: list[tuple[int, int, float]] = field(default_factory=list)
     low: list[float] = field(default_factory=list)
@@ -152,7 +155,7 @@ class _Rows:
 
 
 class _TopologyProgram:
-    """Columns: y[s,h], then for each path a[j,h] and z. Rates are in parts of the wanted one."""
+    """Columns: y[s,h], then for each path a[j,h] and z. Rates are fractions of the requested one."""
 
     def __init__(self, network: Network, nodes: list[SolverNode], rate: float) -> None:
         self._network, self._nodes, self._rate = network, nodes, rate
@@ -185,7 +188,7 @@ class _TopologyProgram:
         return self.columns - 1
 
     def _add_stop(self, option: int, seconds: float) -> list[int]:
-        """One column per node: the rate of a path whose stop is there."""
+        """Add one column per node: the rate of a path whose stop is there."""
         found = [self._new_column() for _ in self._nodes]
         for node, column in enumerate(found):
             self._rows.set_cell(self._work[option * len(self._nodes) + node], column, seconds * self._rate)

@@ -1,27 +1,29 @@
-"""Traffic between options to traffic between nodes, by the rule that gateways choose executors by.
+"""Traffic between options as traffic between nodes, by the gateways' routing.
 
-A gateway prefers an executor on the node that holds the bytes, within a bound of the least outstanding work. Taken as:
-all replicas of an option serve the same rate; what both ends can keep on one node stays there; what is left of the
-givers goes to what is left of the takers in proportion. Each pair of options is looked at by itself. The busier takers
-are, the more requests go where there is less to do: a part of them, in proportion to that, goes to any taker.
+A gateway prefers an executor on the node that holds the bytes, within a bound of the least outstanding work. In the
+model, all replicas of an option serve the same rate. Traffic stays on a node as far as both ends can keep it there. The
+rest goes from the remaining senders to the remaining receivers in proportion. Each pair of options is separate. The
+busier the receivers, the more requests go to the least busy one: in proportion to that, a fraction of them goes to any
+receiver.
 """
 
 from collections.abc import Mapping
 
 #: GB/s that executors of one option send to those of another.
 OptionTraffic = Mapping[tuple[str, str], float]
-#: The part of the requests that goes to any taker where these are busy all of the time: gateways in simulation.
+#: Fraction of the requests that goes to any receiver at full utilisation, from simulations of gateways.
 BUSY_SPREAD = 0.6
-#: Less than this part of what flows between two options is rounding.
+#: Less than this fraction of the traffic between two options is a rounding error.
 _SHARE_TOLERANCE = 1e-9
 
 
 def crossing_shares(
     giving: Mapping[str, int], taking: Mapping[str, int], busy: float = 0.0
 ) -> dict[tuple[str, str], float]:
-    """The part of what flows from replicas ``giving`` to replicas ``taking``, by node, from one node to another one.
+    """Return the fraction of traffic that crosses nodes, by pair of nodes.
 
-    ``busy`` is the part of their time that the takers are busy; with 0 it is the least that crosses.
+    It flows from replicas ``giving`` to replicas ``taking``, by node. ``busy`` is the utilisation of the receivers;
+    with 0 the result is the least crossing traffic.
     """
     given, taken = _replica_shares(giving), _replica_shares(taking)
     free = min(1.0, max(0.0, busy)) * BUSY_SPREAD
@@ -48,7 +50,7 @@ def _least_crossing(given: Mapping[str, float], taken: Mapping[str, float]) -> d
 
 
 def crossing_traffic(places: Mapping[str, Mapping[str, int]], traffic: OptionTraffic) -> dict[tuple[str, str], float]:
-    """GB/s from one node to another with replicas at ``places``, by option and node."""
+    """Return GB/s between nodes, for the option's replicas at ``places``."""
     found: dict[tuple[str, str], float] = {}
     for (source, target), rate in traffic.items():
         for pair, share in crossing_shares(places.get(source, {}), places.get(target, {})).items():

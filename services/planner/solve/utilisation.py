@@ -1,15 +1,15 @@
-"""Work that r replicas may be given for short tail latencies: kappa_s(r) seconds per second, not r.
+"""Work that r replicas may get for short tail latencies: kappa_s(r) seconds per second, not r.
 
-Many replicas with one queue may be busier than few. Which part of their time r replicas may be busy, so
-that the 99th percentile of waiting and serving stays below ten times the mean service time (service times
-with a coefficient of variation of 1), depends on how requests choose among them; simulated:
+Many replicas with one queue may be busier than few. The limit is the utilisation of r replicas at which the 99th
+percentile of waiting and serving stays below ten times the mean service time. Service times have a coefficient of
+variation of 1. The limit depends on the choice among replicas; simulated:
 """
 
 from collections.abc import Mapping
 
 from services.planner.solve.problem import require
 
-#: Of each way to choose a replica: the admissible utilisation by number of replicas; between, linear.
+#: Admissible utilisation by choice of a replica and number of replicas; linear in between.
 UTILISATION: dict[str, dict[int, float]] = {
     "random": {1: 0.55},
     "round-robin": {1: 0.53, 2: 0.66, 4: 0.71, 8: 0.73, 16: 0.71},
@@ -19,10 +19,10 @@ UTILISATION: dict[str, dict[int, float]] = {
 
 
 def admissible_work(utilisation: Mapping[int, float] | str, most: int) -> tuple[float, ...]:
-    """The work that 1, 2, ... ``most`` replicas may be given, for ``Terms.admissible``.
+    """Return the work that 1, 2, ... ``most`` replicas may get, for ``Terms.admissible``.
 
-    ``utilisation`` is by number of replicas, or a name of ``UTILISATION``. More replicas may always do
-    what fewer may.
+    ``utilisation`` is by number of replicas, or a name of ``UTILISATION``. More replicas may always do as much as
+    fewer.
     """
     require(most >= 1, f"at most {most} replicas: there must be 1 or more")
     if isinstance(utilisation, str):
@@ -38,9 +38,10 @@ def admissible_work(utilisation: Mapping[int, float] | str, most: int) -> tuple[
 
 
 def scaled_work(alone: float, choice: str, most: int) -> tuple[float, ...]:
-    """Return the admissible work from a measurement: one replica may be busy for the part ``alone`` of its time.
+    """Return the admissible work from a measured utilisation of one replica.
 
-    More replicas gain by pooling what those of ``choice`` (a name of ``UTILISATION``) do, up to all of their time.
+    One replica may be busy for the fraction ``alone`` of its time. Pooling helps more replicas as much as those of
+    ``choice`` (a name of ``UTILISATION``), up to full utilisation.
     """
     require(0 < alone <= 1, f"one replica may be busy for {alone} of its time: it must be more than 0, at most 1")
     require(choice in UTILISATION, f"{choice!r} is no way to choose; there is {', '.join(UTILISATION)}")

@@ -21,7 +21,7 @@ from services.planner.whatif.traffic import build_traffic
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 when the question was answered, else 1 and a line on stderr."""
+    """Answer the question, and return 0, or 1 after a line on stderr."""
     question = msgspec.json.decode((arguments or sys.argv[1:])[0], type=WhatIfQuestion)
     try:
         text = asyncio.run(answer_question(question))
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def answer_question(question: WhatIfQuestion) -> str:
-    """The answer as text, or as JSON. Raises ``OmnibusError`` for a question that cannot be answered."""
+    """Return the answer as text, or as JSON. Raises ``OmnibusError`` for a question that cannot be answered."""
     store = Store(read_settings(StoreSettings))
     try:
         with highs.silence_stdout():

@@ -1,4 +1,4 @@
-"""The plan of a question: the current one, one of a file, or one that is made now for the GPUs that were named."""
+"""The plan of a question: the current one, one of a file, or a new one for the given GPUs."""
 
 from collections.abc import Mapping
 from pathlib import Path as File
@@ -32,7 +32,10 @@ from services.planner.whatif.question import CURRENT, WhatIfQuestion, parse_gpus
 
 
 class Deployment(msgspec.Struct, frozen=True):
-    """Models as they are, or would be, deployed. ``label`` says which plan it is, ``prices`` are those of a GPU."""
+    """Models with their current or hypothetical deployment.
+
+    ``label`` describes the plan, and ``prices`` are those of a GPU.
+    """
 
     label: str
     models: dict[str, Model]
@@ -45,7 +48,7 @@ class Deployment(msgspec.Struct, frozen=True):
 
 
 class _Sources(msgspec.Struct):
-    """Documents that were read: declarations and where they lie, and a plan if there is one."""
+    """Declarations and their directory, and a plan if there is one."""
 
     declared: Declarations
     directory: File
@@ -54,7 +57,7 @@ class _Sources(msgspec.Struct):
 
 
 async def find_deployment(question: WhatIfQuestion, store: Store) -> Deployment:
-    """The deployment of ``question``; raises ``BadRequest`` that names what is wrong with it."""
+    """Find the deployment of ``question``. Raises ``BadRequest`` with its fault."""
     sources = await _read_sources(question, store)
     counts, models = parse_gpus(question.gpus), _planned_models(sources)
     found = {name: await _read_profile(name, model, sources, store) for name, model in models.items()}
@@ -88,7 +91,7 @@ async def find_deployment(question: WhatIfQuestion, store: Store) -> Deployment:
 
 
 async def _read_sources(question: WhatIfQuestion, store: Store) -> _Sources:
-    """The documents that ``plan`` and ``models`` name; without either it is the current plan."""
+    """Read the documents that ``plan`` and ``models`` name; without either, the current plan."""
     declared = declarations_file.read_declarations(question.models) if question.models else Declarations({})
     sources = _Sources(declared, File(question.models or ".").parent)
     named = question.plan or ("" if question.models else CURRENT)
@@ -103,14 +106,17 @@ async def _read_sources(question: WhatIfQuestion, store: Store) -> _Sources:
 
 
 def _read_plan_file(path: str, sources: _Sources) -> None:
-    """A plan, as ``omnibus plan show --json`` prints it or as the store has it; or declarations."""
+    """Read a plan, or declarations, from a file.
+
+    A plan is as ``omnibus plan show --json`` prints it, or as the store has it.
+    """
     try:
         body = File(path).read_bytes()
         found = msgspec.json.decode(body)
     except OSError as error:
         raise BadRequest(f"--plan {path} cannot be read: {error.strerror}") from error
     except UNREADABLE as error:
-        raise BadRequest(f"--plan {path} is no JSON: {error}") from error
+        raise BadRequest(f"--plan {path} is not JSON: {error}") from error
     if isinstance(found, dict) and isinstance(found.get("plan"), dict):
         found = found["plan"]
     if isinstance(found, dict) and "epoch" in found:
@@ -119,11 +125,11 @@ def _read_plan_file(path: str, sources: _Sources) -> None:
     elif not sources.declared.models:
         sources.declared, sources.directory = declarations_file.read_declarations(path), File(path).parent
     else:
-        raise BadRequest(f"--plan {path} is no plan: give what `omnibus plan show --json` prints")
+        raise BadRequest(f"--plan {path} is not a plan: give the output of `omnibus plan show --json`")
 
 
 def _planned_models(sources: _Sources) -> dict[str, Model]:
-    """Models with a plan and, or to be, planned: as declared, else as the plan has them."""
+    """Return the planned models: as declared, else as in the plan."""
     declared = declarations_file.planned_models(sources.declared.models)
     if sources.plan is None:
         models = declared
@@ -139,7 +145,7 @@ def _planned_models(sources: _Sources) -> dict[str, Model]:
 
 
 def _declaration_of(plan: ModelPlan) -> DeclaredModel:
-    """The declaration of a model that is known from its plan alone."""
+    """Return the declaration of a model that has only a plan."""
     shares = {
         part: option.of.rpartition("/")[0]
         for option in plan.options.values()
@@ -158,7 +164,7 @@ async def _read_profile(name: str, model: Model, sources: _Sources, store: Store
         try:
             return profiles.decode_profile(path.read_bytes(), str(path))
         except OSError as error:
-            raise BadRequest(f"model {name}: its profile {path} cannot be read: {error.strerror}") from error
+            raise BadRequest(f"the profile {path} of model {name} cannot be read: {error.strerror}") from error
     found = await store.profile(name)
     if found is None:
         raise BadRequest(
@@ -169,7 +175,7 @@ async def _read_profile(name: str, model: Model, sources: _Sources, store: Store
 
 
 def _gpu_types(declared: Mapping[str, GpuType], counts: Mapping[str, int]) -> dict[str, GpuType]:
-    """GPUs by type: as many as ``counts`` says, of the memory and price that were declared."""
+    """Return GPUs by type: with the number in ``counts``, and declared memory and price."""
     if not counts:
         return dict(declared)
     return {
@@ -186,11 +192,11 @@ def _check_options(plans: Mapping[str, ModelPlan], known: Mapping[str, ModelInpu
         own = {base_option(plan, each) for each, option in plan.options.items() if not option.of}
         strange = sorted(own - set(known[name].options))
         if strange:
-            raise BadRequest(f"model {name}: its profile does not know option {strange[0]}: measure it again")
+            raise BadRequest(f"the profile of model {name} has no option {strange[0]}: measure it again")
 
 
 def _model_devices(inputs: ModelInputs, question: WhatIfQuestion) -> ModelDevices:
-    """Devices by the profile, or by the times that simulated engines follow."""
+    """Return devices by the profile, or by the times of simulated engines."""
     if not question.engine_profile:
         return calibrated_devices(inputs)
     model = inputs.model

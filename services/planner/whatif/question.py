@@ -1,4 +1,4 @@
-"""Options of ``omnibus whatif``: data, and the two that are written in a form of their own."""
+"""Options of ``omnibus whatif``: data, and parsers of options."""
 
 import re
 
@@ -6,14 +6,14 @@ import msgspec
 
 from omnibus.errors import BadRequest
 
-#: What is planned now; the value of ``plan`` for the plan that the store has.
+#: The value of ``plan`` for the store's plan.
 CURRENT = "current"
 
 _SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class WhatIfQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Options of the command, empty or 0 where they were left out. ``since`` is how long ago records begin."""
+    """Options of the command, empty or 0 if omitted. ``since`` is how long ago records begin."""
 
     plan: str = ""
     models: str = ""
@@ -30,14 +30,14 @@ class WhatIfQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RateChange(msgspec.Struct, frozen=True):
-    """Req/s of all requests, or a factor of what comes; the other is 0."""
+    """Req/s of all requests, or a factor on the rate; the other is 0."""
 
     rate: float = 0.0
     factor: float = 0.0
 
 
 def parse_rate(text: str) -> RateChange:
-    """``2x`` or ``12`` (req/s); nothing changes nothing. Raises ``BadRequest``."""
+    """Parse ``2x`` or ``12`` (req/s); an empty text changes nothing. Raises ``BadRequest``."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(x?)\s*", text or "1x")
     value = float(found[1]) if found else 0.0
     if not found or not value > 0:
@@ -46,7 +46,7 @@ def parse_rate(text: str) -> RateChange:
 
 
 def parse_gpus(text: str) -> dict[str, int]:
-    """``8 H100, 4 L40S`` as counts by type. Raises ``BadRequest``."""
+    """Parse ``8 H100, 4 L40S`` as counts by type. Raises ``BadRequest``."""
     found: dict[str, int] = {}
     for part in filter(None, (each.strip() for each in text.split(","))):
         count, _, name = part.partition(" ")
@@ -57,7 +57,7 @@ def parse_gpus(text: str) -> dict[str, int]:
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of ``90s``, ``10m``, ``2h`` or ``1d``. Raises ``BadRequest``."""
+    """Return the seconds of ``90s``, ``10m``, ``2h`` or ``1d``. Raises ``BadRequest``."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text)
     unit = _SECONDS.get(found[2] or "s") if found else None
     if found is None or unit is None or not float(found[1]) > 0:

@@ -1,4 +1,4 @@
-"""Requests as they were recorded: invocations of the record stream, with the sizes that their ends tell."""
+"""Recorded requests: invocations of the record stream, with the sizes from their ends."""
 
 import time
 from collections.abc import Collection
@@ -12,9 +12,9 @@ from services.planner.simulate.arrivals import Arrival
 
 
 async def recorded_arrivals(bus: Bus, models: Collection[str], seconds: float) -> list[Arrival]:
-    """Requests of the last ``seconds`` to ``models``, oldest first. Raises ``BusUnavailable``.
+    """Return the requests of the last ``seconds`` to ``models``, oldest first. Raises ``BusUnavailable``.
 
-    Segments after a request's first, replays, and what several models run together are left out.
+    Segments after a request's first, replays, and calls over several models are left out.
     """
     since = time.time() - seconds
     begun: dict[str, Invocation] = {}
@@ -34,13 +34,13 @@ async def recorded_arrivals(bus: Bus, models: Collection[str], seconds: float) -
 
 
 def _is_request(invocation: Invocation, models: Collection[str], since: float) -> bool:
-    """Return whether it is a request of its own to one of ``models``, not older than ``since``."""
+    """Return True for a separate, recent request to one of ``models``."""
     part = invocation.step or invocation.replay_of or invocation.attempt or "=" in invocation.type
     return not part and invocation.created >= since and invocation.model in models
 
 
 def _sizes(ended: EndRecord | None) -> dict[str, float]:
-    """Sizes that the answer's usage tells; those of a request that did not end are drawn."""
+    """Return the sizes in the answer's usage; those of an unfinished request are drawn."""
     if ended is None:
         return {}
     found = {name: float(value) for name, value in ended.answer.usage.items() if name in QUANTITIES and value}

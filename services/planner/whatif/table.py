@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from omnibus.cli.format.tables import table_lines
 from services.planner.simulate.outcome import SimulationOutcome, TypeOutcome
 
-_FIGURES = {"first_token": "FIRST TOKEN", "token": "TOKEN", "first_audio": "FIRST SOUND", "done": "DONE"}
+_FIGURES = {"first_token": "FIRST TOKEN", "token": "TOKEN", "first_audio": "FIRST AUDIO", "done": "DONE"}
 
 
 def answer_lines(
@@ -15,7 +15,7 @@ def answer_lines(
     goals: Mapping[str, Mapping[str, float]],
     cost: Mapping[str, float],
 ) -> Iterator[str]:
-    """Lines of the answer: what came and what was served, by type and by option, and what breaks first."""
+    """Yield the lines of the answer: offered and served rates, by type and by option, and the bottleneck."""
     yield f"{label}; {traffic}"
     lost = sum(each.refused + each.late for each in found.types)
     yield (
@@ -86,5 +86,5 @@ def _gpu_counts(found: SimulationOutcome) -> dict[str, float]:
 
 
 def deployment_cost(found: SimulationOutcome, prices: Mapping[str, float]) -> dict[str, float]:
-    """Price of the GPUs by type; one that is not declared costs 1."""
+    """Return the price of the GPUs by type; a type without a price costs 1."""
     return {kind: count * prices.get(kind, 1.0) for kind, count in _gpu_counts(found).items()}

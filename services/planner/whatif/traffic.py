@@ -23,21 +23,21 @@ from services.planner.simulate.arrivals import (
 from services.planner.whatif.deployment import Deployment
 from services.planner.whatif.question import RateChange, WhatIfQuestion, parse_rate
 
-#: Seconds that are simulated where nothing says how many.
+#: Default of the simulated seconds.
 _DEFAULT_SECONDS = 600.0
 #: Columns of a trace; those of a profiler's workload, with the time of arrival.
 COLUMNS = (
     "num_images", "image_tokens", "text_tokens", "output_tokens", "has_video", "has_audio", "audio_output",
 )  # fmt: skip
 TIME = "t_s"
-#: Tokens of a sound and of a video of which a trace says no more than that there is one: 4 s, and 2 s of 224 x 224.
+#: Tokens of an audio clip and of a video of unknown size in a trace: 4 s, and 2 s of 224 x 224.
 _AUDIO_TOKENS, _VIDEO_TOKENS = 100.0, 512.0
-#: Pixels of a token's side, and tokens of a second of sound.
+#: Pixels of a token's side, and tokens of a second of audio.
 _TOKEN_PIXELS, _AUDIO_TOKENS_PER_SECOND = 28.0, 25.0
 
 
 class Traffic(NamedTuple):
-    """Requests of ``seconds``; ``label`` says where they come from, ``notes`` what was left out."""
+    """Requests of ``seconds``; ``label`` is their source, ``notes`` lists what was left out."""
 
     label: str
     arrivals: Iterator[Arrival]
@@ -54,7 +54,7 @@ class SizedRequest(NamedTuple):
 
 
 def build_traffic(question: WhatIfQuestion, deployed: Deployment, recorded: Sequence[Arrival] | None) -> Traffic:
-    """The requests of ``question``; ``recorded`` are those of the record stream. Raises ``BadRequest``."""
+    """Build the requests of ``question``; ``recorded`` are those of the record stream. Raises ``BadRequest``."""
     change = parse_rate(question.rate)
     if sum(map(bool, (question.trace, question.workload, question.since))) > 1:
         raise BadRequest("give one of --trace, --workload and --from")
@@ -79,17 +79,20 @@ def _timed_traffic(
     label: str, arrivals: list[Arrival], change: RateChange, question: WhatIfQuestion, notes: list[str]
 ) -> Traffic:
     if len(arrivals) < 2:
-        raise BadRequest(f"{label}: there are {len(arrivals)} requests to simulate; that is too few")
+        raise BadRequest(f"{label}: {len(arrivals)} requests are too few to simulate")
     length = (arrivals[-1].at - arrivals[0].at) * len(arrivals) / (len(arrivals) - 1)
     if not length > 0:
-        raise BadRequest(f"{label}: all requests come at the same time: give a trace with times in {TIME}")
+        raise BadRequest(f"{label}: all requests have the same time, so give a trace with times in {TIME}")
     factor = change.factor or change.rate * length / len(arrivals)
     seconds = question.seconds or length / factor
     return Traffic(label, repeat_arrivals(list(scale_arrivals(arrivals, factor)), seconds), seconds, notes)
 
 
 def _profile_rates(deployed: Deployment) -> Iterator[TypeRate]:
-    """The rates of the plan's paths, or of the profile's mix, with the sizes of the profile."""
+    """Yield rates of the plan's paths, or of the profile's mix.
+
+    The sizes are those of the profile.
+    """
     for name, plan in deployed.plans.items():
         for kind, paths in plan.types.items():
             known = _profile_sizes(deployed, name, kind)
@@ -98,7 +101,7 @@ def _profile_rates(deployed: Deployment) -> Iterator[TypeRate]:
 
 
 def _profile_sizes(deployed: Deployment, model: str, kind: str) -> Mapping[str, float] | None:
-    """Mean sizes of a request type; None for one that was not measured."""
+    """Return the mean sizes of a request type; None if it was not measured."""
     parts = frozenset(kind.split("+"))
     for each in deployed.profiles[model].types.values():
         if frozenset(each.components) == parts:
@@ -109,7 +112,7 @@ def _profile_sizes(deployed: Deployment, model: str, kind: str) -> Mapping[str, 
 def _scale_rates(
     rates: Sequence[TypeRate], change: RateChange, deployed: Deployment, *, relative: bool
 ) -> list[TypeRate]:
-    """``rates`` multiplied or made to add up; ``relative`` ones are shares of what the plan was made for."""
+    """Scale ``rates``; if ``relative``, they are shares of the planned rate."""
     total = sum(each.rate for each in rates)
     if not total > 0:
         raise BadRequest("there are no requests to simulate: the plan has no path for any type of the workload")
@@ -123,7 +126,7 @@ def _scale_rates(
 
 
 def _chosen_model(question: WhatIfQuestion, deployed: Deployment) -> Model:
-    """The model that a file's requests go to."""
+    """Return the model for a file's requests."""
     if question.model and question.model not in deployed.models:
         raise BadRequest(f"--model {question.model}: the plan has {', '.join(deployed.models)}")
     if not question.model and len(deployed.models) > 1:
@@ -161,7 +164,7 @@ def _read_trace(question: WhatIfQuestion, deployed: Deployment, notes: list[str]
 
 
 def size_row(model: Model, row: Mapping[str, float], lacks: dict[str, int]) -> SizedRequest:
-    """One row of a trace; ``lacks`` counts what the model does not take."""
+    """Convert one row of a trace; ``lacks`` counts inputs and outputs that the model does not have."""
     media = {
         "image": row["image_tokens"] if row["num_images"] else 0.0,
         "video": _VIDEO_TOKENS * bool(row["has_video"]),
@@ -196,7 +199,7 @@ def _type_of(model: Model, media: Mapping[str, float], speaks: bool, lacks: dict
 
 
 def _read_workload(question: WhatIfQuestion, deployed: Deployment) -> tuple[str, list[SizedRequest]]:
-    """Requests with their shares: of JSON as the profiler takes it, or rows of a CSV."""
+    """Read requests with their shares: from a profiler's JSON, or rows of a CSV."""
     model, path = _chosen_model(question, deployed), question.workload
     text = _read_text("workload", path)
     if path.endswith((".csv", ".csv.gz")):
@@ -211,12 +214,12 @@ def _read_workload(question: WhatIfQuestion, deployed: Deployment) -> tuple[str,
         return model.name, [_size_body(model, deployed, entry) for entry in entries]
     except (*UNREADABLE, KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise BadRequest(
-            f'--workload {path} must be JSON, {{"requests": [...]}}, as `omnibus profile` takes it: {error!r}'
+            f'--workload {path} must be JSON with a list "requests", as for `omnibus profile`: {error!r}'
         ) from error
 
 
 def _size_body(model: Model, deployed: Deployment, entry: Mapping[str, Any]) -> SizedRequest:
-    """A chat body; the length of an answer that it does not bound is that of the profile's type."""
+    """Convert a chat body; an answer without a limit has the length of the profile's type."""
     body, media, words = entry["body"], {"image": 0.0, "audio": 0.0, "video": 0.0}, 0.0
     images = 0
     for message in body["messages"]:
@@ -239,7 +242,7 @@ def _size_body(model: Model, deployed: Deployment, entry: Mapping[str, Any]) -> 
 
 
 def _media_tokens(modality: str, size: Any) -> float:
-    """Tokens of a medium that is described by its size; of one that is a file, those of a usual one."""
+    """Return the tokens of a medium by its size; for a file, those of a usual one."""
     if modality == "image":
         sides = size if isinstance(size, list) else [448, 448]
         return float(sides[0]) * float(sides[1]) / _TOKEN_PIXELS**2

@@ -210,4 +210,4 @@ def test_the_same_by_hand(land: Estate):
     assert re.search(r"^state +ready$", shown[1], re.MULTILINE)
     assert other == (0, "two\n")
     assert gone == (0, "plain is unregistered\n")
-    assert late == (1, "omnibus: there is no app 'plain'; there is none\n")
+    assert late == (1, "omnibus: unknown app 'plain' (registered apps: none)\n")

@@ -191,4 +191,4 @@ async def test_an_image_model_is_no_chat_model(studio: System):
         answer = await http.post("/v1/chat/completions", json=body)
 
     assert answer.status_code == 400
-    assert "no chat model" in error(answer)["message"]
+    assert "not a chat model" in error(answer)["message"]

@@ -132,7 +132,7 @@ async def test_a_call_and_its_result_go_back_as_the_client_got_them(client: open
     )
 
     assert again.usage.prompt_tokens > answer.usage.prompt_tokens
-    with pytest.raises(openai.BadRequestError, match="no call has this id") as caught:
+    with pytest.raises(openai.BadRequestError, match="Unknown tool_call_id") as caught:
         await client.chat.completions.create(
             model=TEXT, messages=[{"role": "tool", "tool_call_id": "call_x", "content": "done"}], max_tokens=8
         )

@@ -1,22 +1,25 @@
-"""The process around an executor: who it is, by its settings; and how it runs on a real bus and sidecar."""
+"""The executor's process: its identity from settings, and a run on a real bus and sidecar."""
 
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from omnibus import graph
 from omnibus.bus import messages, subjects
-from omnibus.bus.messages import Chunk, Hop
+from omnibus.bus.messages import Chunk, ExecutorStatus, Hop
 from omnibus.bus.nats import NatsBus
 from omnibus.errors import BadRequest
 from omnibus.executor.service import ExecutorService, load_engine
 from omnibus.executor.settings import ExecutorSettings
 from omnibus.graph import GraphNode
 from omnibus.settings import BusSettings
+from services.gateway.routing.executors import ExecutorTable
 from tests.unit.executor.arithmetic import invocation
 from tests.unit.plugins.dists import installer, toy
 from tests.unit.sidecar import node as nodes
+from tests.unit.sidecar.node import until
 
 PATIENCE = 20.0  # seconds
 OMNI = {"model": "qwen2.5-omni", "family": "qwen2_5_omni", "option": "E", "components": "vision,audio"}
@@ -72,6 +75,32 @@ def test_settings_that_make_no_executor_are_named(settings: dict[str, Any], faul
 def test_an_engine_that_is_not_there_is_named_with_its_variable(path: str):
     with pytest.raises(BadRequest, match=f"OMNIBUS_EXECUTOR_ENGINE='{path}' must name module:function"):
         load_engine(path)
+
+
+async def test_an_executor_that_cannot_start_publishes_the_error(nats_url: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OMNIBUS_BUS_URL", nats_url)
+    bus = await NatsBus.connect(BusSettings(url=nats_url), "hand")
+    heard: list[ExecutorStatus] = []
+    await bus.subscribe(
+        subjects.event_subject(subjects.EXECUTOR),
+        lambda delivery: heard.append(msgspec.json.decode(delivery.data, type=ExecutorStatus)),
+    )
+    executor = service(engine="omnibus.nothing:engine")
+
+    with pytest.raises(BadRequest):
+        await executor.startup()
+    await executor.shutdown()
+    await until(lambda: bool(heard))
+    await bus.drain()
+
+    [status] = heard
+    assert (status.model, status.option, status.state) == ("qwen2.5-omni", "E", "gone")
+    assert status.fault.startswith("BadRequest: OMNIBUS_EXECUTOR_ENGINE='omnibus.nothing:engine' must name")
+    table = ExecutorTable()
+    table.handle_status(status)
+    assert table.start_fault("qwen2.5-omni") == status.fault
+    table.handle_status(msgspec.structs.replace(status, state="ready", fault=""))
+    assert table.start_fault("qwen2.5-omni") == ""
 
 
 async def test_an_executor_runs_the_engine_of_a_plugin(nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,4 +1,4 @@
-"""Events that clients send, from the text of a frame to a checked struct."""
+"""Client events of realtime sessions, decoded from text frames and checked."""
 
 import json
 import re
@@ -13,14 +13,14 @@ from services.gateway.openai.parse import invalid_request
 from services.gateway.openai.realtime.items import ItemId, RealtimeItem, RealtimeReference
 from services.gateway.openai.realtime.session import ResponseOptions, SessionUpdate
 
-#: Characters of base64 that one event may append: 15 MiB, as at OpenAI.
+#: Limit of the base64 characters that one event may append: 15 MiB, as in OpenAI's API.
 MAX_APPEND_CHARS = 15 << 20
-#: Items that one response may be given in the place of the conversation.
+#: Limit of the items that replace the conversation for one response.
 MAX_INPUT_ITEMS = 512
 MAX_EVENT_ID_CHARS = 512
 EventId = Annotated[str, Meta(max_length=MAX_EVENT_ID_CHARS)]
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
-#: How JSON writes halves of surrogate pairs, and whole ones.
+#: Escapes in JSON for halves of surrogate pairs, or whole pairs.
 _ESCAPED_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -37,17 +37,17 @@ class AppendAudio(ClientEvent, frozen=True, tag_field="type", tag="input_audio_b
 
 
 class CommitAudio(ClientEvent, frozen=True, tag_field="type", tag="input_audio_buffer.commit"):
-    """The audio so far becomes a message."""
+    """Turns the buffered audio into a message."""
 
 
 class ClearAudio(ClientEvent, frozen=True, tag_field="type", tag="input_audio_buffer.clear"):
-    """The audio so far is dropped."""
+    """Discards the buffered audio."""
 
 
 class ClearOutput(ClientEvent, frozen=True, tag_field="type", tag="output_audio_buffer.clear"):
-    """Read so that it can be refused by name: a WebSocket has no such buffer."""
+    """Decoded only so that the error can name it: a WebSocket has no such buffer."""
 
-    refusal: ClassVar[str] = "output_audio_buffer.clear is for WebRTC: over a WebSocket the client holds the audio."
+    refusal: ClassVar[str] = "output_audio_buffer.clear is for WebRTC: over a WebSocket the client buffers the audio."
 
 
 class CreateItem(ClientEvent, frozen=True, tag_field="type", tag="conversation.item.create"):
@@ -95,7 +95,7 @@ _INPUT = Annotated[list[RealtimeItem | RealtimeReference], Meta(max_length=MAX_I
 
 
 class _EventName(Struct, frozen=True):
-    """The part of an event that its error names."""
+    """The id of an event, for errors about it."""
 
     event_id: EventId | None = None
 
@@ -104,7 +104,7 @@ _HEAD = msgspec.json.Decoder(_EventName)
 
 
 def read_event_id(text: str) -> str | None:
-    """The id that a client gave an event, as far as it can be read."""
+    """Return the client's id of an event; None if it is unreadable."""
     try:
         return _HEAD.decode(text).event_id
     except msgspec.ValidationError:
@@ -115,8 +115,10 @@ def read_event_id(text: str) -> str | None:
 
 
 def _read_half_pairs(text: str) -> dict[str, Any]:
-    """An event whose text may have halves of surrogate pairs, as that of clients has which cut strings between UTF-16
-    units; empty for what is no event."""
+    """Decode an event that may have halves of surrogate pairs.
+
+    Clients that cut strings between UTF-16 units send them. Returns {} if ``text`` is not an event.
+    """
     try:
         found = json.loads(text) if _ESCAPED_PAIR.search(text) else None
     except (ValueError, RecursionError):
@@ -125,7 +127,7 @@ def _read_half_pairs(text: str) -> dict[str, Any]:
 
 
 def parse_client_event(text: str) -> Any:
-    """``text`` as one of ``AnyClientEvent``. Raises ``BadRequest`` that names the field, and ``TooLarge``."""
+    """Decode one of ``AnyClientEvent``. Raises ``BadRequest`` with the name of the field, and ``TooLarge``."""
     check_values(text.encode("utf-8", "surrogatepass"))
     try:
         return _DECODER.decode(text)
@@ -133,16 +135,14 @@ def parse_client_event(text: str) -> Any:
         raise invalid_request(str(error), _DECODER.type, text.encode()) from None
     except (msgspec.DecodeError, UnicodeError):
         if _read_half_pairs(text):
-            raise BadRequest(
-                "The event has text with half of a surrogate pair (\\ud800 to \\udfff): send both."
-            ) from None
+            raise BadRequest("The event has half of a surrogate pair (\\ud800 to \\udfff): send both halves.") from None
         raise BadRequest("The event is not valid JSON.") from None
     except RecursionError:
         raise BadRequest("The event is nested too deeply.") from None
 
 
 def parse_response_input(found: Any) -> list[RealtimeItem | RealtimeReference]:
-    """``response.input`` of ``response.create``. Raises ``BadRequest``."""
+    """Convert ``response.input`` of ``response.create``. Raises ``BadRequest``."""
     try:
         return msgspec.convert(found, _INPUT)
     except msgspec.ValidationError as error:

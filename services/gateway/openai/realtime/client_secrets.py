@@ -1,4 +1,4 @@
-"""Requests to ``/v1/realtime/client_secrets`` and their answers."""
+"""Requests to ``/v1/realtime/client_secrets`` and their responses."""
 
 from typing import Annotated, Any, Literal
 
@@ -10,7 +10,7 @@ from services.gateway.openai.realtime.session import SessionUpdate
 
 PATH = "/v1/realtime"
 CLIENT_SECRETS = f"{PATH}/client_secrets"
-#: Seconds that a client secret opens sessions unless it is said otherwise.
+#: Default lifetime of a client secret, in seconds.
 DEFAULT_SECONDS = 600
 
 
@@ -20,14 +20,14 @@ class SecretExpiry(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ClientSecretRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """None means that the client did not say. The session's model may be left out: then its client names it."""
+    """A request for a secret. None means that a field is not set. Without a model, the session's client must set it."""
 
     expires_after: SecretExpiry | None = None
     session: SessionUpdate | None = None
 
 
 class ClientSecret(Struct, frozen=True):
-    """``value`` is the secret, ``expires_at`` in Unix seconds, ``session`` what it opens."""
+    """A client secret. ``expires_at`` is in Unix seconds; ``session`` is the configuration of its session."""
 
     value: str
     expires_at: int
@@ -45,15 +45,15 @@ def parse_client_secret_request(body: bytes) -> ClientSecretRequest:
 
 
 def encode_client_secret(secret: ClientSecret) -> bytes:
-    """The answer as JSON."""
+    """Encode the response as JSON."""
     return _encode(secret)
 
 
 def encode_update(update: SessionUpdate) -> bytes:
-    """A session update as it is kept."""
+    """Encode a session update for storage."""
     return _encode(update)
 
 
 def decode_update(body: bytes) -> SessionUpdate:
-    """A session update that was kept. Raises ``msgspec.MsgspecError``."""
+    """Decode a stored session update. Raises ``msgspec.MsgspecError``."""
     return _UPDATE.decode(body)

@@ -1,4 +1,4 @@
-"""Items of a realtime conversation as clients send them."""
+"""Items of a realtime conversation in the format of clients."""
 
 from typing import Annotated, Literal
 
@@ -7,7 +7,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from services.gateway.openai.chat_request import ImageDetail
 
 ItemId = Annotated[str, Meta(min_length=1, max_length=128)]
-#: Characters of the text of one part, and parts of one message.
+#: Limits: characters of the text of one part, and parts of one message.
 MAX_TEXT_CHARS, MAX_PARTS = 1 << 20, 64
 _Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
 _Status = Literal["completed", "incomplete", "in_progress"]
@@ -18,14 +18,14 @@ class RealtimeInputText(Struct, frozen=True, tag_field="type", tag="input_text",
 
 
 class RealtimeInputAudio(Struct, frozen=True, tag_field="type", tag="input_audio", forbid_unknown_fields=True):
-    """Base64 audio in the session's input format; ``transcript`` is for people alone."""
+    """Base64 audio in the session's input format. The model does not read ``transcript``."""
 
     audio: Annotated[str, Meta(min_length=1)]
     transcript: _Text | None = None
 
 
 class RealtimeInputImage(Struct, frozen=True, tag_field="type", tag="input_image", forbid_unknown_fields=True):
-    """A data URL, or an https one."""
+    """An image as a data URL or an https URL."""
 
     image_url: Annotated[str, Meta(min_length=1)]
     detail: ImageDetail | None = None
@@ -36,7 +36,7 @@ class RealtimeOutputText(Struct, frozen=True, tag_field="type", tag="output_text
 
 
 class RealtimeOutputAudio(Struct, frozen=True, tag_field="type", tag="output_audio", forbid_unknown_fields=True):
-    """An assistant's speech, by its transcript. ``audio`` is refused: no model goes on with it."""
+    """The transcript of an assistant's speech. ``audio`` is rejected: no model can continue it."""
 
     transcript: _Text
     audio: str | None = None
@@ -54,7 +54,7 @@ class RealtimeMessage(Struct, frozen=True, tag_field="type", tag="message", forb
 
 
 class RealtimeFunctionCall(Struct, frozen=True, tag_field="type", tag="function_call", forbid_unknown_fields=True):
-    """``arguments`` is JSON text."""
+    """A function call. ``arguments`` is JSON text."""
 
     name: Annotated[str, Meta(min_length=1, max_length=128)]
     arguments: _Text
@@ -75,7 +75,7 @@ class RealtimeFunctionOutput(
 
 
 class RealtimeReference(Struct, frozen=True, tag_field="type", tag="item_reference", forbid_unknown_fields=True):
-    """An item of the conversation, by its id."""
+    """A reference to an item of the conversation by its id."""
 
     id: ItemId
 

@@ -1,4 +1,4 @@
-"""The session object: what clients may change of it, and what holds."""
+"""The session object: the fields that clients may change, and its configuration."""
 
 from typing import Annotated, Any, Literal
 
@@ -10,11 +10,11 @@ from services.gateway.openai.responses.request import Metadata
 from services.gateway.openai.responses.tools import FlatNamedChoice
 from services.gateway.openai.tools import MAX_TOOLS, Description, Name
 
-#: Bytes per second of the formats of audio.
+#: Sample rates of the audio formats.
 PCM_RATE_HERTZ, G711_RATE_HERTZ = 24000, 8000
-#: Most tokens of text that a response may be limited to.
+#: Largest token limit of a response that a client may set.
 MAX_OUTPUT_TOKENS = 4096
-#: Conversations, and sessions that write down what is said.
+#: Conversations, and sessions that only transcribe.
 SessionKind = Literal["realtime", "transcription"]
 Modalities = Annotated[list[Literal["text", "audio"]], Meta(min_length=1, max_length=1)]
 Instructions = Annotated[str, Meta(max_length=1 << 20)]
@@ -45,7 +45,7 @@ _Milliseconds = Annotated[int, Meta(ge=0, le=10_000)]
 
 
 class ServerVad(Struct, frozen=True, tag_field="type", tag="server_vad", forbid_unknown_fields=True):
-    """Turns end after some silence. ``idle_timeout_ms`` is taken as null only."""
+    """Ends turns after some silence. ``idle_timeout_ms`` must be null."""
 
     threshold: Annotated[float, Meta(ge=0, le=1)] = 0.5
     prefix_padding_ms: _Milliseconds = 300
@@ -56,7 +56,7 @@ class ServerVad(Struct, frozen=True, tag_field="type", tag="server_vad", forbid_
 
 
 class SemanticVad(Struct, frozen=True, tag_field="type", tag="semantic_vad", forbid_unknown_fields=True):
-    """Turns end after silence as well, a longer one the less eager it is."""
+    """Ends turns after some silence. A lower ``eagerness`` waits longer."""
 
     eagerness: Literal["low", "medium", "high", "auto"] = "auto"
     create_response: bool = True
@@ -67,7 +67,7 @@ TurnDetection = ServerVad | SemanticVad
 
 
 class InputTranscription(Struct, frozen=True, forbid_unknown_fields=True):
-    """Transcripts of users' audio, by a ``model`` that hears; OpenAI's names for such ones stand for the session's."""
+    """Transcription of users' audio by ``model``. OpenAI's names for such models stand for the session's model."""
 
     model: Annotated[str, Meta(min_length=1, max_length=256)] = "whisper-1"
     language: Annotated[str, Meta(max_length=64)] | None = None
@@ -109,7 +109,7 @@ class AudioUpdate(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ResponseFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Fields that a session has, and each response in their place; null ones get their default."""
+    """Fields of a session that each response can override. Null resets a field to its default."""
 
     instructions: Instructions | UnsetType | None = UNSET
     output_modalities: Modalities | UnsetType | None = UNSET
@@ -119,26 +119,26 @@ class ResponseFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_output_tokens: TokenLimit | UnsetType | None = UNSET
     reasoning: RealtimeReasoning | UnsetType | None = UNSET
 
-    # Extras: as in chats.
+    # Extras, with the same meaning as in chats.
     temperature: Temperature | UnsetType | None = UNSET
     seed: Seed | UnsetType | None = UNSET
 
-    #: Accepted only where it changes nothing.
+    #: Accepted only with a value that has no effect.
     prompt: Any = UNSET
 
 
 class SessionUpdate(ResponseFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Fields that a client sets; those that are absent stay as they are, null ones get their default."""
+    """Fields that a client sets. Absent fields keep their value; null resets a field to its default."""
 
     type: SessionKind
     model: str | UnsetType | None = UNSET
     audio: AudioUpdate | UnsetType | None = UNSET
     truncation: Any = UNSET
 
-    #: Accepted and ignored: it changes what OpenAI's dashboard shows, never the answer.
+    #: Accepted and ignored: it changes OpenAI's dashboard, never the answer.
     tracing: Any = UNSET
 
-    #: Accepted only where it changes nothing.
+    #: Accepted only with a value that has no effect.
     include: Any = UNSET
 
 
@@ -147,7 +147,7 @@ class ResponseAudioUpdate(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ResponseOptions(ResponseFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Fields of ``response.create``: they hold for one response in the place of the session's."""
+    """Fields of ``response.create``, which override the session's fields for one response."""
 
     conversation: Literal["auto", "none"] | UnsetType | None = UNSET
     input: Any = UNSET
@@ -156,7 +156,7 @@ class ResponseOptions(ResponseFields, frozen=True, kw_only=True, forbid_unknown_
 
 
 class SessionConfig(Struct, frozen=True, kw_only=True):
-    """Configuration of a session, or of one response of it."""
+    """Configuration of a session or of one of its responses."""
 
     model: str
     kind: SessionKind = "realtime"
@@ -178,7 +178,7 @@ class SessionConfig(Struct, frozen=True, kw_only=True):
     seed: int | None = None
 
     def to_event(self, id: str | None, expires_at: int) -> dict[str, Any]:
-        """The whole session as events have it."""
+        """Return the complete session in the format of events."""
         shown = self._transcription_event() if self.kind == "transcription" else self._realtime_event()
         return {"type": self.kind, "id": id, "expires_at": expires_at, **shown}
 
@@ -227,7 +227,7 @@ def is_given(value: Any) -> bool:
 
 
 def voice_name(voice: Any) -> str:
-    """The name or id of ``voice``."""
+    """Return the name or id of ``voice``."""
     return voice.id if isinstance(voice, VoiceId) else voice
 
 

@@ -1,1 +1,1 @@
-"""The Responses API on the wire: requests, items, the response object and the events of its stream."""
+"""Wire format of the Responses API: requests, items, the response object and its events."""

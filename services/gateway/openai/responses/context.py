@@ -1,6 +1,6 @@
-"""Shapes of ``/v1/responses/input_tokens`` and ``/compact``. Source: the types of the ``openai`` package, 3.52.
+"""Formats of ``/v1/responses/input_tokens`` and ``/compact``. Source: the types of the ``openai`` package, 3.52.
 
-Both take what comes before an answer as ``/v1/responses`` does, and make none.
+Both accept the input of ``/v1/responses``, without generating an answer.
 """
 
 from typing import Annotated, Any, Literal, TypeVar
@@ -41,7 +41,7 @@ Kind = TypeVar("Kind", bound="_ContextRequest")
 
 
 class _ContextRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The input of an answer, as responses have it."""
+    """The input of an answer, in the format of responses."""
 
     model: Model
     input: Input | None = None
@@ -49,13 +49,13 @@ class _ContextRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     previous_response_id: ResponseId | None = None
 
     def to_response_request(self) -> ResponseRequest:
-        """The request for a response with these fields, one that is not stored."""
+        """Return a request with these fields, which does not store its response."""
         given = {name: getattr(self, name) for name in self.__struct_fields__ if name in _RESPONSE_FIELDS}
         return ResponseRequest(**given, store=False)
 
 
 class InputTokensRequest(_ContextRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A request of which the tokens are counted. ``chat_template_kwargs`` is an extra, as in chats."""
+    """A request to count tokens. ``chat_template_kwargs`` is an extra, as in chats."""
 
     conversation: ResponseId | ConversationReference | None = None
     parallel_tool_calls: bool | None = None
@@ -70,12 +70,12 @@ class InputTokensRequest(_ContextRequest, frozen=True, kw_only=True, forbid_unkn
 
 
 class CompactRequest(_ContextRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A conversation to be shortened. ``max_output_tokens``, of the summary, is an extra, as is ``seed``."""
+    """A conversation to compact. ``max_output_tokens``, the limit of the summary, and ``seed`` are extras."""
 
     max_output_tokens: Count | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
 
-    # Accepted and ignored: they change cost or speed elsewhere, never the answer.
+    # Accepted and ignored: elsewhere they change cost or speed, never the answer.
     prompt_cache_key: str | None = None
     prompt_cache_options: Any = None
     prompt_cache_retention: str | None = None
@@ -89,7 +89,7 @@ class InputTokensObject(Struct, frozen=True):
 
 
 class CompactedResponse(Struct, frozen=True):
-    """The messages of the user, and then one item that stands for everything else."""
+    """A compacted conversation: the user's messages, then one item that replaces all other items."""
 
     id: str
     created_at: int

@@ -1,4 +1,4 @@
-"""Requests and answers of ``/v1/conversations``. Source: the types of the ``openai`` package, 3.52."""
+"""Requests and responses of ``/v1/conversations``. Source: the types of the ``openai`` package, 3.52."""
 
 from typing import Annotated, Any, Literal
 
@@ -16,7 +16,7 @@ CONVERSATION = f"{PATH}/{{conversation_id}}"
 ITEMS = f"{CONVERSATION}/items"
 ITEM = f"{ITEMS}/{{item_id}}"
 
-#: Items that one request may add.
+#: Limit of the items that one request may add.
 MAX_NEW_ITEMS = 20
 
 
@@ -47,7 +47,7 @@ class ConversationDeleted(Struct, frozen=True):
 
 
 def parse_conversation_body(body: bytes, kind: Any) -> Any:
-    """``body`` as ``kind``; an empty one is an empty object. Raises ``BadRequest`` with ``param``, and ``TooLarge``."""
+    """Decode ``body`` as ``kind``, or {} if it is empty. Raises ``BadRequest`` with ``param``, and ``TooLarge``."""
     check_values(body)
     try:
         found = msgspec.json.decode(body or b"{}")

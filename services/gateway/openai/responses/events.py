@@ -1,7 +1,7 @@
-"""Events of a streamed response, built from what a model gives. They have no numbers yet: see ``sequence``.
+"""Events of a streamed response, built from a model's output. ``sequence`` numbers them.
 
 Order of a text: created, in_progress, output_item.added, content_part.added, output_text.delta ..., output_text.done,
-content_part.done, output_item.done, completed. Sound has events without an item's indices, between those of its text.
+content_part.done, output_item.done, completed. Audio events have no item indices and appear between those of the text.
 """
 
 import base64
@@ -24,18 +24,18 @@ from services.gateway.openai.responses.items import (
 )
 from services.gateway.openai.responses.response import IncompleteDetails, ResponseObject, response_usage
 
-#: An event: its ``type`` first, then its fields.
+#: An event: its ``type`` first, then its other fields.
 Event = dict[str, Any]
 #: The last event of each stream is one of these.
 TERMINAL = frozenset({"response.completed", "response.incomplete", "response.failed"})
-#: Sound leaves in groups of so many bytes, so that joining the base64 texts joins the files.
+#: Audio is sent in multiples of this many bytes, so that joining the base64 texts joins the files.
 _ALIGNMENT_BYTES = 3
 
 
 class AnswerEvents:
-    """Builds the events of ``response``; each method returns those that follow from what it is given.
+    """Builder of the events of ``response``. Each method returns the events that its arguments cause.
 
-    ``encrypts``: whether reasoning is given in the form as well that a client without a store sends back.
+    ``encrypts``: whether reasoning also has the encoded form that clients without a store send back.
     """
 
     def __init__(self, response: ResponseObject, *, encrypts: bool = False) -> None:
@@ -48,24 +48,24 @@ class AnswerEvents:
         self._transcript: list[str] = []
 
     def wait(self) -> list[Event]:
-        """The events of a response that is queued, until ``begin``."""
+        """Return the events of a queued response, which precede ``begin``."""
         return [self._life_event("created"), self._life_event("queued")]
 
     def begin(self) -> list[Event]:
-        """The events before anything is there."""
+        """Return the events that precede all output."""
         created = [] if self.response.status == "queued" else [self._life_event("created")]
         self.response = msgspec.structs.replace(self.response, status="in_progress")
         return [*created, self._life_event("in_progress")]
 
     def add_reasoning(self, delta: str) -> list[Event]:
-        """More of what the model thinks."""
+        """Add reasoning of the model."""
         events = self._switch_to("reasoning")
         item = self._item()
         item.text.append(delta)
         return [*events, self._delta("response.reasoning_text.delta", item, delta)]
 
     def add_text(self, delta: str) -> list[Event]:
-        """More of the answer's text."""
+        """Add text of the answer."""
         events = self._switch_to("message")
         item = self._item()
         if not item.has_part:
@@ -76,49 +76,49 @@ class AnswerEvents:
         return [*events, {**self._delta("response.output_text.delta", item, delta), "logprobs": []}]
 
     def begin_call(self, name: str, call_id: str) -> list[Event]:
-        """The model calls a function."""
+        """Begin a function call."""
         events = self._close_item("completed")
         return [*events, *self._open_item(_OpenItem("function_call", "", len(self._items), name, call_id))]
 
     def add_arguments(self, delta: str) -> list[Event]:
-        """More of the arguments of the call that has begun last."""
+        """Add arguments to the current call."""
         item = self._item()
         item.text.append(delta)
         return [{"type": "response.function_call_arguments.delta", **item.place(), "delta": delta}]
 
     def begin_image(self) -> list[Event]:
-        """An image is being drawn."""
+        """Begin an image."""
         events = self._close_item("completed")
         events += self._open_item(_OpenItem("image_generation_call", "ig_", len(self._items)))
         return [*events, self._image_event("in_progress"), self._image_event("generating")]
 
     def add_partial_image(self, file: bytes, index: int, about: dict[str, Any]) -> list[Event]:
-        """The image as it is before it is complete."""
+        """Send an unfinished version of the current image."""
         data = base64.b64encode(file).decode()
         return [
             {**self._image_event("partial_image"), "partial_image_b64": data, "partial_image_index": index, **about}
         ]
 
     def finish_image(self, image: ImageGenerationCall) -> list[Event]:
-        """The image that was begun last is ``image``."""
+        """Complete the current image with ``image``."""
         self._item().image = image
         return [self._image_event("completed"), *self._close_item("completed")]
 
     def fail_image(self) -> list[Event]:
-        """The image that was begun last cannot be drawn."""
+        """End the current image as failed."""
         return self._close_item("failed")
 
     def _image_event(self, state: str) -> Event:
         return {"type": f"response.image_generation_call.{state}", **self._item().place()}
 
     def add_transcript(self, delta: str) -> list[Event]:
-        """More of what is said aloud, where no text is wanted."""
+        """Add to the transcript of the audio, which is sent without text."""
         events = self._switch_to("message")
         self._transcript.append(delta)
         return [*events, {"type": "response.audio.transcript.delta", "delta": delta}]
 
     def add_audio(self, data: bytes) -> list[Event]:
-        """The next bytes of the sound file. Up to two wait for the next call."""
+        """Add the next bytes of the audio file. Up to two bytes wait for the next call."""
         events = self._switch_to("message")
         sound = self._held + data
         ready = len(sound) - len(sound) % _ALIGNMENT_BYTES
@@ -126,7 +126,7 @@ class AnswerEvents:
         return [*events, *self._audio_delta(sound[:ready])]
 
     def finish(self, reason: str, usage: Usage, ended: float, sound: OutputAudio | None = None) -> list[Event]:
-        """The closing events. ``sound`` names the file whose bytes have been given."""
+        """Return the closing events. ``sound`` describes the file of the audio bytes."""
         cut = reason in ("length", "content_filter")
         events = self._switch_to("message") if not self._items and self._open is None else []
         if sound is not None:
@@ -178,7 +178,7 @@ class AnswerEvents:
 
     def _item(self) -> "_OpenItem":
         if self._open is None:
-            raise ProtocolError("the answer has arguments of a call that has not begun")
+            raise ProtocolError("the answer has arguments before the begin of their call")
         return self._open
 
     def _delta(self, type: str, item: "_OpenItem", delta: str) -> Event:
@@ -193,13 +193,13 @@ class AnswerEvents:
 
 
 def ending_event(response: ResponseObject) -> Event:
-    """The last event of ``response``. There is none of its own for one that was cancelled."""
+    """Return the last event of ``response``. A cancelled response ends as incomplete."""
     state = "incomplete" if response.status == "cancelled" else response.status
     return {"type": f"response.{state}", "response": response}
 
 
 class _OpenItem:
-    """An item of the output that is not complete. Its id follows from its response and its place."""
+    """An item of the output that is not complete. Its id is derived from its response and index."""
 
     def __init__(self, kind: str, prefix: str, index: int, name: str = "", call_id: str = "") -> None:
         self.kind = kind

@@ -1,6 +1,6 @@
-"""Items that go into a response and come out of it. Source: the types of the ``openai`` package, 3.52.
+"""Input and output items of a response. Source: the types of the ``openai`` package, 3.52.
 
-Inside items, fields that are not named here are ignored, because clients send what they were given back as history.
+Unknown fields inside items are ignored, because clients send received items back as history.
 """
 
 import base64
@@ -12,7 +12,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from services.gateway.openai.chat_request import ImageDetail, InputFormat
 
 Id = Annotated[str, Meta(min_length=1, max_length=256)]
-#: Where an item is: those of a client are complete.
+#: State of an item; items of clients are complete.
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
@@ -21,7 +21,7 @@ class InputText(Struct, frozen=True, tag_field="type", tag="input_text"):
 
 
 class InputImage(Struct, frozen=True, tag_field="type", tag="input_image"):
-    """An https or data URL, or the id of an uploaded file."""
+    """An image: an https or data URL, or the id of a file."""
 
     image_url: str | None = None
     file_id: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
@@ -29,7 +29,7 @@ class InputImage(Struct, frozen=True, tag_field="type", tag="input_image"):
 
 
 class InputAudioData(Struct, frozen=True):
-    """Base64 audio. OpenAI names wav and mp3; the other formats are extras, webm and mp4 those of browsers."""
+    """Base64 audio. OpenAI defines wav and mp3; the other formats are extras. Browsers record webm and mp4."""
 
     data: Annotated[str, Meta(min_length=1)]
     format: InputFormat
@@ -40,13 +40,13 @@ class InputAudioContent(Struct, frozen=True, tag_field="type", tag="input_audio"
 
 
 class InputVideo(Struct, frozen=True, tag_field="type", tag="input_video"):
-    """An extra: an https or data URL of a video."""
+    """A video, an extra, as an https or data URL."""
 
     video_url: Annotated[str, Meta(min_length=1)]
 
 
 class InputFile(Struct, frozen=True, tag_field="type", tag="input_file"):
-    """A file of images, audio or video: uploaded before, or as a data URL. ``file_url`` is refused by name."""
+    """A file of images, audio or video: its id, or a data URL. ``file_url`` is rejected."""
 
     file_id: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
     file_data: Annotated[str, Meta(min_length=1)] | None = None
@@ -65,7 +65,7 @@ class Refusal(Struct, frozen=True, tag_field="type", tag="refusal"):
 
 
 class OutputAudio(Struct, frozen=True, tag_field="type", tag="output_audio"):
-    """An extension: what a model has said aloud. ``data`` is the file in base64."""
+    """Spoken output of a model, an extension. ``data`` is the file in base64."""
 
     transcript: str = ""
     id: str = ""
@@ -85,7 +85,7 @@ class InputMessage(Struct, frozen=True, tag_field="type", tag="message"):
 
 
 class FunctionCallItem(Struct, frozen=True, tag_field="type", tag="function_call"):
-    """``arguments`` is JSON text as the model wrote it."""
+    """A function call. ``arguments`` is JSON text as the model wrote it."""
 
     call_id: Id
     name: Annotated[str, Meta(min_length=1, max_length=128)]
@@ -95,7 +95,7 @@ class FunctionCallItem(Struct, frozen=True, tag_field="type", tag="function_call
 
 
 class FunctionCallOutput(Struct, frozen=True, tag_field="type", tag="function_call_output"):
-    """Result of a call."""
+    """The result of a call."""
 
     call_id: Id
     output: str | Parts
@@ -112,7 +112,7 @@ class SummaryText(Struct, frozen=True, tag_field="type", tag="summary_text"):
 
 
 class Reasoning(Struct, frozen=True, tag_field="type", tag="reasoning"):
-    """Thoughts of a model before its answer. ``encrypted_content`` is the same text, for clients that ask for it."""
+    """Reasoning of a model before its answer. ``encrypted_content`` has the same text, for clients that request it."""
 
     id: str | UnsetType = UNSET
     summary: list[SummaryText] = []
@@ -128,13 +128,13 @@ class Reasoning(Struct, frozen=True, tag_field="type", tag="reasoning"):
 
 
 class ItemReference(Struct, frozen=True, tag_field="type", tag="item_reference"):
-    """An item of the conversation or of a response before, by its id."""
+    """A reference to an item of the conversation or an earlier response."""
 
     id: Id
 
 
 class ImageGenerationCall(Struct, frozen=True, tag_field="type", tag="image_generation_call"):
-    """An image that was drawn: ``result`` is its file in base64. Models that go on with a conversation see none."""
+    """A generated image. ``result`` is its file in base64. Models that continue a conversation do not see it."""
 
     id: str | UnsetType = UNSET
     status: Literal["in_progress", "generating", "completed", "failed"] | UnsetType = UNSET
@@ -147,7 +147,7 @@ class ImageGenerationCall(Struct, frozen=True, tag_field="type", tag="image_gene
 
 
 class Compaction(Struct, frozen=True, tag_field="type", tag="compaction"):
-    """A summary in place of a conversation: ``encrypted_content`` is its text, in the form that clients send back."""
+    """A summary in place of a conversation. ``encrypted_content`` is its text in the encoded form for clients."""
 
     encrypted_content: str
     id: str | UnsetType | None = UNSET
@@ -176,17 +176,17 @@ _encode = msgspec.json.Encoder().encode
 
 
 def encode_items(items: list[Any]) -> bytes:
-    """Items as JSON."""
+    """Encode items as JSON."""
     return _encode(items)
 
 
 def decode_items(body: bytes) -> list[InputItem]:
-    """Items that were kept. Raises ``msgspec.MsgspecError``."""
+    """Decode stored items. Raises ``msgspec.MsgspecError``."""
     return _ITEMS.decode(body)
 
 
 def with_ids(items: list[InputItem], new_id: Any) -> list[InputItem]:
-    """``items`` as they are kept: each with an id, and messages with a list of parts."""
+    """Prepare ``items`` for storage: each gets an id, and messages get a list of parts."""
     kept: list[InputItem] = []
     for item in items:
         changes: dict[str, Any] = {} if item.id else {"id": new_id(_ID_PREFIXES[type(item)])}
@@ -217,12 +217,12 @@ _ID_PREFIXES: dict[type, str] = {
 
 
 def encode_reasoning(text: str) -> str:
-    """Reasoning in the form in which a client without a store gives it back."""
+    """Encode reasoning in the form that clients without a store send back."""
     return base64.b64encode(text.encode()).decode()
 
 
 def decode_reasoning(data: str) -> str:
-    """Undo ``encode_reasoning``; empty for what is none of it."""
+    """Undo ``encode_reasoning``. Returns "" for any other text."""
     try:
         return base64.b64decode(data, validate=True).decode()
     except ValueError:

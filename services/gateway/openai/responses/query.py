@@ -13,7 +13,7 @@ Flag = Literal["true", "false"]
 
 
 class ListItemsQuery(Struct, frozen=True, forbid_unknown_fields=True):
-    """Newest items first, unless ``order`` is ``asc``; those behind the item ``after``."""
+    """A page of items after the item ``after``. The newest item is first, unless ``order`` is ``asc``."""
 
     after: Annotated[str, Meta(min_length=1, max_length=256)] | UnsetType = UNSET
     limit: Annotated[int, Meta(ge=1, le=100)] = 20
@@ -21,7 +21,7 @@ class ListItemsQuery(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RetrieveQuery(Struct, frozen=True, forbid_unknown_fields=True):
-    """``stream``: the events, those behind number ``starting_after``."""
+    """Options of a retrieval. ``stream`` requests the events after number ``starting_after``."""
 
     stream: Flag | UnsetType = UNSET
     starting_after: Annotated[int, Meta(ge=0, le=2**53)] | UnsetType = UNSET
@@ -33,17 +33,17 @@ class RetrieveQuery(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def after(self) -> int:
-        """Number of the last event that the client has; -1: none."""
+        """Number of the client's last event, or -1 if it has none."""
         return self.starting_after if isinstance(self.starting_after, int) else -1
 
 
 def parse_query(fields: dict[str, str], kind: type[Query]) -> Query:
-    """``fields`` as ``kind``. Raises ``BadRequest`` with ``param``."""
+    """Convert ``fields`` to ``kind``. Raises ``BadRequest`` with ``param``."""
     known: dict[str, Any] = {
         name: value.lower() if value in ("True", "False") else value for name, value in fields.items()
     }
     for name in [name for name in known if name in ("include", "include[]")]:
-        del known[name]  # what can be included is in every answer
+        del known[name]  # every response includes all that can be included
     try:
         made = msgspec.convert(known, kind, strict=False)
     except msgspec.ValidationError as error:

@@ -1,4 +1,4 @@
-"""The body of ``POST /v1/responses``, checked: what cannot be obeyed is refused by name."""
+"""The body of ``POST /v1/responses``. Unsupported fields are rejected by name."""
 
 import re
 from collections.abc import Callable
@@ -39,7 +39,7 @@ RESPONSE = f"{PATH}/{{response_id}}"
 CANCEL = f"{RESPONSE}/cancel"
 INPUT_ITEMS = f"{RESPONSE}/input_items"
 
-#: What the ids of responses look like: nothing else may become a key.
+#: Format of response ids, so that no other text becomes a key.
 RESPONSE_ID = re.compile(r"resp_[0-9a-f]{48}")
 
 MetadataKey = Annotated[str, Meta(max_length=64)]
@@ -57,11 +57,11 @@ class PlainFormat(Struct, frozen=True, tag_field="type", tag="text"):
 
 
 class ObjectFormat(Struct, frozen=True, tag_field="type", tag="json_object"):
-    """A JSON object, whichever."""
+    """Any JSON object."""
 
 
 class SchemaFormat(Struct, frozen=True, tag_field="type", tag="json_schema"):
-    """JSON that holds to a schema."""
+    """JSON that satisfies a schema."""
 
     name: Name
     schema: dict[str, Any]
@@ -80,7 +80,7 @@ class ReasoningConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ResponseRequest(VllmParams, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One request for a response. None means that the client did not say."""
+    """A request for a response. None means that the client did not set the field."""
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     input: str | Annotated[list[InputItem], Meta(max_length=2048)] | None = None
@@ -89,7 +89,7 @@ class ResponseRequest(VllmParams, frozen=True, kw_only=True, forbid_unknown_fiel
     conversation: ResponseId | ConversationReference | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    #: Whether the response can be retrieved, continued and referred to; it is unless this is false.
+    #: Whether the response can be retrieved, continued and referenced later; true by default.
     store: bool | None = None
     background: bool | None = None
     max_output_tokens: Count | None = None
@@ -107,7 +107,7 @@ class ResponseRequest(VllmParams, frozen=True, kw_only=True, forbid_unknown_fiel
     parallel_tool_calls: bool | None = None
     max_tool_calls: Count | None = None
 
-    # Extras: as in chats.
+    # Extras, with the same meaning as in chats.
     modalities: Annotated[list[Literal["text", "audio"]], Meta(min_length=1, max_length=2)] | None = None
     audio: AudioOutput | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
@@ -126,9 +126,9 @@ class ResponseRequest(VllmParams, frozen=True, kw_only=True, forbid_unknown_fiel
     access_programs: Any = None
     context_management: Any = None
 
-    #: As in chats.
+    #: The same as in chats.
     prompt_cache_key: str | None = None
-    # Accepted and ignored: they change cost, storage or speed elsewhere, never the answer.
+    # Accepted and ignored: elsewhere they change cost, storage or speed, never the answer.
     prompt_cache_options: Any = None
     prompt_cache_retention: str | None = None
     safety_identifier: str | None = None
@@ -141,7 +141,7 @@ class ResponseRequest(VllmParams, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def items(self) -> list[InputItem]:
-        """The items that this request adds."""
+        """The new items of this request."""
         if self.input is None:
             return []
         if isinstance(self.input, str):
@@ -150,14 +150,14 @@ class ResponseRequest(VllmParams, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def conversation_id(self) -> str:
-        """The id of the conversation that it belongs to; empty when there is none."""
+        """The id of the conversation, or "" if there is none."""
         if self.conversation is None:
             return ""
         return self.conversation if isinstance(self.conversation, str) else self.conversation.id
 
     @property
     def image_tool(self) -> ImageGenerationTool | None:
-        """The tool that draws, if there is one."""
+        """The tool that generates images, or None."""
         return next((tool for tool in self.tools or () if isinstance(tool, ImageGenerationTool)), None)
 
     @property
@@ -169,7 +169,7 @@ def _one_of(*values: object) -> Callable[[Any], bool]:
     return lambda value: value in values
 
 
-# What each field may hold without changing the answer. Everything else is refused by name.
+# Values of each field that do not change the answer. Any other value is rejected with the field's name.
 _ACCEPTED_VALUES: dict[str, Callable[[Any], bool]] = {
     "top_logprobs": _one_of(0),
     "truncation": _one_of("disabled"),
@@ -178,7 +178,7 @@ _ACCEPTED_VALUES: dict[str, Callable[[Any], bool]] = {
     "access_programs": _one_of(),
     "context_management": _one_of([]),
 }
-#: What ``include`` may name: what is in every answer, or is put into it.
+#: Accepted values of ``include``: parts that every response has, and those that are added on request.
 _INCLUDABLE = frozenset({"reasoning.encrypted_content", "message.input_image.image_url"})
 
 
@@ -198,7 +198,7 @@ def parse_response_request(body: bytes) -> ResponseRequest:
 
 
 def convert_response_request(found: Any) -> ResponseRequest:
-    """``found``, JSON, as a request; items without a type are messages. Raises ``BadRequest``."""
+    """Convert decoded JSON to a request. Items without a type are messages. Raises ``BadRequest``."""
     if isinstance(found, dict) and isinstance(found.get("input"), list):
         found["input"] = [name_message(item) for item in found["input"]]
     try:
@@ -208,19 +208,19 @@ def convert_response_request(found: Any) -> ResponseRequest:
 
 
 def name_message(item: Any) -> Any:
-    """``item`` with its type: messages may leave it out."""
+    """Add the optional type of a message to ``item``."""
     return {"type": "message", **item} if isinstance(item, dict) else item
 
 
 def check_response_request(wanted: ResponseRequest) -> None:
-    """Raises ``BadRequest`` that names the first field which cannot be obeyed."""
+    """Raises ``BadRequest`` with the name of the first unsupported field."""
     for name, harmless in _ACCEPTED_VALUES.items():
         value = getattr(wanted, name)
         if value is not None and not harmless(value):
             raise _unsupported_value(name)
     for name in wanted.include or ():
         if name not in _INCLUDABLE:
-            raise BadRequest(f"include cannot be {name[:64]!r} here: leave it out.", param="include")
+            raise BadRequest(f"include cannot be {name[:64]!r}: omit it.", param="include")
     _check_text(wanted)
     _check_images(wanted)
     _check_audio(wanted)
@@ -236,16 +236,19 @@ def _check_text(wanted: ResponseRequest) -> None:
 
 
 def _check_images(wanted: ResponseRequest) -> None:
-    """Check the tool that draws, of which there is one at most, and whose name no function has."""
+    """Check that at most one tool generates images under its name."""
     tools = wanted.tools or []
     places = [index for index, tool in enumerate(tools) if isinstance(tool, ImageGenerationTool)]
     if isinstance(wanted.tool_choice, NamedImageChoice) and not places:
-        raise BadRequest("tool_choice names a tool that tools do not have.", param="tool_choice")
+        raise BadRequest("tool_choice must be one of tools: add image_generation to tools.", param="tool_choice")
     if len(places) > 1:
-        raise BadRequest("There is one tool image_generation at most.", param=f"tools[{places[1]}]")
+        raise BadRequest("tools must have at most one image_generation.", param=f"tools[{places[1]}]")
     for index, tool in enumerate(tools):
         if isinstance(tool, FlatFunctionTool) and places and tool.name == IMAGE_TOOL:
-            raise BadRequest("This is the name of the tool that draws.", param=f"tools[{index}].name")
+            raise BadRequest(
+                "A function cannot have the name image_generation, which is the image tool's: rename it.",
+                param=f"tools[{index}].name",
+            )
         if isinstance(tool, ImageGenerationTool):
             try:
                 check_options(tool.to_image_request("-", "-"))
@@ -257,9 +260,9 @@ def _check_images(wanted: ResponseRequest) -> None:
 def _check_audio(wanted: ResponseRequest) -> None:
     spoken = wanted.modalities is not None and "audio" in wanted.modalities
     if spoken and wanted.audio is None:
-        raise BadRequest("Audio output needs audio: {voice, format}.", param="audio")
+        raise BadRequest("Audio output requires audio: {voice, format}.", param="audio")
     if wanted.audio is not None and not spoken:
-        raise BadRequest("audio is only allowed when modalities hold audio.", param="audio")
+        raise BadRequest("audio is only allowed when modalities contain audio.", param="audio")
 
 
 def _check_state(wanted: ResponseRequest) -> None:
@@ -267,13 +270,13 @@ def _check_state(wanted: ResponseRequest) -> None:
         raise BadRequest("stream_options is only allowed when stream is true.", param="stream_options")
     if wanted.previous_response_id is not None and wanted.conversation is not None:
         raise BadRequest(
-            "Set previous_response_id or conversation, not both: each says what came before.", param="conversation"
+            "Set previous_response_id or conversation, not both: each defines the history.", param="conversation"
         )
     if wanted.background and not wanted.is_stored:
-        raise BadRequest("A response in the background is stored: leave store out.", param="store")
+        raise BadRequest("A background response is always stored: omit store.", param="store")
     if not wanted.items and wanted.previous_response_id is None and wanted.conversation is None:
         raise BadRequest("Missing required parameter: 'input'.", param="input")
 
 
 def _unsupported_value(param: str) -> BadRequest:
-    return BadRequest(f"The value of '{param}' is not supported here: leave it out.", param=param)
+    return BadRequest(f"The value of '{param}' is not supported: omit it.", param=param)

@@ -1,4 +1,7 @@
-"""The response object, with all the keys that OpenAI's client and Open Responses expect, and lists of items."""
+"""The response object and lists of items.
+
+The response object has all keys that OpenAI's client and Open Responses expect.
+"""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -17,7 +20,7 @@ ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "fa
 
 
 class InputTokensDetails(Struct, frozen=True):
-    """``text_tokens``, ``image_tokens`` (video included) and ``audio_tokens`` are extras."""
+    """Input tokens by kind. ``text_tokens``, ``image_tokens`` (video included) and ``audio_tokens`` are extras."""
 
     cached_tokens: int = 0
     cache_write_tokens: int = 0
@@ -27,7 +30,7 @@ class InputTokensDetails(Struct, frozen=True):
 
 
 class OutputTokensDetails(Struct, frozen=True):
-    """``text_tokens`` and ``audio_tokens`` are extras."""
+    """Output tokens by kind. ``text_tokens`` and ``audio_tokens`` are extras."""
 
     reasoning_tokens: int = 0
     text_tokens: int = 0
@@ -43,7 +46,7 @@ class ResponseUsage(Struct, frozen=True):
 
 
 class ResponseFault(Struct, frozen=True):
-    """``code`` is one of OpenAI's, ``reason`` the code that the same error has elsewhere here."""
+    """The error of a failed response. ``code`` is one of OpenAI's; ``reason`` is the error code of other routes."""
 
     code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
     message: str
@@ -59,7 +62,7 @@ class ConversationId(Struct, frozen=True):
 
 
 class ResponseObject(Struct, frozen=True, kw_only=True):
-    """A response. What its client did not say has its default."""
+    """A response. Fields that the client did not set have their defaults."""
 
     id: str
     created_at: int
@@ -107,7 +110,7 @@ class ResponseDeleted(Struct, frozen=True):
 
 
 class ItemList(Struct, frozen=True):
-    """``first_id`` and ``last_id`` are empty in an empty list."""
+    """A list of items. ``first_id`` and ``last_id`` are empty in an empty list."""
 
     data: list[Any]
     first_id: str
@@ -121,14 +124,14 @@ decode_response = msgspec.json.Decoder(ResponseObject).decode
 
 
 def encode_response(response: ResponseObject) -> bytes:
-    """A response as JSON of one line."""
+    """Encode a response as one line of JSON."""
     return _encode(response)
 
 
 def new_response(
     id: str, created: float, wanted: ResponseRequest, usual: Mapping[str, float] = MappingProxyType({})
 ) -> ResponseObject:
-    """The response to ``wanted``, of which nothing is made yet; ``usual`` is the sampling that it does not name."""
+    """Return the empty response to ``wanted``. ``usual`` has the defaults of its sampling fields."""
     reasoning = wanted.reasoning or ReasoningConfig()
     return ResponseObject(
         id=id,
@@ -163,7 +166,7 @@ def _value_or(named: float | None, usual: float) -> float:
 
 
 def _whole_tool(tool: FlatFunctionTool | ImageGenerationTool) -> dict[str, Any]:
-    """``tool`` with all the keys that a response has of it."""
+    """Return ``tool`` with all the keys that a response has."""
     if isinstance(tool, ImageGenerationTool):
         return {name: value for name, value in msgspec.to_builtins(tool).items() if value is not None}
     return {
@@ -176,9 +179,9 @@ def _whole_tool(tool: FlatFunctionTool | ImageGenerationTool) -> dict[str, Any]:
 
 
 def failed_response(response: ResponseObject, error: OmnibusError) -> ResponseObject:
-    """``response``, which ends with ``error``."""
+    """Return ``response`` with the status failed and the fault of ``error``."""
     code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"] = "server_error"
-    if isinstance(error, Rejected) and not isinstance(error, Unauthorized):  # no prompt would be right
+    if isinstance(error, Rejected) and not isinstance(error, Unauthorized):  # the prompt is not at fault
         code = "invalid_prompt"
     elif isinstance(error, Overloaded):
         code = "rate_limit_exceeded"
@@ -187,7 +190,7 @@ def failed_response(response: ResponseObject, error: OmnibusError) -> ResponseOb
 
 
 def response_usage(usage: Usage) -> ResponseUsage:
-    """The tokens of a chat's answer, as responses count them."""
+    """Convert the usage of a chat's answer to that of a response."""
     given, made = usage.prompt_tokens_details, usage.completion_tokens_details
     return ResponseUsage(
         input_tokens=usage.prompt_tokens,

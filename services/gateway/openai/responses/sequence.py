@@ -1,8 +1,9 @@
-"""Numbers of the events of one response, without gaps, also where another gateway goes on with them.
+"""Gapless numbers of a response's events, also if another gateway continues them.
 
-Whoever goes on makes the answer once more from its beginning. How many tokens share an event depends on how busy an
-executor is, so what is made again is compared with what was made before: events of the same kind in the same order, and
-deltas by the text that they add up to. What is new is numbered on; an answer that differs is not continued.
+A gateway that continues a response generates it again from its beginning. The number of tokens per event depends on the
+executor's load, so the gateway compares the regenerated answer with the known one. Events must have the same kinds in
+the same order, and deltas must add up to the same text. New events get the next numbers. If the answer differs, the
+gateway does not continue it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,14 +15,14 @@ from omnibus.errors import CannotContinue
 from services.gateway.openai.responses.events import TERMINAL, Event
 from services.gateway.openai.responses.items import OutputItem
 
-#: Deltas that are compared by their length alone: samples of sound may differ by a step.
+#: Deltas of which only the length is compared: audio samples may differ by a rounding step.
 _COUNTED = frozenset({"response.audio.delta"})
 
 _encode = msgspec.json.Encoder().encode
 
 
 class NumberedEvent(msgspec.Struct, frozen=True):
-    """An event as it is sent: ``body`` is its JSON, of one line."""
+    """An event ready to send. ``body`` is its JSON in one line."""
 
     type: str
     number: int
@@ -33,12 +34,12 @@ class NumberedEvent(msgspec.Struct, frozen=True):
 
     @property
     def frame(self) -> bytes:
-        """The server-sent event: in one piece, for readers that forget half of one."""
+        """The server-sent event in one piece, because some readers lose partial ones."""
         return b"event: %b\ndata: %b\n\n" % (self.type.encode(), self.body)
 
 
 class ResponseEvent(msgspec.Struct, frozen=True):
-    """An event as documents describe it: its other fields depend on its ``type``, and are those of OpenAI."""
+    """An event in the OpenAPI document. Its other fields depend on its ``type``, and are those of OpenAI."""
 
     type: str
     sequence_number: int
@@ -59,35 +60,35 @@ _decode_head = msgspec.json.Decoder(_EventHead).decode
 
 
 def read_event(body: bytes) -> NumberedEvent:
-    """An event that was kept. Raises ``msgspec.MsgspecError``."""
+    """Decode a stored event. Raises ``msgspec.MsgspecError``."""
     head = _decode_head(body)
     return NumberedEvent(head.type, head.sequence_number, body)
 
 
 def item_of(event: NumberedEvent) -> list[Any]:
-    """The item that ``event`` says is whole, if it is such an event."""
+    """Return the item that ``event`` completes, or [] for other events."""
     return [_decode_item(event.body).item] if event.type == "response.output_item.done" else []
 
 
 class EventSequence:
-    """Numbers events; those that are ``known``, the first ones of the same response, are left out."""
+    """Numbering of a response's events; skips the first ones, which are ``known``."""
 
     def __init__(self, known: Sequence[NumberedEvent] = ()) -> None:
         self._next = len(known)
-        # Text and sound are made side by side, so that only the order within each is the same every time.
+        # The model generates text and audio concurrently, so only the order within each is reproducible.
         self._known: dict[str, _KnownEvents] = {}
         for event in known:
             self._known.setdefault(_channel(event.type), _KnownEvents()).events.append(event)
 
     @classmethod
     def after(cls, known: Sequence[NumberedEvent]) -> "EventSequence":
-        """Numbers events that follow ``known``, whatever they are."""
+        """Create a numbering that starts after ``known`` without comparing events."""
         made = cls()
         made._next = len(known)
         return made
 
     def number(self, events: Iterable[Event]) -> list[NumberedEvent]:
-        """Number those of ``events`` that are new. Raises ``CannotContinue`` when they are not those that are known."""
+        """Number the new ones of ``events``. Raises ``CannotContinue`` if the others differ from the known ones."""
         return [self._number_event(event) for each in events if (event := self._skip_known(each)) is not None]
 
     def _skip_known(self, event: Event) -> Event | None:
@@ -103,19 +104,19 @@ class EventSequence:
 
 
 class _KnownEvents:
-    """Events of one channel, in their order, and how far they have been made again."""
+    """Known events of one channel, and the position of the comparison."""
 
     def __init__(self) -> None:
         self.events: list[NumberedEvent] = []
         self._at = 0
-        self._taken = 0  # characters of the delta at that place
+        self._taken = 0  # characters of the delta at that position
 
     @property
     def is_passed(self) -> bool:
         return self._at >= len(self.events)
 
     def skip(self, event: Event) -> Event | None:
-        """Return the new part of ``event``; None: nothing is new."""
+        """Return the new part of ``event``; None if it has none."""
         if self.is_passed:
             return event
         if isinstance(event.get("delta"), str):
@@ -148,4 +149,4 @@ def _channel(type: str) -> str:
     return "audio" if type.startswith("response.audio.") else "items"
 
 
-_DIVERGED_MESSAGE = "the response came out differently this time, so it cannot be continued: send the request again"
+_DIVERGED_MESSAGE = "the regenerated response differs, so it cannot be continued: send the request again"

@@ -1,7 +1,7 @@
-"""Events of ``/v1/responses`` over a WebSocket: what clients send, checked, and what they are sent.
+"""Events of ``/v1/responses`` over a WebSocket, in both directions.
 
-A client sends ``response.create`` with the fields of a request at its top level. Answers are the events of a stream,
-with the ``stream_id`` of the lane that asked, if it named one.
+A client sends ``response.create`` with the fields of a request at its top level. The gateway answers with the events of
+a stream. They have the ``stream_id`` of the lane of the request, if it has one.
 """
 
 from typing import Annotated, Any, NamedTuple
@@ -23,8 +23,10 @@ _encode = msgspec.json.Encoder().encode
 
 
 class CreateEvent(NamedTuple):
-    """A request of lane ``stream_id``. ``body`` is the same as the body of ``POST /v1/responses``. One that does not
-    ``generate`` has no output: it is there to be referred to."""
+    """A request of lane ``stream_id``. ``body`` is the same as the body of ``POST /v1/responses``.
+
+    If ``generate`` is false, the response has no output: later requests can refer to it.
+    """
 
     stream_id: str
     wanted: ResponseRequest
@@ -33,14 +35,14 @@ class CreateEvent(NamedTuple):
 
 
 class SteerEvent(NamedTuple):
-    """Input for a response that is under way."""
+    """Input for a response that is in progress."""
 
     previous_response_id: str
     input: Any
 
 
 class _Envelope(Struct, frozen=True):
-    """The fields of an event that are no part of its request."""
+    """The fields of an event that are not part of its request."""
 
     type: str
     stream_id: StreamId | None = None
@@ -50,7 +52,7 @@ class _Envelope(Struct, frozen=True):
 
 
 def read_stream_id(text: str) -> str:
-    """The lane of an event, as far as it can be read."""
+    """Return the lane of an event, or "" if it is unreadable."""
     try:
         return _HEAD.decode(text).stream_id or ""
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
@@ -58,7 +60,7 @@ def read_stream_id(text: str) -> str:
 
 
 def parse_socket_event(text: str) -> CreateEvent | SteerEvent:
-    """``text`` as an event of a client. Raises ``BadRequest`` that names the field, and ``TooLarge``."""
+    """Decode an event of a client. Raises ``BadRequest`` with the name of the field, and ``TooLarge``."""
     check_values(text.encode("utf-8", "surrogatepass"))
     try:
         found = msgspec.json.decode(text)
@@ -70,16 +72,16 @@ def parse_socket_event(text: str) -> CreateEvent | SteerEvent:
     if envelope.type == STEER:
         return SteerEvent(str(found.get("previous_response_id", "")), found.get("input"))
     if envelope.type != CREATE:
-        raise BadRequest(f"The type of an event is {CREATE} or {STEER}, not {envelope.type[:64]!r}.", param="type")
+        raise BadRequest(f"The type of an event must be {CREATE} or {STEER}, not {envelope.type[:64]!r}.", param="type")
     return _read_create(found, envelope)
 
 
 def _read_create(found: dict[str, Any], envelope: _Envelope) -> CreateEvent:
     if envelope.stream is False:
-        raise BadRequest("Over a WebSocket every response is streamed: leave stream out.", param="stream")
+        raise BadRequest("Every response over a WebSocket is streamed: omit stream.", param="stream")
     if envelope.background:
         raise BadRequest(
-            "Over a WebSocket there are no responses in the background: send POST /v1/responses.", param="background"
+            "Background responses are not supported over a WebSocket: send POST /v1/responses.", param="background"
         )
     generates = envelope.generate is not False
     fields = {name: value for name, value in found.items() if name not in _ENVELOPE_FIELDS}
@@ -88,14 +90,14 @@ def _read_create(found: dict[str, Any], envelope: _Envelope) -> CreateEvent:
 
 
 def encode_event(event: NumberedEvent, stream_id: str) -> str:
-    """An event of a response as a message of lane ``stream_id``."""
+    """Encode an event of a response as a message of lane ``stream_id``."""
     if not stream_id:
         return event.body.decode()
     return (event.body[:-1] + b',"stream_id":' + _encode(stream_id) + b"}").decode()
 
 
 def encode_error(error: OmnibusError, stream_id: str, code: str = "") -> str:
-    """An error as a message of lane ``stream_id``; ``code`` where clients know it by another one."""
+    """Encode an error as a message of lane ``stream_id``. ``code`` replaces its own code if clients expect another."""
     detail: dict[str, Any] = {
         "type": error.kind,
         "code": code or error.code,
@@ -109,18 +111,18 @@ def encode_error(error: OmnibusError, stream_id: str, code: str = "") -> str:
 
 
 def encode_steer_failure(steer: SteerEvent) -> str:
-    """The answer to input for a response that is under way: none is taken."""
+    """Encode the rejection of input for a response that is in progress."""
     error = {
         "type": "invalid_request_error",
         "code": "steering_not_supported",
-        "message": "Responses take no input while they are made: send response.create with it when this one is over.",
+        "message": "A response in progress accepts no input: send response.create with it after this response ends.",
     }
     returned = {"previous_response_id": steer.previous_response_id, "input": steer.input}
     return _encode({"type": "response.steer.failed", "sequence_number": 0, "error": error, "steer": returned}).decode()
 
 
 class _StreamName(Struct, frozen=True):
-    """The part of an event that its error names."""
+    """The lane of an event, for errors about it."""
 
     stream_id: StreamId | None = None
 

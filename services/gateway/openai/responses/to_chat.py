@@ -1,4 +1,4 @@
-"""From a response's items to the chat that a model answers: one answer machinery for both."""
+"""Conversion of a response's items to a chat. Both use the same generation."""
 
 import re
 from collections.abc import Sequence
@@ -58,13 +58,13 @@ from services.gateway.openai.vllm_params import check_vllm_params
 
 
 class ChatOfResponse(Struct, frozen=True):
-    """A chat, and which item each of its messages comes from: its place in the request's input, or in the history."""
+    """A chat, and the source of each message: a place in the request's input, or the history."""
 
     request: ChatRequest
     sources: tuple[str, ...]
 
     def client_param(self, param: str) -> str:
-        """``param`` of an error about the chat, as the client of the response calls it."""
+        """Convert ``param`` of an error about the chat to the response's."""
         if not param.startswith("messages["):
             return _CLIENT_PARAMS.get(param, param)
         number, _, rest = param.removeprefix("messages[").partition("]")
@@ -77,7 +77,7 @@ class ChatOfResponse(Struct, frozen=True):
         return source + rest.removesuffix(".file")
 
 
-#: Stands before the text of a compaction, in the answer of an assistant that it becomes.
+#: Text before the summary of a compaction, in the assistant's message that it becomes.
 SUMMARY_HEAD = "Summary of the conversation so far: "
 _CALL_PLACE = re.compile(r"\.tool_calls\[\d+\]\.function|\.tool_calls\[\d+\]")
 _CLIENT_PLACES = {
@@ -87,16 +87,16 @@ _CLIENT_PLACES = {
     ".tool_call_id": ".call_id",
     ".file.file_": ".file_",
 }
-#: What clients call what a chat calls otherwise.
+#: Names of a response's fields that differ from a chat's.
 _CLIENT_PARAMS = {"messages": "input", "max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens"}
 
 
 def to_chat(
     wanted: ResponseRequest, history: Sequence[InputItem], items: Sequence[InputItem], history_param: str
 ) -> ChatOfResponse:
-    """The chat of ``history``, which ``history_param`` names, and then ``items``, those of the request.
+    """Build the chat of ``history`` followed by ``items``, those of the request.
 
-    Raises ``BadRequest`` for what a chat cannot say.
+    Errors about the history have ``history_param``. Raises ``BadRequest`` for items that a chat does not support.
     """
     messages: list[Message] = []
     sources: list[str] = []
@@ -107,7 +107,7 @@ def to_chat(
     listed = isinstance(wanted.input, list)
     named += [(item, f"input[{index}]" if listed else "input") for index, item in enumerate(items)]
     for item, param in named:
-        if isinstance(item, ImageGenerationCall):  # models do not see what was drawn before
+        if isinstance(item, ImageGenerationCall):  # models do not see earlier images
             continue
         message = _to_message(item, param)
         if isinstance(message, chat.AssistantMessage) and messages and _joins(messages[-1], item):
@@ -192,12 +192,14 @@ def _to_message(item: InputItem, param: str) -> Message:
         case Reasoning():
             return chat.AssistantMessage(reasoning_content=item.text or None)
         case _:
-            raise BadRequest("Items of this type are not supported here: leave it out.", param=f"{param}.type")
+            raise BadRequest("Items of this type are not supported: omit it.", param=f"{param}.type")
 
 
 def _summary(item: Compaction, param: str) -> str:
     if not item.text:
-        raise BadRequest("This is no content of a compaction: send it as it came.", param=f"{param}.encrypted_content")
+        raise BadRequest(
+            "encrypted_content must be that of a compaction: send it unchanged.", param=f"{param}.encrypted_content"
+        )
     return f"{SUMMARY_HEAD}{item.text}"
 
 
@@ -214,7 +216,7 @@ def _to_plain_message(item: InputMessage, param: str) -> Message:
 
 
 def _joins(before: Message, item: InputItem) -> bool:
-    """Return whether ``item`` is of the message before it: a call belongs to its text, and both to its thoughts."""
+    """Return whether ``item`` continues the preceding message. Calls follow text, and both follow reasoning."""
     if not isinstance(before, chat.AssistantMessage):
         return False
     thoughts_alone = before.content is None and not before.tool_calls
@@ -245,7 +247,7 @@ def _assistant_text(item: InputMessage, param: str) -> str:
             case OutputAudio(transcript):
                 texts.append(transcript)
             case _:
-                raise BadRequest("An assistant's message has text.", param=f"{param}.content[{index}]")
+                raise BadRequest("Parts of an assistant's message must be text.", param=f"{param}.content[{index}]")
     return "".join(texts)
 
 
@@ -254,7 +256,7 @@ def _plain_text(content: Any, param: str) -> str | list[chat.TextPart]:
         return content
     for index, part in enumerate(content):
         if not isinstance(part, InputText | OutputText):
-            raise BadRequest("This message takes text only.", param=f"{param}.content[{index}]")
+            raise BadRequest("Parts of this message must be text.", param=f"{param}.content[{index}]")
     return [chat.TextPart(part.text) for part in content]
 
 
@@ -276,14 +278,12 @@ def _user_part(part: Any, param: str) -> chat.UserPart:
             return chat.VideoPart(Url(url))
         case InputFile():
             return _file_part(part, param)
-    raise BadRequest("A user's message has text, images, audio and video.", param=param)
+    raise BadRequest("Parts of a user's message must be text, images, audio or video.", param=param)
 
 
 def _file_part(part: InputFile, param: str) -> chat.FilePart:
     if part.file_url is not None:
-        raise BadRequest(
-            "What is behind a URL is named by its kind: send input_image, or input_video.", param=f"{param}.file_url"
-        )
+        raise BadRequest("file_url is not supported: send input_image or input_video.", param=f"{param}.file_url")
     return chat.FilePart(chat.FileReference(part.file_id, part.file_data, part.filename))
 
 
@@ -296,5 +296,5 @@ def _image_part(part: InputImage, param: str) -> chat.ImagePart | chat.FilePart:
 
 
 def output_as_input(output: Sequence[Any]) -> list[InputItem]:
-    """Items of a response's output as those of a later input."""
+    """Convert items of a response's output to input items."""
     return msgspec.json.decode(msgspec.json.encode(output), type=list[InputItem])

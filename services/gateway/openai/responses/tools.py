@@ -1,4 +1,4 @@
-"""Tools of responses: functions, and a model that draws."""
+"""Tools of responses: functions, and the generation of images."""
 
 from typing import Annotated, Any, Literal
 
@@ -8,7 +8,7 @@ from services.gateway.openai.chat_request import Size
 from services.gateway.openai.images import ImageRequest
 from services.gateway.openai.tools import MAX_TOOLS, Description, Name
 
-#: The function that stands for the tool which draws, in what a model is given and calls, and what it is told of it.
+#: Name, description and parameters of the function that represents the image tool to a model.
 IMAGE_TOOL = "image_generation"
 IMAGE_TOOL_DESCRIPTION = "Draw an image and show it to the user."
 IMAGE_TOOL_PARAMETERS: dict[str, Any] = {
@@ -20,7 +20,7 @@ IMAGE_TOOL_PARAMETERS: dict[str, Any] = {
 
 
 class FlatFunctionTool(Struct, frozen=True, tag_field="type", tag="function", forbid_unknown_fields=True):
-    """A function that a model may call. ``parameters`` is a JSON schema; with ``strict`` a call holds to it."""
+    """A function that a model may call. ``parameters`` is a JSON schema; with ``strict``, calls satisfy it."""
 
     name: Name
     description: Description | None = None
@@ -29,7 +29,7 @@ class FlatFunctionTool(Struct, frozen=True, tag_field="type", tag="function", fo
 
 
 class ImageGenerationTool(Struct, frozen=True, tag_field="type", tag="image_generation", forbid_unknown_fields=True):
-    """A model that draws what the response's model calls for. Without ``model`` it is the only one that there is."""
+    """A tool that generates images. ``model`` is optional if there is only one image model."""
 
     model: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     size: Size | None = None
@@ -42,11 +42,11 @@ class ImageGenerationTool(Struct, frozen=True, tag_field="type", tag="image_gene
     background: Literal["transparent", "opaque", "auto"] | None = None
     quality: str | None = None
 
-    # Accepted and ignored: nothing is filtered here.
+    # Accepted and ignored: the gateway does not filter images.
     moderation: Literal["low", "auto"] | None = None
 
     def to_image_request(self, model: str, prompt: str) -> ImageRequest:
-        """The same as a request for an image of ``prompt``."""
+        """Convert the tool's options to a request for an image of ``prompt``."""
         return ImageRequest(
             model=model,
             prompt=prompt,
@@ -59,17 +59,17 @@ class ImageGenerationTool(Struct, frozen=True, tag_field="type", tag="image_gene
 
 
 class NamedImageChoice(Struct, frozen=True, tag_field="type", tag="image_generation", forbid_unknown_fields=True):
-    """An image has to be drawn."""
+    """A choice that requires an image."""
 
 
 class FlatNamedChoice(Struct, frozen=True, tag_field="type", tag="function", forbid_unknown_fields=True):
-    """The one function that has to be called."""
+    """The choice of one function that the model must call."""
 
     name: Name
 
 
 class FlatAllowedChoice(Struct, frozen=True, tag_field="type", tag="allowed_tools", forbid_unknown_fields=True):
-    """Some of the tools, the only ones that may be called."""
+    """A choice that allows only some of the tools."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[FlatNamedChoice], Meta(min_length=1, max_length=MAX_TOOLS)]

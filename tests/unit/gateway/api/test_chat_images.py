@@ -1,4 +1,4 @@
-"""Chats that want pictures, with executors that paint one colour."""
+"""Chats that request images, with executors that paint one colour."""
 
 import base64
 import io
@@ -144,7 +144,7 @@ async def test_a_model_that_makes_pictures_is_still_no_chat_model(studio: House)
     response = await ask(studio, modalities=None, image_config=None)
 
     assert response.status_code == 400
-    assert "no chat model" in error(response)["message"]
+    assert "not a chat model" in error(response)["message"]
 
 
 async def test_chats_of_other_models_are_as_before(home: House):

@@ -1,4 +1,4 @@
-"""Small things that clients of other servers rely on."""
+"""Details that clients of other servers rely on."""
 
 import asyncio
 import base64
@@ -145,7 +145,7 @@ async def test_a_role_that_is_not_supported_is_said_to_be_that(home: House):
     refused = error(await home.http.post("/v1/chat/completions", json={"model": TEXT, "messages": messages}))
 
     assert refused["param"] == "messages[0].role"
-    assert refused["message"].startswith("Messages of role 'function' are not supported here")
+    assert refused["message"].startswith("Messages of role 'function' are not supported")
 
 
 @pytest.mark.parametrize("quality", ["auto", "standard", "medium"])

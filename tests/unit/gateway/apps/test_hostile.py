@@ -1,4 +1,4 @@
-"""A worker that speaks as no honest one does is ended, its requests fail, and another takes its place."""
+"""A worker that breaks the protocol is stopped and replaced. Its requests fail."""
 
 import msgspec
 import pytest
@@ -33,12 +33,12 @@ PLAIN = "async def serve(request):\n"
 @pytest.mark.parametrize(
     ("says", "why"),
     [
-        ("b'\\xff' * 64", "a frame of .* bytes"),
+        ("b'\\xff' * 64", "a frame must have at most .* bytes"),
         ("b'\\x04\\x00\\x00\\x00junk'", "not a message"),
         ("framing.encode_message(protocol.Cancel(1))", "not a message"),
         (
             "protocol.AppReady(protocol.Description('a', '', (), '', '', {}, {}, False))",
-            "it says twice that it is ready",
+            "the worker reports twice that it is ready",
         ),
         ("protocol.Read(1, 0, 0, 'count')", "'count' of call 0 cannot be read now"),
         ("protocol.Submit(1, -1, SEGMENT)", "segment -1 comes"),
@@ -50,9 +50,9 @@ PLAIN = "async def serve(request):\n"
         ("protocol.AnswerPart(1, b'1 2')", "the answer is not valid JSON"),
         (
             "protocol.AnswerPart(1, b'\"' + b'x' * 200_000 + b'\"'), protocol.AnswerPart(1, b'\"' + b'x' * 200_000 + b'\"')",
-            "faster than they are taken",
+            "faster than they are read",
         ),
-        ("protocol.Give(1, 'text', ())", "'text' is no output that is awaited"),
+        ("protocol.Give(1, 'text', ())", "'text' is not an expected output"),
         ("protocol.PlaceMedia(1, 3, '', b'a'), protocol.PlaceMedia(1, 3, '', b'a')", "file 3 comes twice"),
     ],
 )
@@ -67,7 +67,7 @@ async def test_what_no_app_sends_ends_its_worker(tmp_path, says, why):
     ) as host:
         pid, run = host.pid, Abacus()
 
-        with pytest.raises(AppFailed, match=f"ended: it sent what no app sends .*{why}"):
+        with pytest.raises(AppFailed, match=f"ended: it sent an invalid message .*{why}"):
             await host.invoke(run, b"1").read_answer()
 
         assert run.status == "failed"
@@ -82,16 +82,16 @@ async def test_what_no_app_sends_ends_its_worker(tmp_path, says, why):
             "protocol.ServeAnswer(1, b'[\"text\"]', {'text': (0, 0, 'text')})",
             "the output .0, 0, 'text'. cannot be handed on",
         ),
-        ("protocol.ServeAnswer(1, b'[\"video\"]')", "a chat's answer has text, audio, not 'video'"),
-        ('protocol.ServeAnswer(1, b\'["text","text"]\')', "a chat's answer has text, audio, not 'text, text'"),
+        ("protocol.ServeAnswer(1, b'[\"video\"]')", "a chat's answer must name text, audio, not 'video'"),
+        ('protocol.ServeAnswer(1, b\'["text","text"]\')', "a chat's answer must name text, audio, not 'text, text'"),
         ("protocol.ServeAnswer(1, b'7')", "a chat's answer names no outputs"),
         (
             "protocol.ServeAnswer(1, b'[\"text\"]'), protocol.Give(1, 'audio', ())",
-            "'audio' is no output that is awaited",
+            "'audio' is not an expected output",
         ),
         (
             "protocol.ServeAnswer(1, b'[\"text\"]'), protocol.Give(1, 'text', (PackedItem({}, Array('object', (1,), b'12345678')),))",
-            "may not travel",
+            "cannot receive an array",
         ),
     ],
 )
@@ -99,7 +99,7 @@ async def test_what_no_chat_sends_ends_its_worker(tmp_path, says, why):
     async with hosted(written(tmp_path, SPEAKS + CHAT + f"    say({says})\n    await asyncio.sleep(1000)\n")) as host:
         pid = host.pid
 
-        with pytest.raises(AppFailed, match=f"ended: it sent what no app sends .*{why}"):
+        with pytest.raises(AppFailed, match=f"ended: it sent an invalid message .*{why}"):
             for output in (await host.invoke_chat(Abacus(), ChatInput(messages=[])).wait_for_outputs()).values():
                 while await output.next_items():
                     pass
@@ -135,7 +135,7 @@ async def test_a_chat_that_ends_before_its_outputs_do_fails(tmp_path):
     async with hosted(written(tmp_path, text)) as host:
         outputs = await host.invoke_chat(Abacus(), ChatInput(messages=[])).wait_for_outputs()
 
-        with pytest.raises(AppFailed, match="ended before its answer was whole"):
+        with pytest.raises(AppFailed, match="ended in the middle of its answer"):
             while await outputs["text"].next_items():
                 pass
 
@@ -179,16 +179,19 @@ def test_what_record_makes_is_accepted(good):
         (segment(node(x=1), work=(10**9,)), "out of bounds"),
         (segment(node(x=1), pins=("x" * 300,)), "out of bounds"),
         (segment(node(x=1), choices=(0,) * 5000), "out of bounds"),
-        (segment(node(x=1), outputs=((1, "y"),)), "outputs of calls it has not"),
-        (segment(node(x=1), outputs=((-1, "y"),)), "outputs of calls it has not"),
+        (segment(node(x=1), outputs=((1, "y"),)), "outputs of unknown calls"),
+        (segment(node(x=1), outputs=((-1, "y"),)), "outputs of unknown calls"),
         (segment(node(media={**MEDIA, "sha256": "cd"})), "names media"),
         (segment(node(media={HANDLE: {"id": 8}})), "names media"),
         (segment(node(x=[{"y": {**MEDIA, "more": 1}}])), "names media"),
         (segment(node(x={**MEDIA, "inner": {HANDLE: {"id": 9}}})), "names media"),
-        (segment(GraphNode("encode", "vision", {"x": 1}, call_digest("encode", {"x": 2}))), "not what its digest says"),
+        (
+            segment(GraphNode("encode", "vision", {"x": 1}, call_digest("encode", {"x": 2}))),
+            "does not match its digest",
+        ),
         (
             segment(GraphNode("encode", "vision", {"x": 1}, call_digest("encode", {"x": 1}), salt=-1)),
-            "not what its digest says",
+            "does not match its digest",
         ),
     ],
 )
@@ -210,7 +213,7 @@ async def test_a_forged_graph_is_refused_and_its_worker_lives(tmp_path):
     async with hosted(written(tmp_path, text)) as host:
         run, pid = Abacus(), host.pid
 
-        with pytest.raises(OmnibusError, match="a call of spell is not what its digest says"):
+        with pytest.raises(OmnibusError, match="a call of spell does not match its digest"):
             await host.invoke(run, b"1").read_answer()
 
         assert run.segments == {}

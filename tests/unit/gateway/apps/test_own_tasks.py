@@ -1,11 +1,14 @@
-"""Apps that bring their own unit tasks: registered means that they can be called, at every moment of an update."""
+"""Apps with their own unit tasks can be called throughout an update."""
 
 import asyncio
 import time
 
 import msgspec
+import pytest
 
 from omnibus.app_record import base_app_name
+from omnibus.executor.identity import ExecutorIdentity
+from omnibus.plan import ModelPlan
 from omnibus.store import Store
 from services.gateway.apps.pending_versions import RECORD_GRACE_SECONDS
 from tests.unit.gateway.apps.estate import ECHO, SHOUT, Estate, Gateway, workers
@@ -14,7 +17,7 @@ from tests.unit.sidecar.node import until
 
 
 async def aside(store: Store) -> list[tuple[str, int, str]]:
-    """Records that are kept aside: app, version, state."""
+    """Return the records set aside: app, version, state."""
     found = [record for record in (await store.apps()).values() if record.name != base_app_name(record.name)]
     return [(base_app_name(record.name), record.version, record.state) for record in found]
 
@@ -51,6 +54,29 @@ async def test_without_executors_the_app_is_taken_back_and_the_task_is_named(lan
     assert not workers()
 
 
+async def test_the_error_that_ends_its_executor_is_in_the_rejection(land: Estate, monkeypatch: pytest.MonkeyPatch):
+    land.home.serve(VL)
+
+    async def end_executors(models: dict[str, ModelPlan]) -> None:
+        for name, model in models.items():
+            identity = ExecutorIdentity("x", name, *model.options, "n", {}, 1)
+            gone = identity.make_status("gone", 0, 0)
+            fault = "ModuleNotFoundError: No module named 'librosa'"
+            land.home.router.members.handle_status(msgspec.structs.replace(gone, fault=fault))
+
+    monkeypatch.setattr(land, "_staff", end_executors)
+    land.plan_apps()
+    land.write("shout_x", SHOUT, cls="Shout", fields="")
+    gate = land.gateway(app_ready=6.0)
+
+    response = await gate.ask("POST", "/v1/apps", {"source": {"module": "shout_x", "directory": "."}})
+
+    assert (
+        "shout has no executor: its executor ended with ModuleNotFoundError: No module named 'librosa'"
+        in error(response)["message"]
+    )
+
+
 async def test_the_old_version_can_be_called_at_every_moment_of_an_update(land: Estate, gate: Gateway):
     land.home.serve(VL)
     land.plan_apps()
@@ -67,7 +93,7 @@ async def test_the_old_version_can_be_called_at_every_moment_of_an_update(land: 
     assert set(answers) <= {"HI!", "HI?"}
     assert answers[0] == "HI!"
     assert await gate.invoke("shout_c", "hi") == "HI?"
-    assert await aside(gate.store) == [("shout_c", 1, "draining")]  # what it began may need its tasks
+    assert await aside(gate.store) == [("shout_c", 1, "draining")]  # its running requests may need its tasks
 
 
 async def test_tasks_of_an_old_version_leave_when_its_time_is_over(land: Estate):

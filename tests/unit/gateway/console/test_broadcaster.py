@@ -1,4 +1,4 @@
-"""What the console tells while somebody looks: states of the whole, to all who look, from one watch."""
+"""The console's live states, sent to all viewers from one shared watch."""
 
 import asyncio
 import json
@@ -45,7 +45,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def state(states: Any, true: Any = lambda _: True) -> dict[str, Any]:
-    """The first state from now on of which ``true`` holds."""
+    """Return the next state for which ``true`` holds."""
     async with asyncio.timeout(PATIENCE):
         async for body in states:
             told = json.loads(body) if body else {}
@@ -143,7 +143,7 @@ async def test_whoever_looks_is_told_when_the_gateway_leaves(store: Store, bus: 
 
     await watching.close()
 
-    with pytest.raises(BusUnavailable, match="leaving"):
+    with pytest.raises(BusUnavailable, match="stopping"):
         await state(states)
     await until(lambda: watching.viewer_count == 0)
 
@@ -155,5 +155,5 @@ async def test_too_many_who_look_are_sent_away(store: Store, bus: MemoryBus, mon
 
     async with aclosing(watching.stream_states()) as one:
         await state(one)
-        with pytest.raises(Overloaded, match="already look"):
+        with pytest.raises(Overloaded, match="viewers"):
             await anext(watching.stream_states())

@@ -1,4 +1,4 @@
-"""Files that come in parts: made of them in the order that is named, within the hour, and each tenant's own."""
+"""Files uploaded in parts: assembled in the named order, within an hour, private to a tenant."""
 
 import io
 from hashlib import md5
@@ -49,7 +49,7 @@ async def test_parts_are_put_together_as_they_are_named(tmp_path: Path):
 
     with pytest.raises(BadRequest, match="no part"):
         await uploads.complete(id, [early, spare])
-    with pytest.raises(BadRequest, match="3 bytes, the upload is of 6"):
+    with pytest.raises(BadRequest, match="3 bytes, but the upload was announced with 6"):
         await uploads.complete(id, [early])
     with pytest.raises(BadRequest, match="twice"):
         await uploads.complete(id, [early, early])
@@ -71,11 +71,11 @@ async def test_no_more_comes_than_was_announced(tmp_path: Path, monkeypatch: pyt
     uploads, id = await begun(files, 6)
 
     await uploads.add_part(id, b"abcd")
-    with pytest.raises(TooLarge, match="7 have come"):
+    with pytest.raises(TooLarge, match="has 7 with this part"):
         await uploads.add_part(id, b"efg")
     with pytest.raises(BadRequest, match="empty"):
         await uploads.add_part(id, b"")
-    with pytest.raises(TooLarge, match="8 are accepted"):
+    with pytest.raises(TooLarge, match="the limit is 8"):
         await begun(files, 9)
     with pytest.raises(StorageFull):  # the first one's bytes count from the beginning
         await begun(files, 5)
@@ -83,7 +83,7 @@ async def test_no_more_comes_than_was_announced(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(TooLarge, match="at most 1 parts"):
         await uploads.add_part(id, b"e")
     monkeypatch.setattr(uploads_module, "MAX_UPLOADS", 1)
-    with pytest.raises(StorageFull, match="under way"):
+    with pytest.raises(StorageFull, match="pending"):
         await begun(files, 1)
 
 

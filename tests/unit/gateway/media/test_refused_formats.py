@@ -1,4 +1,4 @@
-"""Each route that takes media lists the accepted formats when it rejects one, and errors list what a place may hold."""
+"""Routes list the accepted formats when they reject media. Errors list the allowed parts of a place."""
 
 import base64
 import json
@@ -169,7 +169,7 @@ def test_a_refused_part_lists_what_its_message_may_have(role: str, type: str):
         parse_chat(encode(model="m", messages=[{"role": "user", "content": "hi"}, CALL, message]))
 
     assert caught.value.param == "messages[2].content[0].type"
-    listed = caught.value.message.partition("it is one of ")[2].rstrip(".").split(", ")
+    listed = caught.value.message.partition("it must be one of ")[2].rstrip(".").split(", ")
     assert {*listed} == PARTS_OF_ROLES[role]
 
 
@@ -181,5 +181,5 @@ async def test_a_tool_message_with_an_image_says_that_it_takes_text(home: House)
     response = await home.http.post("/v1/chat/completions", json={"model": VL, "messages": messages})
 
     assert response.status_code == 400
-    assert error(response)["message"].endswith("it is one of text.")
+    assert error(response)["message"].endswith("it must be one of text.")
     await home.emptied()

@@ -1,4 +1,4 @@
-"""What clients of responses and conversations get wrong is a 4xx that names the parameter."""
+"""Client mistakes in responses are a 4xx that names the parameter."""
 
 from typing import Any
 
@@ -24,11 +24,11 @@ def said(role: str, part: dict[str, Any]) -> dict[str, Any]:
             "input[0].content[0].file_url",
             "send input_image",
         ),
-        (said("user", {"type": "refusal", "refusal": "no"}), "input[0].content[0]", "has text, images"),
+        (said("user", {"type": "refusal", "refusal": "no"}), "input[0].content[0]", "must be text, images"),
         (
             said("assistant", {"type": "input_image", "image_url": "data:,"}),
             "input[0].content[0]",
-            "An assistant's message has text",
+            "Parts of an assistant's message must be text",
         ),
     ],
     ids=["no image", "a file by its URL", "a user's refusal", "an assistant's image"],
@@ -53,7 +53,7 @@ async def test_a_response_that_is_not_over_has_nothing_behind_it_yet(pair: Pair)
 
     error = refused.json()["error"]
     assert (refused.status_code, error["param"]) == (400, "previous_response_id")
-    assert "is not over" in error["message"]
+    assert "is still in progress" in error["message"]
     await pair.first.emptied()
 
 

@@ -1,4 +1,4 @@
-"""Videos that begin with an image: it is kept beside the job, so that any gateway makes them, and goes with it."""
+"""Videos with a first image. It is stored with the job, so that any gateway can make them."""
 
 import base64
 import io
@@ -150,4 +150,4 @@ async def test_a_model_without_an_encoder_of_first_frames_says_so(home: House):
     response = await home.http.post(PATH, json={**ASKED, "model": "plain", "input_reference": reference()})
 
     assert (response.status_code, error(response)["param"]) == (400, "input_reference")
-    assert "plain begins no video with an image" in error(response)["message"]
+    assert "plain does not accept a first image" in error(response)["message"]

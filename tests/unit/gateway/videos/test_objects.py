@@ -1,4 +1,4 @@
-"""Videos in a bucket of a real S3 server: the same at all gateways, whatever becomes of the one that made them."""
+"""Videos in a bucket of a real S3 server: the same at all gateways, even after their maker is lost."""
 
 import asyncio
 import shutil
@@ -82,7 +82,7 @@ async def test_a_full_bucket_takes_no_more_and_what_has_expired_leaves(bucket: d
     with pytest.raises(Overloaded, match="one tenant"):
         await at.check_capacity([FIRST])
     await keep(at, SECOND, b"x" * 10)
-    with pytest.raises(Overloaded, match="all the room"):
+    with pytest.raises(Overloaded, match="all available space"):
         await at.check_capacity()
 
     await asyncio.sleep(1.1)

@@ -1,4 +1,4 @@
-"""The room where videos are kept: shared by gateways, bounded, and swept."""
+"""The video directory: shared by gateways, limited in size, and swept."""
 
 import os
 import time
@@ -81,7 +81,7 @@ async def test_a_tenant_whose_videos_take_its_share_gets_no_more(tmp_path: Path)
     at = films(tmp_path, video_bytes=100, tenant_share=0.25)
     await keep(at, FIRST, b"x" * 26)
 
-    with pytest.raises(Overloaded, match="one tenant may have"):
+    with pytest.raises(Overloaded, match="all the space of one tenant"):
         await at.check_capacity([FIRST])
 
     await at.check_capacity([SECOND])

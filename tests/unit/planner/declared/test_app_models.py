@@ -1,4 +1,4 @@
-"""Unit tasks that apps bring: one model each, equal ones once; what cannot be served stops nobody else."""
+"""Unit tasks of apps: one model each, shared if equal; an invalid one blocks no other."""
 
 import logging
 import re
@@ -130,8 +130,8 @@ def test_the_plan_can_be_written_and_read():
 REFUSED: dict[str, tuple[TaskRecord, str]] = {
     "service": (task("rhyme", service="gpu"), "no service 'gpu'"),
     "service that would be a path": (task("rhyme", service="../tmp/x"), "no service"),
-    "name": (task("rhyme", name="rhyme.all"), "may have letters"),
-    "component": (task("rhyme", component="a>b", name="rhyme"), "may have letters"),
+    "name": (task("rhyme", name="rhyme.all"), "must consist of letters"),
+    "component": (task("rhyme", component="a>b", name="rhyme"), "must consist of letters"),
     "class": (task("rhyme", cls="words"), "'words' names no module:Class"),
     "another of that name": (task("spell", cls="other:Spell"), r"poem brings another .*words:Spell in /apps, not other:Spell"),
     "another directory": (task("spell", root="/elsewhere"), r"words:Spell in /apps, not words:Spell in /elsewhere"),
@@ -157,7 +157,7 @@ def test_a_task_that_cannot_be_served_is_logged_and_the_others_are(
 def test_an_uploaded_app_brings_no_code_for_executors(caplog: pytest.LogCaptureFixture):
     assert models(app("poem", SPELL, kind="upload")) == {}
 
-    assert "an uploaded app may not bring code for executors" in caplog.text
+    assert "an uploaded app cannot contain code for executors" in caplog.text
 
 
 def test_what_a_refused_app_says_does_not_count_for_others():
@@ -172,7 +172,7 @@ def test_names_that_meet_on_the_bus_are_kept_apart(caplog: pytest.LogCaptureFixt
     made = models(app("poem", one), app("story", other, created=2000.0))
 
     assert list(made) == ["a-b"]
-    assert "c of model a-b and b-c of model a cannot be told apart" in caplog.text
+    assert "c of model a-b and b-c of model a have the same executor name" in caplog.text
 
 
 def test_a_task_whose_every_name_is_taken_is_logged(caplog: pytest.LogCaptureFixture):

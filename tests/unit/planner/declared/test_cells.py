@@ -1,4 +1,4 @@
-"""Models that are declared in cells: so many equal ones, each with all options."""
+"""Models declared in cells: a number of equal cells, each with all options."""
 
 from typing import Any
 
@@ -32,11 +32,11 @@ OTHER: dict[str, Any] = {
 }
 CELL_OF_ITS_OWN = {"E": {"components": ["vision"], "service": "encoder", "cell": "c1"}}
 FAULTS: dict[str, tuple[dict[str, dict[str, Any]], str]] = {
-    "too many": ({"a": {**A, "cells": 65}}, "model a: has 65 cells: they are 0 to 64"),
+    "too many": ({"a": {**A, "cells": 65}}, "model a: has 65 cells: it must have 0 to 64"),
     "planned": ({"a": {**A, "cells": 2, "planned": {}}}, "model a: is planned: its 'cells' are those of 'planned'"),
     "borrows": ({"a": A, "b": {**A, **OTHER, "cells": 2}}, "model b: has cells, which share nothing"),
     "lends": ({"a": {**A, "cells": 2}, "b": {**A, **OTHER}}, "model b: shares vision with 'a', which is in cells"),
-    "an option": ({"a": {**A, "options": CELL_OF_ITS_OWN}}, "model a: option E says 'cell', which plans alone say"),
+    "an option": ({"a": {**A, "options": CELL_OF_ITS_OWN}}, "model a: option E has 'cell', which only plans have"),
 }
 
 

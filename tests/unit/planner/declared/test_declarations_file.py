@@ -1,4 +1,4 @@
-"""Declarations: every fault is named; paths are cut to what a request uses, and merged."""
+"""Declarations: every fault is named. Paths are cut to a request's components, and merged."""
 
 import json
 from pathlib import Path as File
@@ -28,7 +28,7 @@ VL: dict[str, Any] = {
 
 
 def plan(tmp_path: File, **changes: Any) -> ModelPlan:
-    """The plan of the model ``m``, declared with ``changes``; None leaves a field out."""
+    """Return the plan of the model ``m``, declared with ``changes``; None leaves a field out."""
     told = {field: value for field, value in {**VL, **changes}.items() if value is not None}
     return plans(tmp_path, m=told)["m"]
 
@@ -111,7 +111,7 @@ def test_what_finds_turns_in_what_users_say_is_in_the_plan_where_it_is_declared(
     declared = plan(tmp_path, speech_detector="energy")
 
     assert declared.speech_detector == "energy"
-    assert b"speech_detector" not in msgspec.json.encode(plan(tmp_path))  # earlier builds know no such field
+    assert b"speech_detector" not in msgspec.json.encode(plan(tmp_path))  # earlier builds have no such field
 
 
 def test_fewer_components_than_the_family_has_leave_the_rest_out(tmp_path: File):
@@ -158,7 +158,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
         {"options": {**VL["options"], "E": {"components": ["vision"], "service": "encoder", "replicas": -1}}},
         "option E has -1 replicas",
     ),
-    "detector unknown": ({"speech_detector": "ears"}, "speech_detector 'ears' is not known: it is energy or silero"),
+    "detector unknown": ({"speech_detector": "ears"}, "speech_detector 'ears' is unknown: it must be energy or silero"),
     "no path": ({"paths": []}, "declares no path"),
     "image defaults": ({"image_defaults": {"steps": -1}}, "image_defaults has steps -1"),
     "share negative": (
@@ -174,13 +174,13 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "family unknown": ({"family": "qwen9"}, f"no model family 'qwen9'; there is {', '.join(sorted(catalog.FAMILIES))}"),
     "family of apps": ({"family": "python"}, "no model family 'python'"),
     "component twice": ({"components": ["vision", "vision", "thinker"]}, "names a component twice"),
-    "component unaddressable": ({"components": ["vision", "thinker", "a+b"]}, r"component 'a\+b' may have letters"),
-    "kind missing": ({"components": ["vision", "thinker", "poet"]}, "component poet has no kind of unit task"),
-    "kind unaddressable": ({"tasks": {"vision": "a.b"}}, "component vision has no kind of unit task"),
+    "component unaddressable": ({"components": ["vision", "thinker", "a+b"]}, r"component 'a\+b' must consist of letters"),
+    "kind missing": ({"components": ["vision", "thinker", "poet"]}, "component poet needs a kind of unit task"),
+    "kind unaddressable": ({"tasks": {"vision": "a.b"}}, "component vision needs a kind of unit task"),
     "kind of nothing": ({"tasks": {"nose": "smell"}}, r"tasks name \['nose'\]"),
     "service unknown": ({"options": {"EL": {**VL["options"]["EL"], "service": "gpu"}}}, "option EL has service 'gpu'"),
     "option empty": ({"options": {**VL["options"], "X": {"components": [], "service": "llm"}}}, "X has no component"),
-    "option lent": ({"options": {**VL["options"], "E": {**VL["options"]["E"], "of": "n/E"}}}, "option E says 'of'"),
+    "option lent": ({"options": {**VL["options"], "E": {**VL["options"]["E"], "of": "n/E"}}}, "option E has 'of'"),
     "option named like another model's": ({"options": {**VL["options"], "n/E": VL["options"]["E"]}}, "option n/E has a name"),
     "engine": ({"options": {**VL["options"], "E": {**VL["options"]["E"], "engine": "x"}}}, "E has engine 'x'"),
 }  # fmt: skip
@@ -225,7 +225,9 @@ def test_no_file_declares_no_models():
 
 
 def test_models_that_cannot_be_told_apart_on_the_bus_are_refused(tmp_path: File):
-    with pytest.raises(BadRequest, match=r"vision of model a\.b and vision of model a_b .*'encode-a_b-vision'; rename"):
+    with pytest.raises(
+        BadRequest, match=r"vision of model a\.b and vision of model a_b .*'encode-a_b-vision' on the bus: rename"
+    ):
         plans(tmp_path, **{"a.b": VL, "a_b": VL})
 
 
@@ -243,7 +245,7 @@ def test_names_that_only_meet_when_they_are_put_together_are_refused_too(tmp_pat
 def test_executors_that_cannot_be_told_apart_are_refused(tmp_path: File):
     options = {"a+b": VL["options"]["EL"], "a b": VL["options"]["EL"]}
 
-    with pytest.raises(BadRequest, match=r"a\+b of model m and a b of model m .*executor of both is called 'm-a_b'"):
+    with pytest.raises(BadRequest, match=r"a\+b of model m and a b of model m .*the same executor name 'm-a_b'"):
         plan(tmp_path, options=options, paths=[{"options": ["a+b"]}, {"options": ["a b"]}])
 
 
@@ -259,7 +261,7 @@ def test_settings_of_an_options_engine_reach_its_executors_alone(tmp_path: File)
     assert changed == {"L"}
     whole = Plan(1, 0, 0.0, {"m": made})
     assert decode_plan(encode_plan(whole)) == whole
-    assert b'"vllm"' not in encode_plan(Plan(1, 0, 0.0, {"m": plain}))  # so that builds before read it
+    assert b'"vllm"' not in encode_plan(Plan(1, 0, 0.0, {"m": plain}))  # so that earlier builds can read it
     told = {each.kind.option: each.env for each in desired_executors(whole).values()}
     assert {name: value for name, value in told["L"].items() if "VLLM" in name} == {
         "OMNIBUS_VLLM_QUANTIZATION": "fp8",
@@ -302,12 +304,12 @@ def test_executors_of_the_language_model_alone_load_adapters(tmp_path: File):
 @pytest.mark.parametrize(
     ("models", "fault"),
     [
-        ({"m": {**VL, "adapters": {"m": "/a"}}}, "adapter m is called as model m: rename one"),
+        ({"m": {**VL, "adapters": {"m": "/a"}}}, "adapter m has the name of model m: rename one"),
         (
             {"m": {**VL, "adapters": {"a": "/a"}}, "n": {**VL, "adapters": {"a": "/b"}}},
-            "model n: adapter a is called as adapter a of m",
+            "model n: adapter a has the name of adapter a of m",
         ),
-        ({"m": {"family": "qwen_image", "checkpoint": "/m", "adapters": {"a": "/a"}}}, "has adapters, and no language"),
+        ({"m": {"family": "qwen_image", "checkpoint": "/m", "adapters": {"a": "/a"}}}, "has adapters, but no language"),
         ({"m": {**VL, "adapters": {"": "/a"}}}, "has an adapter without a name"),
         ({"m": {**VL, "adapters": {"a": ""}}}, "adapter a has no directory"),
     ],

@@ -1,4 +1,4 @@
-"""Sharing: a model's path goes through another model's option; whatever does not fit is named."""
+"""Sharing: a model's path uses another model's option; every mismatch is named."""
 
 import json
 import struct
@@ -116,14 +116,14 @@ def test_a_plan_with_shares_can_be_written_and_read():
 
 
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
-    "model unknown": ({"shares": {"vision": "gamma"}}, "shares vision with 'gamma', which is no declared model; there is gemma-a"),
+    "model unknown": ({"shares": {"vision": "gamma"}}, "shares vision with 'gamma', which is not declared; there is gemma-a"),
     "itself": ({"shares": {"vision": "gemma-b"}}, "shares vision with 'gemma-b', which is itself"),
     "component unknown here": (
-        {"shares": {"vision": "gemma-a", "audio": "gemma-a"}}, "shares audio with 'gemma-a', but has no such component",
+        {"shares": {"vision": "gemma-a", "audio": "gemma-a"}}, "shares audio with 'gemma-a', but has no audio",
     ),
     "component unknown there": (
         {"family": "qwen2_5_omni", "shares": {"audio": "gemma-a"}},
-        "shares audio with 'gemma-a', which has no such component; it has vision, thinker",
+        "shares audio with 'gemma-a', which has no audio; it has vision, thinker",
     ),
     "another kind": ({"tasks": {"vision": "see"}}, "its unit task is of kind 'see' here and 'encode' there"),
     "no path": (
@@ -132,7 +132,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "option unknown": (
         {"paths": [{"options": ["gemma-a/X", "L"]}]},
-        "option gemma-a/X, but gemma-a declares no option 'X' of its own; there is E, EL, L",
+        "option gemma-a/X, but gemma-a declares no option 'X'; there is E, EL, L",
     ),
     "option runs something else": (
         {"paths": [{"options": ["gemma-a/E", "L"]}, {"options": ["gemma-a/L", "L"]}]},
@@ -164,7 +164,9 @@ def test_what_is_borrowed_is_not_lent_on():
 
 
 def test_sharing_does_not_hide_names_that_collide():
-    with pytest.raises(BadRequest, match=r"thinker of model b\.x and thinker of model b_x cannot be told apart"):
+    with pytest.raises(
+        BadRequest, match=r"thinker of model b\.x and thinker of model b_x have the same unit task name"
+    ):
         of({"gemma-a": A, "b.x": B, "b_x": B})
 
 
@@ -173,12 +175,12 @@ def test_sharing_does_not_hide_names_that_collide():
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Digests of weights are kept here."""
+    """The directory of cached digests of weights."""
     monkeypatch.setenv("OMNIBUS_CACHE", str(tmp_path / "cache"))
 
 
 def checkpoint(directory: Path, image: bytes) -> str:
-    """A checkpoint with an encoder of these weights and a language model of its own."""
+    """Write a checkpoint with an encoder of these weights and a different language model."""
     header = {
         "visual.w": {"dtype": "U8", "shape": [len(image)], "data_offsets": [0, len(image)]},
         "model.w": {"dtype": "U8", "shape": [8], "data_offsets": [len(image), len(image) + 8]},
@@ -192,7 +194,7 @@ def checkpoint(directory: Path, image: bytes) -> str:
 
 @pytest.fixture
 def models(tmp_path: Path) -> dict[str, dict[str, Any]]:
-    """Two models with one encoder, and one whose encoder is another."""
+    """Two models with one encoder, and one with a different encoder."""
     weights = {"a": b"one", "b": b"one", "c": b"two"}
     return {name: {**A, "checkpoint": checkpoint(tmp_path / name, image)} for name, image in weights.items()}
 

@@ -1,4 +1,4 @@
-"""Plans by the rules of others: what each chooses of the same profile, and what it refuses."""
+"""Plans by the rules of other systems: the choice of each for one profile, and its rejections."""
 
 import pytest
 
@@ -75,7 +75,7 @@ def test_greedy_cells_take_small_ones_where_one_larger_cell_is_enough():
 
 
 def test_cells_with_goals_say_what_all_of_them_may_do_together():
-    """One cell has less room than all of them, and its replicas share no queue with those of another."""
+    """One cell has less room than all. Its replicas share no queue with those of another."""
     apart = profile({"E": E, "L": L})
     one, four = (
         planner(apart, {"H100": GpuType(count, 80.0)}, policy="greedy_cells", cells=8, goals=goals(done=8.0)).plan()
@@ -93,8 +93,8 @@ def test_cells_with_goals_say_what_all_of_them_may_do_together():
     [
         ({"policy": "best"}, "policy is 'best'; there is monolith, greedy_cells, triinfer, modserve"),
         ({"policy": "greedy_cells"}, "needs 'cells'"),
-        ({"policy": "monolith", "cells": 2}, "knows no cells"),
-        ({"policy": "modserve", "mixes": ({"thinker": 1.0},)}, "knows one mix"),
+        ({"policy": "monolith", "cells": 2}, "does not support cells"),
+        ({"policy": "modserve", "mixes": ({"thinker": 1.0},)}, "supports only one mix"),
     ],
 )
 def test_what_a_policy_does_not_know_is_refused(asked, fault):

@@ -1,4 +1,4 @@
-"""What a template may say for one option, executors of several pods, and who workloads belong to."""
+"""Templates for one option, executors of several pods, and workloads' owners."""
 
 import json
 from pathlib import Path
@@ -119,7 +119,7 @@ async def test_a_group_is_scaled_changed_and_stopped(settings: KubernetesSetting
 
 
 def test_gpus_that_cannot_be_shared_out_are_refused(settings: KubernetesSettings):
-    with pytest.raises(BadRequest, match="3 GPUs cannot be shared out to groups of 2 pods"):
+    with pytest.raises(BadRequest, match="3 GPUs cannot be divided among groups of 2 pods"):
         backends(settings, {"default": group()}).workload_hash(asked(gpus=3))
 
 
