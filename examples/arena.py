@@ -1,6 +1,8 @@
-"""Two models answer the same question side by side; the vision encoder that they share runs once per picture
-(Cornserve's Gemma arena). A system that is to serve it needs both models:
-``omnibus up --only qwen2.5-vl-tiny --only qwen2.5-vl-tiny-b``."""
+"""Send one question to two models (Cornserve's Gemma arena).
+
+The models share a vision encoder, which runs once per image. The system that serves this app needs both models:
+``omnibus up --only qwen2.5-vl-tiny --only qwen2.5-vl-tiny-b``.
+"""
 
 from collections.abc import AsyncIterator
 

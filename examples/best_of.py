@@ -1,7 +1,7 @@
-"""A graph that grows with its results: drafts side by side, the longest wins, another round if it is too short.
+"""A graph that grows with its results: it keeps the longest of several parallel drafts.
 
-``invoke`` is async, so it may await what it called. Each round is one segment, recorded and replayable by
-itself; equal calls get seeds of their own, so drafts differ.
+If that draft is too short, another round runs. ``invoke`` is async, so it can await the tasks that it calls. Each round
+is one segment, recorded and replayable alone. Equal calls get different seeds, so drafts differ.
 """
 
 import asyncio

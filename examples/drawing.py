@@ -1,7 +1,7 @@
-"""Drawings of a wish, judged by a model that sees: the first in which it sees what was wished for wins.
+"""Generate images of a text; the first that a judge recognizes wins.
 
-An image that one task makes goes into another one's encoder inside of the graph, without a detour through the client.
-One that the app has itself, here the ``rival`` of a request, is placed by ``Media.of``.
+The graph passes an image from one task to another one's encoder, without a detour through the client. ``Media.of`` adds
+images that the app has itself, here the ``rival`` of a request.
 """
 
 import asyncio

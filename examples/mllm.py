@@ -1,6 +1,6 @@
-"""A multimodal LLM as a graph: an encoder for each picture, then one LLM (Cornserve, listing 1).
+"""A multimodal LLM as a graph: one encoder call per image, then one LLM (Cornserve, listing 1).
 
-The library has it as ``omnibus.task.MLLM``; here it is written out.
+The library contains it as ``omnibus.task.MLLM``. This file shows how to write it yourself.
 """
 
 from omnibus.app import App

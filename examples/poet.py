@@ -1,4 +1,4 @@
-"""An app that is an OpenAI model by itself, and changes what streams through it."""
+"""An app that is also an OpenAI model, and edits its stream."""
 
 from omnibus.app import App
 from omnibus.task import MLLM, ChatInput, ChatOutput, Encode, TextChunk, Think

@@ -1,7 +1,7 @@
 """Several paths through one model, chosen by weights (Cornserve, listing 2).
 
-``choose`` is met exactly over many requests, repeats itself on replay, and is part of what is recorded. Left
-alone, the plan's rates do the same; write it out where an app knows better.
+``choose`` matches the weights exactly over many requests, and replays repeat its recorded choices. By default, the
+plan's rates do the same; call ``choose`` if your app has better information.
 """
 
 from omnibus.app import App

@@ -1,4 +1,4 @@
-"""A model of two components of our own: one says a text loudly, the other repeats it as an echo, word by word."""
+"""A custom model of two components: one capitalizes a text, the other echoes it."""
 
 from collections.abc import AsyncIterator
 

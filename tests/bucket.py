@@ -22,7 +22,7 @@ PATIENCE_SECONDS = 60.0
 
 @contextmanager
 def running_bucket() -> Iterator[str]:
-    """The address of the server, until the block ends. Skips the test where moto is not installed."""
+    """Address of the server, until the block ends; skips the test without moto."""
     if not list(MOTO.parents[1].glob("lib/python*/site-packages/moto")):
         pytest.skip("moto's server is not installed: make install-s3")
     with socket.create_server(("127.0.0.1", 0)) as free:

@@ -1,4 +1,7 @@
-"""Which tests run by night only, why, and which test of ``make test-all`` holds the same behaviour: ``by_night.toml``."""
+"""Tests that run by night only, with reasons and stand-ins: ``by_night.toml``.
+
+The table names a test of ``make test-all`` that checks the same behaviour.
+"""
 
 import functools
 import tomllib
@@ -14,7 +17,7 @@ COLLECTED = pytest.StashKey[dict[str, bool]]()
 
 
 class Night(NamedTuple):
-    """Tests of one row: ``tests`` and ``held_by`` are node ids, with or without the id of a parameter."""
+    """Tests of one row: ``tests`` and ``held_by`` are node ids, with or without parameter ids."""
 
     tests: tuple[str, ...]
     why: str
@@ -22,9 +25,9 @@ class Night(NamedTuple):
 
 
 class Table(NamedTuple):
-    """All that runs by night beyond what a test itself marks.
+    """All tests that run by night, except those with a marker.
 
-    ``rows`` are left to other tests; ``kept`` has, of a test with parameters, the ids that each run tries.
+    Other tests cover those in ``rows``. ``kept`` contains, for a parametrized test, the ids that each run tries.
     """
 
     rows: tuple[Night, ...]
@@ -33,14 +36,14 @@ class Table(NamedTuple):
 
 @functools.cache
 def table() -> Table:
-    """What the file says. Raises ``KeyError`` where a row lacks something."""
+    """Return the rows of the file. Raises ``KeyError`` for a row with a missing key."""
     said = tomllib.loads(_FILE.read_text())
     rows = tuple(Night(tuple(row["tests"]), row["why"], tuple(row["held_by"])) for row in said["rows"])
     return Table(rows, {test: tuple(ids) for test, ids in said["kept"].items()})
 
 
 def is_by_night(id: str) -> bool:
-    """Return whether the test with this node id is left out by day."""
+    """Return True if day runs skip the test with this node id."""
     test, is_parametrized, parameters = id.partition("[")
     kept = table().kept.get(test)
     if is_parametrized and kept is not None and not any(fits(parameters.removesuffix("]"), one) for one in kept):
@@ -49,7 +52,7 @@ def is_by_night(id: str) -> bool:
 
 
 def mark(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
-    """Mark those of ``items`` that run by night, and keep what was found in ``config``."""
+    """Mark the ``items`` that run by night, and store results in ``config``."""
     found = config.stash[COLLECTED] = {}
     for item in items:
         if is_by_night(item.nodeid):
@@ -58,7 +61,10 @@ def mark(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
 
 
 def fits(parameters: str, kept: str) -> bool:
-    """Return whether the id ``parameters`` is ``kept``, of which a ``*`` at the end stands for anything."""
+    """Return True if ``kept`` matches the id ``parameters``.
+
+    A trailing ``*`` in ``kept`` matches anything.
+    """
     return parameters.startswith(kept[:-1]) if kept.endswith("*") else parameters == kept
 
 

@@ -1,10 +1,11 @@
-"""Which engine serves which family in which shape with equal results, as tests claim it.
+"""Table of engines, families and shapes whose results tests claim equal.
 
-A test of equality says its cell by ``@pytest.mark.cell("transformers", "qwen2_5_vl", "tokens")``: engine, family, and
-what is equal. The shape is the test's parameter ``shape``, so that it is the one that the test runs; a test
-without that parameter says ``shape=``, one or several.
+A test of equality declares its cell by ``@pytest.mark.cell("transformers", "qwen2_5_vl", "tokens")``: engine, family,
+and the output that is equal. The shape is the test's parameter ``shape``, so it is the one that the test runs. A test
+without that parameter passes ``shape=``, one or several.
 
-``python -m tests.cells`` writes the table into ``docs/engines.md``, and that of ``tests.families`` into ``docs/models.md``.
+``python -m tests.cells`` writes the table into ``docs/engines.md``, and that of ``tests.families`` into
+``docs/models.md``.
 """
 
 import contextlib
@@ -21,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs" / "engines.md"
 BEGIN, END = "<!-- cells: python -m tests.cells -->\n", "<!-- end of cells -->\n"
 
-#: What may be equal, and what that means.
+#: Outputs that may be equal, and their meaning.
 KINDS = {
     "tokens": "a greedy answer, as ids where a test sees them and as text, is that of `generate` of the whole model, "
     "or of `transformers` where a test has the language model alone",
@@ -36,7 +37,7 @@ IDLE = ("skip", "skipif", "xfail", "bench", "browser", "docker")
 
 
 class Claim(NamedTuple):
-    """One test, and what it says."""
+    """One test and its claim."""
 
     engine: str
     family: str
@@ -46,7 +47,7 @@ class Claim(NamedTuple):
 
 
 class Claims:
-    """A pytest plugin that reads the cells of all tests that are collected."""
+    """A pytest plugin that reads the cells of all collected tests."""
 
     def __init__(self) -> None:
         self.found: set[Claim] = set()
@@ -57,7 +58,7 @@ class Claims:
 
 
 def collected() -> set[Claim]:
-    """The claims of all tests. Raises ``ValueError`` when tests cannot be collected or claim what they cannot."""
+    """Claims of all tests. Raises ``ValueError`` for failed collection or invalid claims."""
     claims = Claims()
     files = [path for path in (ROOT / "tests").rglob("test_*.py") if "mark.cell(" in path.read_text()]
     with contextlib.redirect_stdout(sys.stderr):
@@ -68,7 +69,7 @@ def collected() -> set[Claim]:
 
 
 def table(claims: Iterable[Claim]) -> str:
-    """What the documentation says of ``claims``, in Markdown."""
+    """Return the documentation's table of ``claims``, in Markdown."""
     rows: dict[tuple[str, str, str], set[Claim]] = {}
     for claim in claims:
         rows.setdefault(claim[:3], set()).add(claim)
@@ -79,7 +80,7 @@ def table(claims: Iterable[Claim]) -> str:
 
 
 def write(path: Path, claims: Iterable[Claim]) -> None:
-    """Put the table where it belongs in ``path``."""
+    """Write the table into ``path``."""
     before, rest = path.read_text().split(BEGIN)
     after = rest.split(END)[1]
     path.write_text(f"{before}{BEGIN}{table(claims)}{END}{after}")

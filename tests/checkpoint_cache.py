@@ -1,6 +1,6 @@
-"""Tiny checkpoints that a run of tests builds once: each takes up to a second, and a hundred tests want one of their own.
+"""Tiny checkpoints that a test run builds once.
 
-Who builds one gets a copy, so that a test may change its files.
+Building one takes up to a second, and a hundred tests need one. Each gets a copy, so it can change the files.
 """
 
 import os
@@ -27,7 +27,7 @@ def directory_of_run(factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def cached(directory: Path) -> Iterator[None]:
-    """Until the block ends, what ``tiny.build`` has built in ``directory`` is copied from there."""
+    """Cache the results of ``tiny.build`` in ``directory`` until the block ends."""
 
     def copy_checkpoint(family: str, target: Path, recipe: Mapping[str, Any], marker: dict[str, object]) -> None:
         key = sha256(repr(sorted(marker.items())).encode()).hexdigest()[:16]
@@ -48,5 +48,5 @@ def cached(directory: Path) -> Iterator[None]:
 
 
 def build_anew(patch: pytest.MonkeyPatch) -> None:
-    """Have ``tiny.build`` build each checkpoint until ``patch`` is undone."""
+    """Disable the cache of ``tiny.build`` until ``patch`` is undone."""
     patch.setattr(tiny, "_write_checkpoint", _write)

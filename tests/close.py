@@ -1,8 +1,9 @@
-"""Equality of arrays that were computed in different batches, or by different kernels; docs/reliability.md promises it.
+"""Equality of arrays from different batches or kernels, within promised bounds.
 
-A sum may be taken in another order in another batch, by kernels that depend on the processor, so its last bits differ.
-Measured with the kernels of ``tests/kernels.py``: up to 2.4e-6 of the largest value after the layers of one model
-(two dozen roundings of 2**-24 in a row), and 4.8e-6 after the steps of a denoiser, whose guidance multiplies it.
+docs/reliability.md contains the promise. Another batch, or a kernel of another processor, may sum in another order, so
+the last bits differ. The errors are measured with the kernels of ``tests/kernels.py``. After the layers of one model
+(two dozen roundings of 2**-24 in a row) they are up to 2.4e-6 of the largest value. After the steps of a denoiser,
+whose guidance multiplies them, they are up to 4.8e-6.
 """
 
 import numpy as np
@@ -17,7 +18,7 @@ DENOISED_BOUND = 5e-5
 
 
 def assert_close(found: ArrayLike, expected: ArrayLike, bound: float = BOUND) -> None:
-    """Fail when ``found`` is not ``expected``, but for rounding."""
+    """Fail if ``found`` differs from ``expected`` by more than rounding."""
     found, expected = _to_array(found), _to_array(expected)
     assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
     np.testing.assert_allclose(found, expected, rtol=0, atol=bound * float(np.abs(expected).max(initial=0)))
@@ -28,7 +29,10 @@ def _to_array(given: ArrayLike) -> np.ndarray:
 
 
 def choose_clearly(logits: Tensor) -> Tensor:
-    """The best of ``logits`` [..., V] as [...]; fails where rounding may choose another: such a case tests nothing."""
+    """Return the best of ``logits`` [..., V] as [...].
+
+    Fails if rounding could change the choice, because such a case tests nothing.
+    """
     best, ids = logits.float().topk(2, dim=-1)
     lead = best[..., 0] - best[..., 1]
     scale = logits.masked_fill(logits.isinf(), 0).abs().amax(-1)  # ids that are never chosen have -inf

@@ -1,4 +1,4 @@
-"""A receiver of traces as a collector is one: OTLP over HTTP, protobuf bodies."""
+"""A trace collector: OTLP over HTTP with protobuf bodies."""
 
 import gzip
 import threading
@@ -31,7 +31,7 @@ class Seen:
 
 
 class Collector:
-    """What has come so far."""
+    """OTLP collector that stores the spans and bodies that it receives."""
 
     def __init__(self) -> None:
         self.url = ""

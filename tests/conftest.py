@@ -23,20 +23,20 @@ from tests.e2e import docker_engine as docker
 # slower, here and in every process that a test starts.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Tests compute in a session of their own: executors that give way to all others would get what these leave.
+# Tests run in a separate session, so executors with a lower priority would get only idle CPU time.
 os.environ.setdefault("OMNIBUS_EXECUTOR_NICE", "0")
 
-# Every client would read the trusted certificates anew, 60 ms of CPU; nothing here speaks to strangers.
+# Every client would load the trusted certificates again, 60 ms of CPU; tests connect to local servers only.
 http_transports.create_ssl_context = functools.cache(http_transports.create_ssl_context)
 
-# A shell starts what runs in its background with SIGINT ignored, and what that starts inherits it: Ctrl-C would end nothing.
+# A shell starts background jobs with SIGINT ignored. Their children inherit this, so Ctrl-C would have no effect.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TESTS = Path(__file__).parent
 _STOP_WITHIN = 10.0  # seconds
-#: Marks of tests that run one after another: Chromium gives up what it loads (``net::ERR_NETWORK_CHANGED``) whenever an
-#: interface of the machine comes or goes, as with each container and each network namespace.
+#: Marks of tests that run one after another: Chromium aborts loading (``net::ERR_NETWORK_CHANGED``) whenever an
+#: interface of the machine is added or removed, as with each container and each network namespace.
 _NETWORKED = ("browser", "docker", "netns")
 _NAMED_BYTES = 40
 """Longer bytes of a parameter are named by their length: encoded media hold random serial numbers."""
@@ -44,7 +44,7 @@ _NAMED_BYTES = 40
 
 @contextmanager
 def running(server: InfraServer) -> Iterator["subprocess.Popen[bytes]"]:
-    """Run ``server`` until the block ends; its output goes to a file that a failed start prints."""
+    """Run ``server`` until the block ends; print its output if the start fails."""
     assert server.spec.cwd is not None
     log = server.spec.cwd / "server.log"
     with log.open("wb") as output:
@@ -70,13 +70,16 @@ def _wait_ready(server: InfraServer, process: "subprocess.Popen[bytes]", log: Pa
 
 @pytest.fixture(scope="session")
 def run_server() -> Callable[[InfraServer], AbstractContextManager["subprocess.Popen[bytes]"]]:
-    """A context manager that runs one ``omnibus.up.infra.InfraServer`` of the test's own, to stop or kill."""
+    """A context manager that runs a separate ``omnibus.up.infra.InfraServer``.
+
+    The test may stop or kill it.
+    """
     return running
 
 
 @pytest.fixture(scope="module")
 def nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """URL of a NATS server with JetStream, shared by the tests of one module."""
+    """URL of a NATS server with JetStream, shared within one module."""
     server = infra.prepare_nats(tmp_path_factory.mktemp("nats"))
     with running(server):
         yield server.url
@@ -92,14 +95,17 @@ def valkey_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="session", autouse=True)
 def checkpoints_built_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Tiny checkpoints are built by the first test of the run that wants them, and copied for the others."""
+    """Build each tiny checkpoint once, in the first test that needs it.
+
+    Later tests get copies.
+    """
     with checkpoint_cache.cached(checkpoint_cache.directory_of_run(tmp_path_factory) / "checkpoints"):
         yield
 
 
 @pytest.fixture(scope="session")
 def docker_engine() -> Iterator[docker.Engine]:
-    """A running Docker engine with the Python base image; tests that ask for it are skipped without one."""
+    """A running Docker engine with the Python base image; without one, tests skip."""
     with ExitStack() as stack:
         try:
             engine = stack.enter_context(docker.engine())
@@ -110,20 +116,20 @@ def docker_engine() -> Iterator[docker.Engine]:
 
 
 def pytest_collectstart(collector: pytest.Collector) -> None:
-    """Let the garbage collector rest while millions of objects are made that stay."""
+    """Pause the garbage collector during the creation of millions of permanent objects."""
     if isinstance(collector, pytest.Session):
         gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """From now on the garbage collector looks at what tests make, and at nothing that was there before."""
+    """Restrict garbage collection to objects that tests create from now on."""
     gc.freeze()
     gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Let tests that share a running system run in one worker, and begin with those that take longest."""
+    """Group tests that share a running system into one worker, longest first."""
     by_night.mark(config, items)
     slow.mark(items)
     for item in items:
@@ -133,7 +139,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print what tests measured, also those of other processes, whose output nobody sees."""
+    """Print measurements of tests, including those of workers, whose output is hidden."""
     if lines := measured.find_measured(terminalreporter.stats):
         terminalreporter.section("measured")
         for line in lines:
@@ -141,13 +147,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:
-    """Name long bytes by their length, so that every worker collects the same names."""
+    """Name long bytes by length, so all workers collect the same names."""
     return f"{len(val)}-bytes" if isinstance(val, bytes) and len(val) > _NAMED_BYTES else None
 
 
 def _group(item: pytest.Item) -> str:
-    """The group that a file names, all that see or change the machine's network, all that run vLLM in systems, a
-    directory, or a file."""
+    """Return the group of a test, which runs in one worker.
+
+    A file can name its group. Tests that read or change the machine's network are one group, and so are those that run
+    vLLM in systems. Others are grouped by directory or file.
+    """
     if (named := item.get_closest_marker("xdist_group")) is not None:
         return str(named.args[0])
     if any(item.get_closest_marker(name) is not None for name in _NETWORKED):
@@ -161,7 +170,10 @@ def _group(item: pytest.Item) -> str:
 
 
 def _rank(item: pytest.Item, has_slow: bool) -> int:
-    """The longest groups come first, so that no worker is left with one at the end; ``has_slow``: its file has slow tests."""
+    """Order the longest groups first, so none starts late on one worker.
+
+    ``has_slow``: its file has slow tests.
+    """
     marks = ("docker", "chaos", "e2e", "netns")
     usual = len(marks) + (not has_slow)
     return next((rank for rank, mark in enumerate(marks) if item.get_closest_marker(mark)), usual)

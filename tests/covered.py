@@ -2,7 +2,7 @@
 
     python -m tests.covered build/coverage/coverage.json [--write "make test"]
 
-``--write`` keeps the figures in ``tests/covered.json``, of which docs/testing.md has a table (``make pages``).
+``--write`` stores the figures in ``tests/covered.json``, from which docs/testing.md gets a table (``make pages``).
 """
 
 import argparse
@@ -20,7 +20,7 @@ _COUNTS = ("num_statements", "covered_lines", "num_branches", "covered_branches"
 
 
 def by_room(report: Mapping[str, Any]) -> dict[str, dict[str, int]]:
-    """Sum the counts of a report's files by room, and ``all`` of them."""
+    """Sum a report's counts by room, with the total as ``all``."""
     rooms: dict[str, Counter[str]] = defaultdict(Counter)
     for path, file in report["files"].items():
         for room in (_room(path), "all"):
@@ -30,13 +30,13 @@ def by_room(report: Mapping[str, Any]) -> dict[str, dict[str, int]]:
 
 
 def _room(path: str) -> str:
-    """The two first parts of a path; files beside the rooms are one."""
+    """Return the first two parts of a path; files outside of rooms share one."""
     first, second, *more = (*path.split("/"), "")
     return f"{first}/{second}" if any(more) else first
 
 
 def share(counts: Mapping[str, int], covered: str, of: str) -> str:
-    """Return a percentage as text; a dash where nothing was there to cover."""
+    """Return a percentage as text, or a dash if nothing counts."""
     return f"{100 * counts[covered] / counts[of]:.1f} %" if counts[of] else "–"
 
 
@@ -48,12 +48,12 @@ def row(counts: Mapping[str, int]) -> str:
 
 
 def kept() -> dict[str, Any]:
-    """Return what was written: by the name of the tests, ``date`` and ``rooms``."""
+    """Return the stored figures by name of the tests: ``date`` and ``rooms``."""
     return dict(json.loads(FILE.read_text())) if FILE.exists() else {}
 
 
 def main() -> None:
-    """Print the table, and keep it where a name is given."""
+    """Print the table, and store it if a name is given."""
     parser = argparse.ArgumentParser(prog="python -m tests.covered", description=__doc__.partition("\n")[0])
     parser.add_argument("report", type=Path)
     parser.add_argument("--write", default="", metavar="NAME", help="keep the figures by the name of what ran")

@@ -1,6 +1,6 @@
-"""The table of model families in docs/models.md: what the catalogue says of each, and in which shapes tests compare it.
+"""The table of model families in docs/models.md.
 
-``python -m tests.cells`` writes it.
+It combines the catalogue with the shapes that tests compare. ``python -m tests.cells`` writes it.
 """
 
 from collections.abc import Iterable
@@ -27,7 +27,7 @@ def table(cells: Iterable[tuple[str, str, str]]) -> str:
 
 
 def write(path: Path, cells: Iterable[tuple[str, str, str]]) -> None:
-    """Put the table where it belongs in ``path``."""
+    """Write the table into ``path``."""
     before, rest = path.read_text().split(BEGIN)
     path.write_text(f"{before}{BEGIN}{table(cells)}{END}{rest.split(END)[1]}")
 
@@ -46,6 +46,6 @@ def _row(name: str, cells: set[tuple[str, str, str]]) -> str:
 
 
 def _shapes(name: str, engine: str, cells: set[tuple[str, str, str]]) -> list[str]:
-    """Those of few executors first."""
+    """Shapes in order of their number of executors."""
     found = [shape for of, family, shape in cells if (of, family) == (engine, name)]
     return sorted(found, key=lambda shape: (shape.count(">"), shape))

@@ -1,7 +1,8 @@
-"""The official JSON-Schema-Test-Suite against the grammars of answers: which schemas are accepted, and what they let through.
+"""The official JSON-Schema-Test-Suite against the grammars of answers.
 
-The suite is that of the ``jsonschema`` 4.23.0 source distribution (``json/``, MIT licence, (c) 2012 Julian Berman, kept
-beside it in the archive): the files of draft 2020-12, with less white space.
+It records which schemas are accepted, and which values they allow. The suite is that of the ``jsonschema`` 4.23.0
+source distribution (``json/``, MIT licence, (c) 2012 Julian Berman, included in the archive). It contains the files of
+draft 2020-12, with less white space.
 """
 
 import itertools
@@ -25,7 +26,7 @@ _TOKENIZER = LLTokenizer("byte")
 
 
 class Grammar:
-    """The grammar of a schema; ``error`` says why it has none."""
+    """Grammar of a schema; ``error`` is the reason if it has none."""
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         self.error = find_schema_error(schema)
@@ -34,12 +35,12 @@ class Grammar:
             self._start = LLMatcher(_TOKENIZER, lark, log_level=0, limits=limits())
 
     def accepts_text(self, text: str) -> bool:
-        """Return whether ``text`` is an answer, byte by byte."""
+        """Return True if the grammar accepts ``text``, byte by byte."""
         matcher, body = self._start.deep_copy(), list(text.encode())
         return bool(matcher.try_consume_tokens(body) == len(body) and matcher.is_accepting())
 
     def accepts(self, value: Any) -> bool:
-        """Return whether ``value`` is an answer in any order of its keys."""
+        """Return True if the grammar accepts ``value`` in any key order."""
         return any(map(self.accepts_text, itertools.islice(forms_of(value), _MAX_FORMS)))
 
 
@@ -61,7 +62,7 @@ def _dump(value: Any) -> str:
 
 
 class FileResult(NamedTuple):
-    """What came of a file of the suite. Cases are ``(schema, case)`` by their descriptions."""
+    """Result of a file of the suite; cases are ``(schema, case)`` by description."""
 
     schemas: int
     rejected: dict[str, str]
@@ -71,7 +72,7 @@ class FileResult(NamedTuple):
 
 @cache
 def run_suite() -> dict[str, FileResult]:
-    """Each file of the suite, by its name without ``.json``."""
+    """Results of each file of the suite, by name without ``.json``."""
     found = {}
     with ZipFile(ARCHIVE) as archive:
         for name in sorted(archive.namelist()):
@@ -96,7 +97,7 @@ def _run_file(groups: list[dict[str, Any]]) -> FileResult:
 
 
 def totals(results: Mapping[str, FileResult]) -> Counter[str]:
-    """Numbers of schemas, of those that were rejected, and of cases that came out otherwise."""
+    """Numbers of schemas, of rejected ones, and of unexpected cases."""
     found: Counter[str] = Counter()
     for each in results.values():
         found.update(schemas=each.schemas, rejected=len(each.rejected), loose=len(each.loose), narrow=len(each.narrow))

@@ -1,9 +1,10 @@
-"""Runs the tests marked ``numeric`` with kernels of other processors than this one: ``make test-kernels``.
+"""Run the tests marked ``numeric`` with kernels of other processors: ``make test-kernels``.
 
     python -m tests.kernels [--settings avx2,baseline,shapes] [arguments of pytest]
 
-What docs/reliability.md promises about bits and bounds holds on every processor, while one machine has only one. Its
-libraries can be made to compute as on an older one, and products of matrices to round as no processor at hand does.
+Promises about bits and bounds in docs/reliability.md apply to every processor, but one machine has only one. Its
+libraries can imitate an older processor. They can also round products of matrices as none of the available processors
+does.
 """
 
 import argparse

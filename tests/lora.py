@@ -1,4 +1,4 @@
-"""LoRA adapters of tiny checkpoints, and the checkpoints that they become when they are merged."""
+"""LoRA adapters of tiny checkpoints, and the merged checkpoints."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ _WEIGHTS = "model.safetensors"
 
 
 def merge_adapter(checkpoint: Path, adapter: Path, directory: Path) -> Path:
-    """``checkpoint`` with W + scale * B @ A for each W that ``adapter`` changes, computed in float32."""
+    """Merge ``adapter`` into ``checkpoint``: W + scale * B @ A in float32."""
     shutil.copytree(checkpoint, directory)
     config = json.loads((adapter / "adapter_config.json").read_text())
     divisor = config["r"] ** 0.5 if config.get("use_rslora") else config["r"]
@@ -29,7 +29,7 @@ def merge_adapter(checkpoint: Path, adapter: Path, directory: Path) -> Path:
 
 
 def widen_adapter(adapter: Path, directory: Path) -> Path:
-    """``adapter`` as if it were of a model whose layers have twice as many inputs."""
+    """Copy ``adapter`` for a model with twice as many layer inputs."""
     shutil.copytree(adapter, directory)
     matrices = load_file(adapter / "adapter_model.safetensors")
     wide = {name: matrix.repeat(1, 2) if "lora_A" in name else matrix for name, matrix in matrices.items()}

@@ -1,4 +1,4 @@
-"""Measurements that tests make on the way, printed at the end of a run, whichever process made them."""
+"""Measurements from tests of all processes, printed after a run."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ REPORTED = "measured: "
 
 
 def find_measured(stats: Mapping[str, Sequence[Any]]) -> list[str]:
-    """Lines of what tests measured, by the reports of a run, as ``TerminalReporter.stats`` has them."""
+    """Lines of measurements, from the reports in ``TerminalReporter.stats``."""
     return list(dict.fromkeys(_lines(report for reports in stats.values() for report in reports)))
 
 

@@ -1,8 +1,8 @@
-"""What the whole models answer in one process: the truth that split components are compared with.
+"""Answers of whole models in one process, the reference for split ones.
 
-Nothing of ``omnibus_models`` takes part but the torchvision shim, without which the library does not
-import on a CPU: files are decoded here, prompts are built by the joint processor, ``generate`` is the
-library's own. ``media`` maps image, video and audio to the bytes of the files, in order of appearance.
+The oracle uses no code of ``omnibus_models`` except the torchvision shim, without which the library does not import on
+a CPU. It decodes files here, builds prompts with the joint processor, and calls the library's own ``generate``.
+``media`` maps image, video and audio to the bytes of the files, in order of appearance.
 """
 
 import functools
@@ -36,7 +36,7 @@ def vl_answer(checkpoint: Path, messages: Messages, media: Media, max_tokens: in
 
 
 def vl_margin(checkpoint: Path, messages: Messages, media: Media, max_tokens: int) -> float:
-    """By how much, at least, a token of ``vl_answer`` was preferred to the next best, in logits."""
+    """Smallest margin of ``vl_answer``'s tokens over the next best, in logits."""
     model, _ = _vl(checkpoint)
     inputs = vl_inputs(checkpoint, messages, media)
     told = {"output_logits": True, "return_dict_in_generate": True}
@@ -75,11 +75,11 @@ def omni_answer(
     seed: int,
     say: str = "",
 ) -> tuple[list[int], str, list[int], torch.Tensor]:
-    """Greedy ids, text, codes and the float32 waveform of Qwen2.5-Omni. ``seed`` fixes the vocoder's noise.
+    """Greedy ids, text, codes and the float32 waveform of Qwen2.5-Omni.
 
-    With ``say`` no other token is allowed than the next one of that text, and then the one that ends an answer.
-    The speech of an answer that ``max_tokens`` ends says all of its text: ``generate`` leaves out the last token, so it
-    is told to make one more, which is dropped here.
+    ``seed`` fixes the vocoder's noise. With ``say``, the only token allowed is the next one of that text, and then the
+    end token. If ``max_tokens`` ends an answer, its speech still covers all of the text. ``generate`` omits the last
+    token, so it generates one more, which is dropped here.
     """
     model, processor = _omni(checkpoint)
     inputs = omni_inputs(checkpoint, messages, media)
@@ -161,7 +161,10 @@ def _omni(checkpoint: Path) -> tuple[Any, Any]:
 
 
 def _give_the_talker_its_mask(talker: Any) -> None:
-    """``generate`` drops a mask of ones, and without a mask the talker leaves out its codec marks and M-RoPE."""
+    """Restore the talker's mask, because ``generate`` drops a mask of ones.
+
+    Without a mask the talker leaves out its codec marks and M-RoPE.
+    """
     plain = talker.forward
 
     @functools.wraps(plain)
@@ -201,9 +204,9 @@ def _all_frames(data: bytes) -> tuple[np.ndarray, float]:
 
 
 def _sample_video(data: bytes, multiple: int = 2) -> tuple[np.ndarray, Any]:
-    """Two frames per second from the first to the last, and the library's record of them.
+    """Sample two frames per second, and return the library's metadata.
 
-    Source: ``smart_nframes`` and ``_read_video_torchcodec`` of qwen-vl-utils 0.0.14, ``Qwen3VLVideoProcessor`` (of
+    Source: ``smart_nframes`` and ``_read_video_torchcodec`` of qwen-vl-utils 0.0.14, ``Qwen3VLVideoProcessor`` (for
     which any number is a ``multiple``) and vLLM 0.32.
     """
     from transformers.video_utils import VideoMetadata
@@ -216,7 +219,10 @@ def _sample_video(data: bytes, multiple: int = 2) -> tuple[np.ndarray, Any]:
 
 
 def _omni_videos(media: Media) -> tuple[list[np.ndarray], float]:
-    """Frames of all videos, and the one rate that the joint processors of Omni families take for all."""
+    """Frames of all videos, and their common rate in Omni families.
+
+    Their joint processors take one rate for all.
+    """
     sampled = [_sample_video(data) for data in media.get("video", ())]
     rates = {about.sampled_fps for _, about in sampled} or {float(_FPS)}
     [rate] = rates

@@ -6,7 +6,10 @@ import pytest
 
 
 def unshared() -> list[str]:
-    """A command before another that gives it a mount namespace of its own; skips where that is not allowed."""
+    """Prefix that runs a command in a new mount namespace.
+
+    Skips the test if that is not allowed.
+    """
     for flags in ("-m", "-Urm"):
         try:
             if subprocess.run(["unshare", flags, "true"], capture_output=True, check=False).returncode == 0:

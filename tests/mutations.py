@@ -1,10 +1,10 @@
-"""Seeded faults: changes of one line each, over all rooms, that the tests of the room must notice.
+"""Seeded one-line faults, which tests of their room must detect.
 
     python -m tests.mutations [--only WORDS] [--list]
 
-Each fault is made in a copy of the tree, where what `make test` runs of the named tests has to fail: first the files that
-import the changed module or are named as it, and the whole room if they pass. A fault that nobody notices
-is a promise that no test holds: write that test. Takes about five minutes.
+Each fault is made in a copy of the tree. The tests that `make test` runs of the named files must then fail. First those
+files run that import the changed module or are named after it, then the whole room if they pass. An undetected fault
+shows a promise without a test: write that test. The run takes about five minutes.
 """
 
 import argparse
@@ -20,12 +20,15 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 _SECONDS = 600.0
-#: A test that a fault makes wait for ever fails after so many seconds; none of the rooms takes as long otherwise.
+#: Time limit in seconds for a test that a fault blocks forever; no room takes as long otherwise.
 _SECONDS_PER_TEST = 100
 
 
 class Mutation(NamedTuple):
-    """One fault: ``before``, which ``path`` has once, becomes ``after``; ``tests`` are those of the room."""
+    """One fault: a replacement in ``path``.
+
+    ``before``, which the file contains once, becomes ``after``. ``tests`` are those of the room.
+    """
 
     path: str
     before: str
@@ -174,7 +177,7 @@ MUTATIONS = [
 
 @functools.cache
 def short_marks() -> str:
-    """Return the expression of marks that ``make test`` gives to pytest. Raises ``ValueError`` where it gives none."""
+    """Return the marker expression of ``make test``. Raises ``ValueError`` if it has none."""
     commands = subprocess.run(["make", "-n", "test"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     if (given := re.search(r'-m pytest -m "([^"]+)"', commands)) is None:
         raise ValueError(f"make test gives no marks to pytest:\n{commands}")
@@ -182,7 +185,7 @@ def short_marks() -> str:
 
 
 def copy_tree(target: Path) -> None:
-    """Copy what git knows of the working tree, so that no fault is ever made in it."""
+    """Copy the tracked files, to keep faults out of the working tree."""
     names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.split(b"\0")
     for name in filter(None, map(bytes.decode, names)):
         if (ROOT / name).is_file():
@@ -191,7 +194,10 @@ def copy_tree(target: Path) -> None:
 
 
 def noticed_by(tree: Path, mutation: Mutation) -> str | None:
-    """Return the test of the room that fails with ``mutation`` in ``tree``, which is as before afterwards."""
+    """Return the test of the room that fails with ``mutation`` in ``tree``.
+
+    The tree is restored afterwards.
+    """
     changed = tree / mutation.path
     text = changed.read_text()
     if text.count(mutation.before) != 1:
@@ -205,7 +211,10 @@ def noticed_by(tree: Path, mutation: Mutation) -> str | None:
 
 
 def nearest_tests(tree: Path, mutation: Mutation) -> list[str]:
-    """Those of the room's files that are named as the changed module, or import it by the text of their imports."""
+    """Return the room's test files for a changed module.
+
+    They are named after it, or their imports contain it as text.
+    """
     module = Path(mutation.path).relative_to("shared" if mutation.path.startswith("shared/") else "").with_suffix("")
     package, whole = ".".join(module.parts[:-1]), ".".join(module.parts)
     imported = re.compile(
@@ -218,11 +227,11 @@ def nearest_tests(tree: Path, mutation: Mutation) -> list[str]:
 
 def _first_failure(tree: Path, tests: Sequence[str]) -> str | None:
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "-p", "no:cacheprovider", "-m", short_marks()]
-    # What waits for ever may do so when it is to be cancelled, too: this ends the process.
+    # A blocked test may also block on cancellation, so this ends the process.
     command += [f"--timeout={_SECONDS_PER_TEST}", "--timeout-method=thread", *tests]
     try:
         done = subprocess.run(command, cwd=tree, capture_output=True, text=True, timeout=_SECONDS, check=False)
-    except subprocess.TimeoutExpired:  # a fault that makes something wait for ever is noticed too
+    except subprocess.TimeoutExpired:  # a fault that blocks forever counts as noticed
         return "the time limit"
     named = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
     return (named[1] if named else "a test that does not end") if done.returncode == 1 else None

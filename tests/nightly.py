@@ -1,4 +1,7 @@
-"""Parameters of a test that `make test-all` leaves out: further values that reach no other code than those it tries."""
+"""Parameters of a test that `make test-all` leaves out.
+
+They are further values that reach the same code.
+"""
 
 import itertools
 from collections.abc import Iterable
@@ -8,15 +11,15 @@ import pytest
 
 
 def nightly(*values: Any) -> list[Any]:
-    """Return ``values`` of one parameter with the marker ``nightly``; a test with any of them has it."""
+    """Return ``values`` of one parameter, whose tests are marked ``nightly``."""
     return [pytest.param(value, marks=pytest.mark.nightly) for value in values]
 
 
 def covering(**values: Iterable[str]) -> pytest.MarkDecorator:
     """Parametrize a test with every combination of ``values``.
 
-    All are marked ``nightly`` but those that take the n-th value of every parameter, and the next one of the first.
-    Where a parameter has fewer values than another, its first ones follow its last.
+    All are marked ``nightly`` except two groups: those with the n-th value of every parameter, and those with the next
+    value of the first parameter. If a parameter has fewer values than another, its first ones follow its last.
     """
     axes = [list(each) for each in values.values()]
     few = {

@@ -1,4 +1,4 @@
-"""Dashboards and alerts as they are committed, and what of their expressions a set of real metrics does not answer."""
+"""Committed dashboards and alerts, and their queries without matching real metrics."""
 
 import json
 import re
@@ -12,9 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests import promql
 
 HERE = Path(__file__).parents[1] / "deploy" / "observability"
-#: Labels that Prometheus gives what it has scraped, and what it says by itself.
+#: Labels that Prometheus adds to scraped metrics, and its own metrics.
 OF_TARGETS, OF_PROMETHEUS = {"job", "instance", "service"}, {"up"}
-#: What only engines of vLLM say, and what only sidecars that pull from each other do: parts of names of files and groups.
+#: Metrics of vLLM engines only, and of sidecars that pull from each other only: parts of names of files and groups.
 VLLM, LINKS = "vllm", "links"
 
 #: Label sets by the name of a sample.
@@ -33,7 +33,7 @@ def dashboards() -> dict[str, dict[str, Any]]:
 
 
 def expressions(only: str = "") -> dict[str, str]:
-    """Every expression by where it stands: those of ``VLLM`` or ``LINKS``, or all others."""
+    """Expressions by location: those of ``VLLM`` or ``LINKS``, or all others."""
     found = {
         f"{name}: {panel['title']}: {target['legendFormat']}": target["expr"]
         for name, board in dashboards().items()
@@ -50,7 +50,7 @@ def _special(name: str) -> str:
 
 
 def samples(texts: Iterable[str]) -> Emitted:
-    """All that these expositions hold."""
+    """All samples of these expositions."""
     found: Emitted = {}
     for text in texts:
         for family in text_string_to_metric_families(text):
@@ -60,7 +60,7 @@ def samples(texts: Iterable[str]) -> Emitted:
 
 
 def unanswered(expressions: Mapping[str, str], emitted: Emitted) -> list[str]:
-    """What they ask for and nobody emits, in words."""
+    """Describe queried metrics that no service emits."""
     return [f"{where}: {fault}" for where, text in expressions.items() for fault in _faults(promql.read(text), emitted)]
 
 

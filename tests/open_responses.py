@@ -1,6 +1,7 @@
-"""The specification of Open Responses as a judge: bodies and events have to be what its types say.
+"""Validate bodies and events against the specification of Open Responses.
 
-The types are made from the specification (``openresponses_types``), and are read strictly: no value is converted.
+The types are generated from the specification (``openresponses_types``), and validation is strict: no value is
+converted.
 """
 
 import json
@@ -19,12 +20,15 @@ EVENTS: dict[str, type[BaseModel]] = {
 
 
 def check_response(body: Any) -> spec.ResponseResource:
-    """``body``, JSON of a response, as the specification has it. Raises ``pydantic.ValidationError``."""
+    """Validate ``body``, JSON of a response. Raises ``pydantic.ValidationError``."""
     return spec.ResponseResource.model_validate_json(json.dumps(body), strict=True)
 
 
 def check_events(events: Sequence[Any]) -> spec.ResponseResource:
-    """The response of the last of ``events``, of which each is one of the specification, numbered without gaps."""
+    """Check ``events`` against the specification; return the final response.
+
+    Their numbers must have no gaps.
+    """
     for number, event in enumerate(events):
         found = EVENTS[event["type"]].model_validate_json(json.dumps(event), strict=True)
         assert found.model_dump()["sequence_number"] == number

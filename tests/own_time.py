@@ -1,4 +1,4 @@
-"""A clock for promises about seconds that hold on machines which other work keeps busy."""
+"""A clock for promises about seconds that works on busy machines."""
 
 import asyncio
 import contextlib
@@ -10,10 +10,11 @@ _MAX_TICK_SECONDS = 2 * _TICK_SECONDS
 
 
 class OwnTime:
-    """Seconds in which this process got a processor when it wanted one: wall time on a quiet machine, less on a busy one.
+    """Seconds in which this process had a processor when it needed one.
 
-    A task sleeps again and again. Of each sleep that lasts much longer than it should, only twice its length counts: for the
-    rest the machine ran others, and so it did for the process whose promise is tested.
+    This is wall time on a quiet machine, and less on a busy one. A task sleeps repeatedly. If a sleep lasts much longer
+    than it should, only twice its length counts. For the rest the machine ran others, and so it did for the process
+    whose promise is tested.
     """
 
     def __init__(self) -> None:
@@ -31,7 +32,7 @@ class OwnTime:
 
 @contextlib.asynccontextmanager
 async def own_time() -> AsyncIterator[OwnTime]:
-    """Count own time until the block ends."""
+    """Measure own time until the block ends."""
     clock = OwnTime()
     counting = asyncio.create_task(clock.run())
     try:

@@ -1,4 +1,7 @@
-"""What an expression of Prometheus' language asks for: selectors with their matchers, and labels that it groups by."""
+"""Selectors and grouping labels of a PromQL expression.
+
+Selectors include their matchers.
+"""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -6,7 +9,7 @@ from typing import NamedTuple
 import promql_parser
 from promql_parser import AggregateExpr, BinaryExpr, Expr, MatchOp, VectorSelector
 
-#: Grafana's own variables, and what stands for them.
+#: Grafana's own variables, and their substitutes.
 _VARIABLES = {"$__rate_interval": "1m", "$__interval": "1m", "$__range": "1h"}
 _SIGNS = [(MatchOp.Equal, "="), (MatchOp.NotEqual, "!="), (MatchOp.Re, "=~"), (MatchOp.NotRe, "!~")]
 
@@ -32,7 +35,7 @@ class Asked(NamedTuple):
 
 
 class Bad(ValueError):
-    """The text is no expression, or names no metric."""
+    """The text is not an expression, or names no metric."""
 
 
 def read(text: str) -> Asked:

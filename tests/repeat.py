@@ -1,9 +1,9 @@
-"""Repeats modules of tests, to find those that fail now and then: a table of runs and failures.
+"""Repeat modules of tests to find flaky ones; print a table of runs and failures.
 
     python -m tests.repeat tests/e2e/apps tests/unit/up --times 10 --busy 2 [--minutes 30] [-- arguments of pytest]
 
-Directories and files take turns, each in a process of its own, so that a busy minute of the machine meets all of them. The
-output of each run that failed stays in ``--into``, and the table counts by module. The exit status is 1 if a test failed.
+Directories and files take turns, each in a separate process, so a busy minute of the machine affects all of them. The
+output of each failed run stays in ``--into``, and the table counts by module. The exit status is 1 if a test failed.
 """
 
 import argparse
@@ -22,9 +22,9 @@ from typing import NamedTuple
 from omnibus.process.parent_death import die_with_parent
 
 ROOT = Path(__file__).parents[1]
-#: The time limit of one run, in seconds: tests have limits of their own.
+#: Time limit of one run in seconds; tests have their own limits.
 RUN_SECONDS = 1800.0
-#: What runs beside with `--busy`: a processor's whole time, at the priority of the tests.
+#: Background load of `--busy`: it uses a whole processor at the priority of the tests.
 _SPIN = "while True: pass"
 
 
@@ -87,7 +87,7 @@ def run(target: str, arguments: Sequence[str], log: Path) -> list[Case]:
 
 
 def read_cases(results: Path) -> Iterator[Case]:
-    """Cases of a report of pytest in the format ``xunit1``, without tests that were skipped."""
+    """Cases of a pytest report in the format ``xunit1``, without skipped tests."""
     for case in ElementTree.parse(results).getroot().iter("testcase"):
         if case.find("skipped") is not None:
             continue
@@ -99,7 +99,7 @@ def read_cases(results: Path) -> Iterator[Case]:
 
 @contextmanager
 def busy_processors(count: int) -> Iterator[None]:
-    """Keep so many processors busy until the block ends."""
+    """Keep ``count`` processors busy until the block ends."""
     spinning = [subprocess.Popen([sys.executable, "-c", _SPIN], preexec_fn=die_with_parent()) for _ in range(count)]
     try:
         yield
@@ -110,7 +110,7 @@ def busy_processors(count: int) -> Iterator[None]:
 
 
 def main() -> int:
-    """Repeat what the command line names; 0 if every test passed every time."""
+    """Repeat the targets of the command line; return 0 if every test passed every time."""
     parser = argparse.ArgumentParser(prog="python -m tests.repeat", description=__doc__.partition("\n")[0])
     parser.add_argument("targets", nargs="+", help="directories, files or tests, as pytest takes them")
     parser.add_argument("--times", type=int, default=10, metavar="N", help="runs of each")

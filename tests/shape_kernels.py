@@ -1,9 +1,11 @@
-"""A pytest plugin: matrix products whose rounding depends on the number of rows, on any processor.
+"""A pytest plugin: matrix products whose rounding depends on the number of rows.
 
-Kernels of some processors (AVX-512, AMX) sum in another order in another batch; those of others do not, so that a test
-which takes bits for granted passes there by luck. With ``-p tests.shape_kernels`` tests marked ``numeric`` run with
-float32 products of which those of an odd number of rows are rounded once, from float64, and others after every sum. Equal
-shapes still give equal bits. The rest of their files does as well, unless they are few there: these products are slow. All
+Kernels of some processors (AVX-512, AMX) sum in another order in another batch. Kernels of others do not, so a test
+that wrongly expects equal bits passes there. With ``-p tests.shape_kernels``, tests marked ``numeric`` use other
+float32 products on any processor. Those with an odd number of rows are rounded once, from float64. Others are rounded
+after every sum. Equal shapes still give equal bits.
+
+Other tests of the same files use them as well, unless numeric ones are few there, because these products are slow. All
 other tests run with the processor's own kernels.
 """
 
@@ -25,7 +27,7 @@ _replaced: list[torch.library.Library] = []
 
 @pytest.hookimpl(tryfirst=True)  # before any test is left out
 def pytest_collection_modifyitems(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
-    """Keep which files hold many numeric tests."""
+    """Remember files with many numeric tests."""
     tests = Counter(item.path for item in items)
     numeric = Counter(item.path for item in items if _is_numeric(item))
     config.stash[_NUMERIC_FILES] = {path for path, count in numeric.items() if count >= _NUMERIC_PART * tests[path]}
@@ -33,7 +35,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: Sequence[pytest.
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Choose kernels by the test's file, whose tests share what is made with the same ones, or by the test."""
+    """Choose kernels by the test's file or by the test.
+
+    Tests of a file share fixtures that were made with the same kernels.
+    """
     use_shape_kernels(_is_numeric(item) or item.path in item.config.stash[_NUMERIC_FILES])
     return (yield)
 
@@ -43,7 +48,7 @@ def _is_numeric(item: pytest.Item) -> bool:
 
 
 def use_shape_kernels(is_numeric: bool) -> None:
-    """From now on products of matrices in this process are those of this module if ``is_numeric``, else torch's own."""
+    """Use this module's matrix products if ``is_numeric``, else torch's own."""
     if is_numeric and not _replaced:
         _replaced.append(_replace_products())
     elif not is_numeric and _replaced:
@@ -61,7 +66,10 @@ def _replace_products() -> torch.library.Library:
 
 
 def multiply_matrices(left: Tensor, right: Tensor) -> Tensor:
-    """The product of [..., M, K] and [..., K, N], by numpy; the rounding of float32 depends on whether M is odd."""
+    """Product of [..., M, K] and [..., K, N] by numpy.
+
+    The float32 rounding depends on whether M is odd.
+    """
     if left.dtype is torch.bfloat16:
         return multiply_matrices(left.float(), right.float()).bfloat16()
     one, other = left.detach().numpy(), right.detach().numpy()

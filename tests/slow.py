@@ -1,6 +1,6 @@
-"""Which tests ``make test`` leaves to ``make test-slow``: ``slow.toml``.
+"""Tests that ``make test`` leaves to ``make test-slow``: ``slow.toml``.
 
-``python -m tests.slow`` prints the directories and files that have any, so that the others need not be collected.
+``python -m tests.slow`` prints the directories and files that have any, so pytest need not collect the others.
 """
 
 import functools
@@ -19,8 +19,8 @@ SYSTEMS = ("tests/e2e/", "tests/nodes/", "tests/chaos/")
 class Table(NamedTuple):
     """The content of the file.
 
-    ``short`` has the directories and files of systems that ``make test`` runs, ``paths`` a test of each way to use a system,
-    ``slow`` the names of tests by the files of other rooms.
+    ``short`` lists the directories and files of systems that ``make test`` runs. ``paths`` lists a test of each way to
+    use a system. ``slow`` lists the names of tests by the files of other rooms.
     """
 
     short: tuple[str, ...]
@@ -30,13 +30,13 @@ class Table(NamedTuple):
 
 @functools.cache
 def table() -> Table:
-    """Read the file. Raises ``KeyError`` where it lacks a part."""
+    """Read the file. Raises ``KeyError`` for a missing part."""
     read = tomllib.loads(_FILE.read_text())
     return Table(tuple(read["short"]), read["paths"], {file: tuple(names) for file, names in read["slow"].items()})
 
 
 def is_slow(id: str) -> bool:
-    """Return whether the table leaves the test with this node id to ``make test-slow``."""
+    """Return True if ``make test-slow`` runs the test with this node id."""
     path, _, name = id.partition("::")
     if id.startswith(SYSTEMS):
         return not any(path == short or path.startswith(f"{short}/") for short in table().short)
@@ -44,7 +44,7 @@ def is_slow(id: str) -> bool:
 
 
 def mark(items: Iterable[pytest.Item]) -> None:
-    """Mark those of ``items`` that are slow by the table."""
+    """Mark the ``items`` that are slow by the table."""
     for item in items:
         if is_slow(item.nodeid):
             item.add_marker(pytest.mark.slow)

@@ -1,4 +1,4 @@
-"""TLS in front of a server that has none: the Valkey that comes as a wheel is built without it."""
+"""A TLS proxy for servers without TLS, such as a wheel's Valkey."""
 
 import asyncio
 import ssl
@@ -13,7 +13,7 @@ LOOPBACK = "127.0.0.1"
 
 @contextmanager
 def proxied(port: int) -> Iterator[int]:
-    """The port at which TLS is spoken for what listens on ``port``."""
+    """Port of a TLS proxy for the server on ``port``."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()

@@ -1,1 +1,1 @@
-"""Programs for those who work on the project: training of the small models, figures. No part of the package."""
+"""Development programs: training of the small models, and figures. Not part of the package."""

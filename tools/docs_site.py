@@ -1,8 +1,8 @@
-"""Hooks of MkDocs: pages from outside of ``docs/``, and links that lead to files of the repository.
+"""Hooks of MkDocs: pages from outside of ``docs/``, and links into the repository.
 
 In ``docs/`` links are those of a code host: relative to the page's file. On the site README, CONTRIBUTING and CHANGELOG
-are pages as well, and every file or directory that a page links to has a page below ``files/`` that shows it, so that
-no link leaves the site.
+are pages as well. Every file or directory that a page links to has a page below ``files/`` that shows it. No link
+therefore leaves the site.
 """
 
 import ast
@@ -39,7 +39,7 @@ _HIDDEN = re.compile(r"\.|__pycache__$|.*\.egg-info$")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the mounted pages, and one for each file of the repository that a page links to."""
+    """Add the mounted pages, and one for each linked repository file."""
     for page, source in MOUNTED.items():
         head = "---\ntitle: Home\nhide: [navigation]\n---\n\n" if page == "index.md" else ""
         files.append(File.generated(config, page, content=head + (ROOT / source).read_text()))
@@ -50,23 +50,23 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: Files) -> str:
-    """Turn links between files of the repository into links between pages of the site."""
+    """Turn links between repository files into links between site pages."""
     uri = page.file.src_uri
     return markdown if uri.startswith("files/") else rewrite_links(markdown, uri)
 
 
 def on_post_page(output: str, page: Any, config: MkDocsConfig) -> str:
-    """Keep the page from loading anything from other sites. Raises ``PluginError`` for what is left."""
+    """Keep the page from loading anything from other sites. Raises ``PluginError`` for remaining references."""
     return _keep_local(output, page.file.dest_uri)
 
 
 def on_post_template(output: str, template_name: str, config: MkDocsConfig) -> str:
-    """Keep pages without a source, as that of errors, from loading anything from other sites."""
+    """Keep generated pages, such as errors, from loading anything from other sites."""
     return _keep_local(output, template_name)
 
 
 def rewrite_links(markdown: str, page: str) -> str:
-    """``markdown`` of ``page`` with links as the site has them; what is fenced is left alone."""
+    """Rewrite the links in ``markdown`` of ``page``, except in fences."""
     fences = _FENCE.findall(markdown)
     prose = [_LINK.sub(lambda link: _site_link(link[0], page), each) for each in _FENCE.split(markdown)]
     return "".join(map("".join, zip_longest(prose, fences, fillvalue="")))
@@ -80,12 +80,12 @@ def _keep_local(output: str, path: str) -> str:
 
 
 def source_page(path: str) -> str:
-    """Page of the site that shows the file or directory ``path`` of the repository."""
+    """Page of the site that shows the repository's file or directory ``path``."""
     return f"files/{path}.md"
 
 
 def render_source(path: str) -> str:
-    """A page with the text of a file, or with a directory's entries and what they are."""
+    """A page with a file's text, or a directory's entries with summaries."""
     lines = ["---", f"title: {path}", "search: {exclude: true}", "---", "", f"# `{path}`", ""]
     found = ROOT / path
     if found.is_dir():
@@ -102,7 +102,7 @@ def _directory_rows(directory: Path) -> Iterator[str]:
 
 
 def _summary_of(entry: Path) -> str:
-    """First sentence of the docstring of a module or a package; "" where there is none."""
+    """First sentence of a module's or package's docstring, or "" without one."""
     module = entry / "__init__.py" if entry.is_dir() else entry
     if module.suffix != ".py" or not module.is_file():
         return ""
@@ -118,7 +118,7 @@ def _linked_sources(page: File) -> Iterator[str]:
 
 
 def _linked_path(link: str, page: str) -> str | None:
-    """Path in the repository that ``link`` leads to; None for other sites and for places on the same page."""
+    """Repository path of ``link``, or None for other sites and anchors."""
     target = link.partition("#")[0]
     if not target or ":" in target:
         return None
@@ -127,7 +127,10 @@ def _linked_path(link: str, page: str) -> str | None:
 
 
 def _page_of(path: str) -> str | None:
-    """Page or asset of the site that shows the file ``path``; None when only its source can be shown."""
+    """Page or asset of the site for the file ``path``.
+
+    None if only its source can be shown.
+    """
     mounted = {source: page for page, source in MOUNTED.items()}
     return mounted.get(path) or (path.removeprefix("docs/") if path.startswith("docs/") else None)
 

@@ -1,7 +1,9 @@
-"""Hashes of what pip would install here: ``pip install --dry-run --report - ... | python -m tools.hashes``.
+"""Hashes of packages that pip would install here.
 
-Prints requirements that ``pip install --require-hashes --no-deps -r`` takes. They hold for one kind of machine and one
-index: whoever makes the file believes what the index says on that day, and nobody has to believe it any more later on.
+    pip install --dry-run --report - ... | python -m tools.hashes
+
+Prints requirements for ``pip install --require-hashes --no-deps -r``. They are valid for one kind of machine and one
+index. You trust the index on the day when you make the file; later installs verify its hashes.
 """
 
 import json
@@ -10,9 +12,9 @@ from typing import Any
 
 
 def hashed_requirements(report: dict[str, Any]) -> str:
-    """Return a line for each distribution that ``report``, pip's installation report, names; none for local projects.
+    """Return a line for each distribution in ``report``, pip's installation report.
 
-    Raises ``ValueError`` for a file whose SHA-256 the index does not say.
+    Local projects have none. Raises ``ValueError`` for a file without a SHA-256 in the index.
     """
     lines = []
     for each in report["install"]:

@@ -1,6 +1,6 @@
-"""``python -m tools.naming``: figures of the names in ``services``, ``shared`` and ``tests``.
+"""``python -m tools.naming``: figures of names in ``services``, ``shared`` and ``tests``.
 
-Names of ``services`` and ``shared`` that break a rule are listed; those of tests have a ratchet in ``tools.prose``.
+It lists names of ``services`` and ``shared`` that break a rule. Those of tests have a ratchet in ``tools.prose``.
 """
 
 import ast
@@ -23,7 +23,10 @@ PRIVATE_WORDS = {
 
 
 class Names(NamedTuple):
-    """Definitions of a source tree: ``functions`` without dunders, ``classes`` and modules by file, and docstrings."""
+    """Definitions of a source tree.
+
+    ``functions`` without dunders, ``classes`` and modules by file, and docstrings.
+    """
 
     functions: list[tuple[str, str]]
     classes: list[tuple[str, str]]
@@ -53,7 +56,7 @@ class Names(NamedTuple):
 
 
 def read_names(root: Path = ROOT, trees: Iterable[str] = ("services", "shared")) -> Names:
-    """Collect the definitions of all sources below ``trees`` of ``root``; functions that are tests are left out."""
+    """Collect the definitions of all sources below ``trees`` of ``root``, without tests."""
     names = Names([], [], [], [])
     for path in sorted(path for tree in trees for path in (root / tree).rglob("*.py")):
         file = str(path.relative_to(root))
@@ -86,7 +89,7 @@ def _print_figures(title: str, names: Names) -> None:
 
 
 def main() -> int:
-    """Print the figures, then what breaks a rule; the exit code says whether anything does."""
+    """Print the figures, then violations; the exit code is 1 if any exist."""
     names, tests = read_names(), read_names(trees=("tests",))
     _print_figures("services and shared", names)
     _print_figures("tests", tests)

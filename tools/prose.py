@@ -45,7 +45,7 @@ _HEADER = """\
 
 
 class Report(NamedTuple):
-    """Findings in one file, and the sizes that they are compared with."""
+    """Findings in one file, and the sizes to compare them with."""
 
     file: str
     hits: dict[str, list[Hit]]
@@ -54,7 +54,7 @@ class Report(NamedTuple):
 
 
 class Cached(NamedTuple):
-    """The report of a file that had this size and time of change in nanoseconds."""
+    """Report of a file with this size and change time in nanoseconds."""
 
     size: int
     changed: int
@@ -71,7 +71,7 @@ class Excess(NamedTuple):
 
 
 def report(source: Source) -> Report:
-    """Apply the rules to what one file has."""
+    """Apply the rules to the contents of one file."""
     hits = {measure: [hit for text in source.texts for hit in check(text)] for measure, check in _CHECKS.items()}
     participles = [Hit(source.file, line, "names", name, "the noun of its type") for line, name in source.participles]
     sizes: Counter[str] = Counter(bindings=source.bindings)
@@ -94,7 +94,7 @@ def report(source: Source) -> Report:
 
 
 def add_shared_classes(reports: Iterable[Report]) -> None:
-    """Add a hit to each report for a class of tests whose name another module of tests has too."""
+    """Add a hit to each report for test classes with shared names."""
     files = defaultdict(set)
     reports = list(reports)
     for each in reports:
@@ -109,7 +109,7 @@ def add_shared_classes(reports: Iterable[Report]) -> None:
 
 
 def area(file: str) -> str:
-    """Return what ``file`` is counted with: itself if it is a page, else its package."""
+    """Return the area that counts ``file``: itself if it is a page, else its package."""
     if file.endswith(".md"):
         return file
     return "/".join(file.split("/")[: 2 if file.startswith(("services/", "shared/")) else 1])
@@ -126,7 +126,7 @@ def total(reports: Iterable[Report]) -> tuple[dict[str, Counter[str]], dict[str,
 
 
 def goal(measure: str, sizes: Counter[str]) -> int:
-    """Return the count of ``measure`` that an area of these sizes may always have."""
+    """Return the count of ``measure`` that these sizes always allow."""
     size, share = GOALS[measure]
     return math.ceil(sizes[size] * share)
 
@@ -146,7 +146,7 @@ def excesses(
 def lowered(
     counts: dict[str, Counter[str]], sizes: dict[str, Counter[str]], limits: dict[str, dict[str, int]] | None
 ) -> dict[str, dict[str, int]]:
-    """Return the limits of today: none is above that of ``limits``, and none is within its goal."""
+    """Return the limits of today, none above ``limits`` or within its goal."""
     result = {}
     for name, measures in sorted(counts.items()):
         before = (
@@ -164,7 +164,7 @@ def write_limits(path: Path, limits: dict[str, dict[str, int]]) -> None:
 
 
 def read_limits(path: Path) -> dict[str, dict[str, int]] | None:
-    """Return the limits in ``path``, or None if there is no such file."""
+    """Return the limits in ``path``, or None if it does not exist."""
     return tomllib.loads(path.read_text()) if path.exists() else None
 
 
@@ -176,7 +176,7 @@ def list_files(root: Path) -> list[str]:
 
 
 def read_reports(root: Path, files: list[str], cache: Path) -> list[Report]:
-    """Read ``files`` in as many processes as there are cores; those that have not changed come from ``cache``."""
+    """Read ``files`` in one process per core; unchanged ones come from ``cache``."""
     rules = max(path.stat().st_mtime_ns for path in Path(__file__).parent.glob("prose*.py"))
     entries = _read_cache(cache) if cache.exists() and cache.stat().st_mtime_ns > rules else {}
     stats = {file: (root / file).stat() for file in files}
@@ -245,7 +245,7 @@ def _list_hits(paths: list[str]) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print figures and counts above their limits, or what breaks a rule in the files that are named."""
+    """Print figures and excess counts, or the violations in named files."""
     parser = argparse.ArgumentParser(prog="python -m tools.prose", description="Check the ten rules of plain English.")
     parser.add_argument("file", nargs="*", help="list what breaks a rule in these files or directories")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""The ten rules of plain English (CONTRIBUTING.md) as patterns: what each matches, and what to write instead."""
+"""The ten rules of plain English (CONTRIBUTING.md) as patterns, with replacements."""
 
 import re
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ _THING = (
 
 
 class Idiom(NamedTuple):
-    """One pattern of a rule; ``kinds`` are the kinds of text that it is for, all if empty."""
+    """One pattern of a rule; ``kinds`` are the kinds of text to check, all if empty."""
 
     rule: str
     pattern: re.Pattern[str]
@@ -22,7 +22,7 @@ class Idiom(NamedTuple):
 
 
 class Hit(NamedTuple):
-    """A text that breaks ``rule`` at ``line`` of its file, and what to write instead."""
+    """A violation of ``rule`` at ``line`` of a file, and its replacement."""
 
     file: str
     line: int
@@ -32,7 +32,10 @@ class Hit(NamedTuple):
 
 
 class Text(NamedTuple):
-    """A paragraph of prose: ``kind`` is ``page``, ``docstring`` or ``message``; fragments are not whole sentences."""
+    """A paragraph of prose.
+
+    ``kind`` is ``page``, ``docstring`` or ``message``. Fragments are not whole sentences.
+    """
 
     file: str
     line: int
@@ -140,7 +143,10 @@ NOT_PARTICIPLES = {
 
 
 def is_participle(name: str) -> bool:
-    """Return True if ``name`` is a participle or a pronoun alone, and so names neither a thing nor its type."""
+    """Return True if ``name`` is only a participle or a pronoun.
+
+    Such a name contains neither a thing nor its type.
+    """
     word = name.strip("_")
     if word in PRONOUNS or word in IRREGULAR:
         return True
@@ -148,7 +154,10 @@ def is_participle(name: str) -> bool:
 
 
 def sentences(text: Text) -> Iterator[tuple[int, str]]:
-    """Offsets and texts of the sentences in ``text``, without headings, cells and other fragments."""
+    """Offsets and texts of the sentences in ``text``, without headings and cells.
+
+    Other fragments are left out as well.
+    """
     if text.is_fragment:
         return
     start = 0
@@ -170,7 +179,7 @@ def idioms(text: Text) -> list[Hit]:
 
 
 def long_sentences(text: Text) -> list[Hit]:
-    """Sentences of ``text`` with too many words, or with more than one colon or semicolon."""
+    """Sentences of ``text`` with too many words, colons or semicolons."""
     hits = []
     for start, sentence in sentences(text):
         words, marks = len(sentence.split()), len(re.findall(r"[;:]\s", sentence))
@@ -181,7 +190,10 @@ def long_sentences(text: Text) -> list[Hit]:
 
 
 def bad_summaries(text: Text) -> list[Hit]:
-    """The first line of a docstring, if it is long or opens with a clause."""
+    """Return a hit for a docstring's first line if it is bad.
+
+    It must be short, and must not begin with a clause.
+    """
     if not text.is_summary:
         return []
     first = re.split(r"(?<=[.!?:;])\s|\n", text.text, maxsplit=1)[0]

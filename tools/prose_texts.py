@@ -79,9 +79,9 @@ def read_source(file: str, source: str) -> Source:
 
 
 def _walk(tree: ast.Module) -> list[tuple[ast.AST, dict[str, int]]]:
-    """Return definitions, calls and raises in ``tree``, with the names that their function binds and the lines.
+    """Return definitions, calls and raises in ``tree``, with names and lines.
 
-    One pass, and without the generators of ``ast``: they take longer than the rules.
+    Names are those that a function binds. One pass without the generators of ``ast``, which take longer than the rules.
     """
     result: list[tuple[ast.AST, dict[str, int]]] = []
     stack: list[tuple[ast.AST, dict[str, int]]] = [(tree, {})]
@@ -183,7 +183,7 @@ def _text(node: ast.Constant | ast.JoinedStr) -> str:
 
 
 def read_file(root: Path, file: str) -> Source:
-    """Collect what ``file`` below ``root`` has for the rules, a page or a Python file."""
+    """Collect the texts of ``file`` below ``root``, a page or Python file."""
     content = (root / file).read_text()
     if file.endswith(".py"):
         return read_source(file, content)

@@ -8,9 +8,9 @@ CHANGELOG = Path(__file__).parents[1] / "CHANGELOG.md"
 
 
 def release_notes(changelog: str, version: str) -> str:
-    """Return the section of ``version``, or what is under *Unreleased* where it has none of its own yet.
+    """Return the section of ``version``, or *Unreleased* if it has none yet.
 
-    Raises ``ValueError`` when both are missing or empty.
+    Raises ``ValueError`` if both are missing or empty.
     """
     sections = dict(re.findall(r"(?ms)^## \[?([^\s\]]+)\]?[^\n]*\n(.*?)(?=^## |\Z)", changelog))
     text = (sections.get(version) or sections.get("Unreleased") or "").strip()

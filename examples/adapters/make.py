@@ -1,6 +1,8 @@
-"""Make a LoRA adapter with random weights for the language model of a checkpoint, in the format of PEFT.
+"""Make a LoRA adapter with random weights for a checkpoint's language model.
 
-python examples/adapters/make.py CHECKPOINT DIRECTORY [SEED]
+The adapter has the format of PEFT.
+
+    python examples/adapters/make.py CHECKPOINT DIRECTORY [SEED]
 """
 
 import json
@@ -26,7 +28,7 @@ def write_adapter(
     targets: Sequence[str] = ("q_proj", "v_proj", "down_proj"),
     strength: float = 0.3,
 ) -> Path:
-    """Write an adapter of ``targets`` to ``directory``, which it returns."""
+    """Write an adapter of ``targets`` to ``directory``, and return the directory."""
     random, matrices = np.random.default_rng(seed), {}
     for name, (outputs, inputs) in _linear_layers(checkpoint, targets).items():
         stem = f"base_model.model.{name.removesuffix('.weight')}"

@@ -1,11 +1,11 @@
-"""How much an app notices of another one that is registered and unregistered all the time.
+"""Measure how registering and unregistering one app affects another app.
 
     python -m tests.bench.apps
 
-App A answers a steady stream of requests, so many per second whether or not the last one is answered. Rounds
-in which nothing else happens take turns with rounds in which app B comes and goes every second, its worker each
-time and its executor once; the result is the median over pairs of rounds of one's 99th percentile of latency
-divided by the other's. A request that fails ends the measurement with an error, and so does a round without B.
+App A receives requests at a constant rate, whether or not earlier ones have been answered. Rounds without other
+activity alternate with rounds in which app B is registered and unregistered every second. Each registration starts B's
+worker; its executor starts once. The result is the 99th percentile of latency with B over that without, the median over
+pairs of rounds. A failed request, or a round in which B did not run, ends the measurement with an error.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ _OTHER = "restless"
 _PAIRS = 5
 _RATE = 100.0  # requests per second
 _ROUND = 4.0  # seconds
-#: Seconds between two registrations of B: many more than anybody needs, and yet its start is not all there is.
+#: Seconds between two registrations of B: far more frequent than in practice, but long enough for more than its start.
 _TURN = 1.0
 _WITHIN = 60.0  # seconds for anything to answer
 _NO_MODELS = '{"models": {}}'
@@ -43,7 +43,7 @@ _DRAIN = "0.2"
 
 
 class Operator:
-    """Who registers apps; one connection for all, so that it costs the measuring process next to nothing."""
+    """Client that registers apps over one connection, which costs almost no CPU."""
 
     def __init__(self, stack: Stack) -> None:
         headers = {"authorization": f"Bearer {stack.admin_token}"}
@@ -60,7 +60,7 @@ class Operator:
         return {each["name"] for each in (await self._done("GET", path, 200))["data"]}
 
     async def worker_states(self) -> dict[str, str]:
-        """States of the workers of all apps that the gateway knows, by app."""
+        """States of workers by app, as the gateway reports them."""
         apps = (await self._done("GET", "/v1/apps", 200))["data"]
         return {app["name"]: app["worker"]["state"] for app in apps if app["worker"]}
 
@@ -79,7 +79,7 @@ class Operator:
 
 @contextlib.asynccontextmanager
 async def serving() -> AsyncIterator[tuple[Stack, Operator]]:
-    """A system without models that serves app A. Log lines are shown only when it fails."""
+    """A system without models that serves app A; it prints logs only on failure."""
     lines = io.StringIO()
     env = {"OMNIBUS_GATEWAY_APP_DRAIN": _DRAIN}
     made = Stack(_NO_MODELS, apps_dir=SERVED, env=env, log=Log(lines), fork_executors=False)
@@ -128,7 +128,6 @@ class _Steady:
 
 
 async def _asked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes) -> object:
-    """The JSON of the answer, whatever its status."""
     head = f"POST /v1/apps/{bodies.APP}/invoke HTTP/1.1\r\nHost: bench\r\nContent-Length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)
     told = (await reader.readuntil(b"\r\n\r\n")).lower()
@@ -137,7 +136,10 @@ async def _asked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, bod
 
 
 async def _come_and_go(operator: Operator, turns: list[float]) -> None:
-    """Register and unregister app B every ``_TURN`` seconds until cancelled; ``turns`` gets when it was gone."""
+    """Register and unregister app B every ``_TURN`` seconds until cancelled.
+
+    ``turns`` gets the times of its removals.
+    """
     while True:
         begun = time.monotonic()
         await operator.register(_OTHER)
@@ -163,7 +165,7 @@ async def _disturbed(operator: Operator, steady: _Steady) -> list[float]:
 
 
 async def _gone(operator: Operator) -> None:
-    """B may have been on its way when its round ended: the next one begins without it."""
+    """Unregister B, and wait until it is gone before the next round."""
     async with asyncio.timeout(_WITHIN):
         while True:
             if _OTHER in await operator.listed("/v1/apps"):

@@ -1,12 +1,12 @@
-"""What Omnibus costs in front of vLLM: the same engine behind the gateway and behind vLLM's own OpenAI server.
+"""Cost of Omnibus in front of vLLM, against vLLM's own OpenAI server.
 
     .venv-vllm/bin/python -m tests.bench.beside_vllm
 
     vllm.throughput_ratio.c*   requests per second of Omnibus by those of vLLM's server, so many at once
     vllm.ttft_added_ms         how much later the first token comes, one request at a time
 
-Both serve one tiny model with the same limits, on one thread, streamed, greedy. Rounds take turns; the results are
-medians of the rounds. Answers must be equal.
+Both serve one tiny model with the same limits, on one thread, streamed and greedy. Rounds alternate, and the results
+are medians of the rounds. The answers must be equal.
 """
 
 import asyncio
@@ -73,7 +73,7 @@ _ENVIRONMENT = {
 
 
 class Heard(NamedTuple):
-    """One answer: seconds until its first text and until its end."""
+    """One answer: seconds until its first text, and until its end."""
 
     text: str
     first: float
@@ -103,7 +103,7 @@ def body(number: int) -> bytes:
 
 
 async def ask(port: int, sent: bytes) -> Heard:
-    """Send one request on a connection of its own and read its stream to the end."""
+    """Send one request on a new connection and read its whole stream."""
     head = (
         "POST /v1/chat/completions HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(sent)}\r\n\r\n"
@@ -151,7 +151,7 @@ async def once(port: int, at_once: int, first: int) -> Round:
 
 @contextlib.asynccontextmanager
 async def omnibus(checkpoint: Path) -> AsyncIterator[int]:
-    """The port of a gateway. Log lines are shown only when something fails."""
+    """The port of a gateway; the system prints logs only on failure."""
     option = {"components": ["thinker"], "service": "llm", "engine": "services.engines:vllm"}
     model = {
         "family": "qwen2_5_vl",

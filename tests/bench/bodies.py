@@ -1,8 +1,8 @@
-"""What the benchmarks send, and what must come back.
+"""Requests that the benchmarks send, and the answers that they expect.
 
-Every request has its own number, sent as its ``seed``: each node of the invocation gets it, so each null
-engine can check that it works for the right request. A picture carries the size of the tensors that are
-to travel, so that the encoder, which sees nothing but the picture, knows it.
+Every request has its own number, sent as its ``seed``. Each node of the invocation gets it, so each null engine can
+check that it works for the right request. An image encodes the size of the tensors to send, because the encoder sees
+only the image.
 """
 
 import base64
@@ -13,9 +13,9 @@ from typing import Any
 
 #: Model of three executors: thinker, talker, vocoder. Takes text.
 TEXT_MODEL = "null-text"
-#: Model of three executors: vision, thinker, talker and vocoder together. Takes pictures.
+#: Model of three executors: vision, thinker, talker and vocoder together. Accepts images.
 IMAGE_MODEL = "null-image"
-#: No model at all, but an app: the system of what is asked of apps.
+#: An app instead of a model, for the system that serves requests to apps.
 NO_MODEL, APP = "no model", "repeated"
 MODELS = (TEXT_MODEL, IMAGE_MODEL, NO_MODEL)
 
@@ -29,13 +29,13 @@ FIRST, LAST = 1_000_000, 9_999_999
 _SEED, _NONCE = b"@SEED@@", b"@NONCE@@"
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
-_SIZE_AT = len(_SIGNATURE) + 25 + 8  # behind IHDR and the head of the chunk that follows it
+_SIZE_AT = len(_SIGNATURE) + 25 + 8  # after IHDR and the header of the next chunk
 
 
 def picture(tensor_bytes: int, nbytes: int = 0) -> bytes:
-    """A PNG of one pixel that asks for tensors of ``tensor_bytes``, padded to at least ``nbytes``.
+    """A one-pixel PNG that encodes ``tensor_bytes``, padded to at least ``nbytes``.
 
-    The six bytes behind its end, which decoders ignore, are free to make each copy different.
+    Decoders ignore the six bytes after its end; they can differ to make each copy unique.
     """
     head, tail = (
         [_chunk(b"IHDR", struct.pack(">IIBBBBB", 1, 1, 8, 0, 0, 0, 0))],
@@ -52,7 +52,7 @@ def picture(tensor_bytes: int, nbytes: int = 0) -> bytes:
 
 
 def tensor_bytes(data: bytes) -> int:
-    """The size that a ``picture`` asks for. Raises ``ValueError`` when ``data`` is none of ours."""
+    """Return the tensor size that a ``picture`` encodes. Raises ``ValueError`` for other files."""
     if data[:8] != _SIGNATURE or data[_SIZE_AT - 4 : _SIZE_AT] != b"nuLl":
         raise ValueError("the picture did not arrive as it was sent")
     return int(struct.unpack_from(">I", data, _SIZE_AT)[0])
@@ -63,19 +63,19 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def text_chat(tokens: int = 1, stream: bool = False) -> bytes:
-    """A chat request in text whose answer is ``tokens`` tokens of text, spoken too."""
+    """A text chat request whose answer is ``tokens`` tokens, also spoken."""
     return _chat(TEXT_MODEL, "Describe what you hear.", tokens, stream)
 
 
 def spoken_chat() -> bytes:
-    """A chat request in text whose answer is one token of text and ``SPEECH_CODES`` codes of speech."""
+    """A text chat request for a spoken answer: one token and ``SPEECH_CODES`` codes of speech."""
     return _chat(TEXT_MODEL, "Describe what you hear.", 1, False, codes=SPEECH_CODES)
 
 
 def image_chat(png: bytes, distinct: bool = False, spoken: bool = True) -> bytes:
-    """A chat request with a picture as data URL; ``distinct``: no two requests bring the same bytes.
+    """A chat request with an image (a data URL), answered in text.
 
-    The answer is text, and ``spoken`` too.
+    ``distinct``: no two requests have the same bytes. ``spoken``: the answer is spoken too.
     """
     text = base64.b64encode(png).decode()
     if distinct:
@@ -112,7 +112,7 @@ def fill(template: bytes, seed: int) -> bytes:
 
 
 def level(seed: int) -> int:
-    """The 16-bit number that all samples of the spoken answer to request number ``seed`` have."""
+    """Value of every 16-bit sample in the spoken answer to request ``seed``."""
     return seed % 30_000 + 1
 
 

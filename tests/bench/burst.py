@@ -1,13 +1,17 @@
-"""A burst of images that the planner meets.
+"""A burst of images that the planner must absorb.
 
     python -m tests.bench.burst [-v]
     python -m tests.bench.burst --spares 8     # with so many spare executors of each component
 
-All of Omnibus runs, with ``sim`` executors on 24 places. 4 requests a second have one image each, then for 75 s ten. For
-them ten times as much has to be encoded, which one encoder cannot. What is measured: requests that were refused, seconds
-from the first request with ten images until the last executors that were added serve, and seconds until the 99th
-percentile of requests from then on is within twice what a request with ten images takes alone. Spares serve from the
-first request on; those that are added then replace them.
+All of Omnibus runs, with ``sim`` executors on 24 places. Four requests a second have one image each, then ten images
+each for 75 s. Encoding work then grows tenfold, which exceeds one encoder. The benchmark measures:
+
+- The number of rejected requests.
+- Seconds from the first request with ten images until the last added executors serve.
+- Seconds until latency has recovered. The 99th percentile of later requests must be within twice the time of a request
+  with ten images alone.
+
+Spares serve from the first request. Added executors then replace them.
 """
 
 import argparse
@@ -46,7 +50,7 @@ WIDTH, HEIGHT = 560, 420
 
 
 class Answer(NamedTuple):
-    """One answer: when it was asked for, its seconds, and its status."""
+    """One answer: when its request was sent, its seconds, and its status."""
 
     at: float
     seconds: float
@@ -54,7 +58,7 @@ class Answer(NamedTuple):
 
 
 def measured_profile() -> profiles.ModelProfile:
-    """The profile of ``cell`` with a line for each component, as ``omnibus profile`` measures them."""
+    """Profile of ``cell`` with a line per component, as ``omnibus profile`` measures them."""
     found = cell.profile(seen=1.0)
     encoder, thinker = (found.options[name].work[0].seconds for name in ("E", "L"))
     prompt = cell.SLOWER * cell.SIMULATED["default"]["components"][cell.THINKER]["batch"]["per_token"]
@@ -67,7 +71,7 @@ def measured_profile() -> profiles.ModelProfile:
 
 
 def picture() -> dict[str, Any]:
-    """An image as a part of a message: one colour, for nobody looks at it."""
+    """An image as a part of a message; the model ignores its content, so it has one colour."""
     png = io.BytesIO()
     Image.new("RGB", (WIDTH, HEIGHT), (40, 90, 160)).save(png, "PNG")
     part: dict[str, Any] = ask(("image", png.getvalue())).messages[0]["content"][0]
@@ -86,7 +90,7 @@ async def request(http: httpx.AsyncClient, images: int, number: int) -> Answer:
 
 
 async def send(http: httpx.AsyncClient, images: int, seconds: float) -> list[Answer]:
-    """Requests at ``RATE`` whether or not others are answered; returns once all are."""
+    """Send requests at ``RATE`` without waiting for answers; return once all have ended."""
     tasks = []
     for number in range(int(seconds * RATE)):
         tasks.append(asyncio.create_task(request(http, images, number)))
@@ -95,7 +99,7 @@ async def send(http: httpx.AsyncClient, images: int, seconds: float) -> list[Ans
 
 
 async def note_plans(store: Store, plans: list[tuple[float, str, dict[str, int]]]) -> None:
-    """Note each new plan: when it is in force, why, and its replicas."""
+    """Record each new plan: its time, reason, and replicas."""
     epoch = 0
     while True:
         plan = await store.plan()
@@ -112,7 +116,7 @@ def p99(answers: list[Answer]) -> float:
 
 
 def seconds_until_back(answers: list[Answer], onset: float, within: float) -> float:
-    """Seconds after ``onset`` from which on requests take no longer than ``within``, but for one in a hundred."""
+    """Seconds after ``onset`` until requests, except 1 %, take no longer than ``within``."""
     ordered = sorted(answers)
     for place, each in enumerate(ordered):
         if p99(ordered[place:]) <= within:

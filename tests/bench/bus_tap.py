@@ -1,11 +1,13 @@
-"""Audio of answers as it crosses the bus: when the engines had made each piece, whoever takes it from there.
+"""Record when engines publish each piece of audio on the bus.
 
     python -m tests.bench.bus_tap NATS_URL [--edges]
 
-A program of its own, which only notes what comes until it is ended by a signal: then it prints, as JSON, what each invocation
-sent to its gateway: its seed, when it was sent, for each piece of audio the time (monotonic seconds, which all programs
-of a machine share) and its samples, and when the first of each output came, with ``--edges`` also of those that go from
-executor to executor.
+This separate program records messages until a signal ends it. Then it prints, as JSON, for each invocation:
+
+- Its seed, and when it was sent.
+- The time and samples of each piece of audio sent to the gateway. Times are monotonic seconds, which all programs of a
+  machine share.
+- When the first piece of each output arrived. With ``--edges``, this includes outputs sent from executor to executor.
 """
 
 import asyncio
@@ -31,7 +33,7 @@ AUDIO = "audio"
 
 @dataclass
 class SentAudio:
-    """Audio of one invocation: ``pieces`` are times and samples; ``first`` is when each output began."""
+    """Audio of one invocation; ``pieces`` are times and samples, ``first`` is when each output began."""
 
     seed: int
     sent: float
@@ -45,7 +47,10 @@ class SentAudio:
 
 
 class BusTap:
-    """Notes frames as they come, and reads them when all is over: reading takes time that others need."""
+    """Record frames as they arrive, and decode them at the end.
+
+    Decoding would take time from other programs.
+    """
 
     def __init__(self) -> None:
         self._frames: list[tuple[float, str, bytes]] = []
@@ -54,7 +59,7 @@ class BusTap:
         self._frames.append((time.monotonic(), delivery.subject, delivery.data))
 
     def read(self) -> dict[str, SentAudio]:
-        """What was sent, by invocation, in its order."""
+        """Messages of the tap by invocation, in the order of sending."""
         found: dict[str, SentAudio] = {}
         for at, subject, data in self._frames:
             try:
@@ -64,7 +69,7 @@ class BusTap:
                     for reply in decode_replies(data):
                         if isinstance(reply, Chunk) and reply.inv in found:
                             self._add_chunk(found[reply.inv], at, reply)
-            except ProtocolError:  # the server's own word, that nobody listens
+            except ProtocolError:  # the server's own message, that the subject has no listener
                 continue
         return found
 
@@ -84,7 +89,7 @@ class BusTap:
 
 
 async def listen(url: str, *, edges: bool) -> dict[str, SentAudio]:
-    """What is sent until this process is ended."""
+    """Record messages until this process is ended."""
     tap, over = BusTap(), asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, over.set)
     bus = await NatsBus.connect(BusSettings(url=url), "tap")
@@ -97,7 +102,7 @@ async def listen(url: str, *, edges: bool) -> dict[str, SentAudio]:
 
 
 async def start(url: str, *, edges: bool = False) -> asyncio.subprocess.Process:
-    """Start one, and wait until it listens."""
+    """Start a tap, and wait until it listens."""
     command = [sys.executable, "-m", "tests.bench.bus_tap", url, *["--edges"] * edges]
     tap = await asyncio.create_subprocess_exec(
         *command, stdout=asyncio.subprocess.PIPE, limit=1 << 28, preexec_fn=die_with_parent()
@@ -108,7 +113,7 @@ async def start(url: str, *, edges: bool = False) -> asyncio.subprocess.Process:
 
 
 async def stop(tap: asyncio.subprocess.Process) -> list[SentAudio]:
-    """What ``tap`` has noted."""
+    """Stop ``tap`` and return its records."""
     tap.terminate()
     found: list[dict[str, Any]] = json.loads((await tap.communicate())[0])
     return [msgspec.convert(each, SentAudio) for each in found]

@@ -1,8 +1,8 @@
-"""The benchmarks by name: what is sent, how often, and what the result is held against.
+"""The benchmarks by name: requests, repetitions, and the reference for each result.
 
-A request is an ordinary one: ``POST /v1/chat/completions`` at the gateway, whole answer or server-sent
-events, recorded, routed, replayed and ended as in production, ``record`` at its default. Each takes three
-hops over the bus between three executors:
+Requests are ordinary: ``POST /v1/chat/completions`` at the gateway, answered whole or as server-sent events. They are
+recorded, routed, replayed and ended as in production, with ``record`` at its default. Each takes three hops over the
+bus between three executors:
 
     control.*    text in, text and speech out: thinker > talker > vocoder, no tensor
     tensor.*     a picture in, text and speech out: vision > thinker > talker and vocoder in one executor;
@@ -11,8 +11,8 @@ hops over the bus between three executors:
     nodes.*      tensors of another node, and losses of one: see ``tests/bench/nodes.py``
     apps.invoke  ``POST /v1/apps/{name}/invoke``: an app in its worker, which calls one unit task of its own
 
-The spoken answer has no samples, so that the generator's hop is made but nothing is encoded; that of
-``control.speech1s`` has a second of them (24 kHz, two pieces), which are encoded, kept and sent.
+The spoken answer has no samples, so the generator's hop happens but nothing is encoded. That of ``control.speech1s``
+has one second of samples (24 kHz, two pieces), which are encoded, stored and sent.
 """
 
 import os
@@ -37,11 +37,11 @@ MEMORY = ("memory.gateway_mib", "memory.planner_mib")
 REGISTER, SPEEDUP = "apps.register_p99_ratio", "scheduler.c16.speedup"
 #: The part of the tokens per second of plain answers that those held to a schema come with (at least).
 MASKED = "structured.tokens_ratio"
-#: How many times as fast a batch of pictures is as its items (at least), and the part of the time of an encoder that
-#: a picture takes which it keeps, and a sound of which it keeps all but the last two seconds (at most).
+#: Speedup of a batch of images over its items (at least). Share of an encoder's time for a cached image, and for audio
+#: of which all but the last two seconds are cached (at most).
 ENCODER = {"encoder.batch.speedup": 2.0, "cache.hit_over_miss": 0.05, "encoder.sound_goes_on": 0.5}
-#: How many times as fast pictures at once are as one after the other (at least), and the part of the time of ten
-#: seconds of sound that goes by before the first of it (at most).
+#: Speedup of images together over one after the other (at least), and time to the first audio over the time for ten
+#: seconds of it (at most).
 PICTURES, FIRST_SOUND = "diffusion.batch.speedup", "audio.first_over_full"
 GENERATOR = {PICTURES: 2.0, FIRST_SOUND: 0.25}
 #: How many times the requests are served in time with the schedule of stages, and with the planned shape on top of it
@@ -68,15 +68,15 @@ PLANS = {
 #: once, and how many milliseconds later the first token comes (at most).
 VLLM = {at_once: f"vllm.throughput_ratio.c{at_once}" for at_once in (1, 8, 32)}
 TTFT = "vllm.ttft_added_ms"
-#: How many times its 99th percentile alone the light tenant's is beside one that floods the system (at most), the part of
-#: its requests that are served (at least), what tenants are charged over their records or the inverse (at most), and
-#: what one tenant alone gets with keys over that without (at least).
+#: 99th percentile of the light tenant during another one's flood, over that alone (at most). Share of its requests that
+#: are served (at least). Charges over records, or the inverse (at most). Throughput of one tenant alone with keys, over
+#: that without (at least).
 LIGHT_P99, LIGHT_SERVED = "fair.light_p99_over_alone", "fair.light_served"
 CHARGED, TENANT_ALONE = "fair.charged_over_record", "fair.alone_over_no_keys"
 FAIR = {LIGHT_P99: 2.0, LIGHT_SERVED: 1.0, CHARGED: 1.02, TENANT_ALONE: 0.95}
-#: Under five times the load that an engine bears: the part of the admitted that ended in time (at least), how many times
-#: what one takes alone their 99th percentile is (at most), the part of the refusals that said when there was room, and
-#: of what the engine bears the part that was served (at least).
+#: At five times an engine's capacity: share of admitted requests that ended in time (at least), and their 99th
+#: percentile over the latency of one alone (at most). Share of rejections with a right Retry-After, and throughput over
+#: the capacity (at least).
 OVERLOAD = {
     f"overload.{engine}.{name}": goal
     for engine in ("slow", "fast")
@@ -87,10 +87,10 @@ QUOTES = {"quote.within_15_percent": 0.9}
 #: The 99th percentile of users' latencies while finished requests are mirrored to a candidate, over that without (at
 #: most).
 MIRROR_P99 = "canary.mirror_p99_ratio"
-#: How many times what encoders take without a cache a profile says that they take, or the inverse (at most).
+#: Profiled time of encoders over their time without a cache, or the inverse (at most).
 PROFILES = {"profile.encoder_over_truth": 1.1, "profile.el_over_truth": 1.1}
-#: Sessions by voice (``tests/bench/voice.py``): how many times what the engines take until the first sound a turn waits
-#: for it, and steps of a stage after an interruption (at most; the one under way is finished, of which nothing is sent).
+#: Voice sessions (``tests/bench/voice.py``): time to the first audio over that of the engines, and steps of a stage
+#: after an interruption (at most; the current one is finished, but not sent).
 FIRST_AUDIO, STEPS_AFTER = "realtime.first_audio_over_compute", "realtime.barge_in_steps"
 #: A plan over two nodes against the system that runs (``tests/bench/node_plans.py``): to be 1 to within a tenth.
 NODE_PLANS = {"nodes.predicted_over_measured": 1.0, "nodes.p99_predicted_over_measured": 1.0}
@@ -176,7 +176,10 @@ MAY_BE_ZERO = (TTFT, STEPS_AFTER, "realtime.idle_cpu", "burst.refused")
 
 @dataclass(frozen=True)
 class Case:
-    """``count`` requests to ``model`` after a warm-up, by ``connections`` at once. The floor has no model."""
+    """``count`` requests to ``model`` on ``connections`` connections, after a warm-up.
+
+    The floor has no model.
+    """
 
     model: str
     template: bytes
@@ -207,7 +210,10 @@ def _tensor(mib: int, count: int) -> Case:
 
 
 def text_answer(case: Case, mib: int) -> Case:
-    """``case`` of tensors of ``mib`` MiB without speech: one of them, from vision to the thinker."""
+    """Variant of ``case`` without speech, with one tensor of ``mib`` MiB.
+
+    The tensor goes from vision to the thinker.
+    """
     template = bodies.image_chat(bodies.picture(mib * MIB), spoken=False)
     return replace(case, template=template, kind="text")
 
@@ -269,7 +275,7 @@ NAMES = (*CASES, COPY, SIDECAR, *MEMORY, *RECORD_REPLAY, *_ALONE)
 
 
 def needed(wanted: set[str]) -> list[str]:
-    """The cases to run for ``wanted``, floors included, in the order of ``CASES``."""
+    """Cases to run for ``wanted``, including floors, in the order of ``CASES``."""
     names = set(wanted)
     names.update(LOADED if names & set(MEMORY) else ())
     names.update(PROFILED if names == {PROCESSES} else ())

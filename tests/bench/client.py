@@ -1,10 +1,10 @@
-"""The load generator, a process of its own: keep-alive connections that each send the next request at once.
+"""The load generator: keep-alive connections that each send the next request immediately.
 
     python -m tests.bench.client < load
 
-Reads one line of JSON (``Load``), sends the warm-up requests, writes ``warm``, waits for a line, sends the
-counted ones and writes one line of JSON (``Done``). Every answer is read whole and compared with what the
-request must get; the first one that differs ends the process with an error.
+It runs in its own process and reads one line of JSON (``Load``). It sends the warm-up requests, writes ``warm``, and
+waits for a line. Then it sends the measured requests and writes one line of JSON (``Done``). It reads every answer
+completely and compares it with the expected one. The first difference ends the process with an error.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ _WITHIN = 120.0  # seconds for one lot of requests
 
 
 class Load(msgspec.Struct, frozen=True):
-    """What to send: ``template`` as in ``bodies``, by ``connections`` at once."""
+    """Requests to send: ``template`` as in ``bodies``, on ``connections`` connections at once."""
 
     port: int
     path: str
@@ -38,7 +38,7 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class Done(msgspec.Struct, frozen=True):
-    """What happened: seconds for all requests, median milliseconds of one."""
+    """Results: seconds for all requests, median milliseconds of one."""
 
     requests: int
     seconds: float
@@ -59,7 +59,7 @@ class _Connection(asyncio.Protocol):
         self._finished.set_result(None)
 
     async def run(self, seeds: Iterator[int], times: list[float]) -> None:
-        """Send one request after the other until ``seeds`` are used up."""
+        """Send requests in sequence until ``seeds`` are used up."""
         self._seeds, self._times = seeds, times
         self._finished = asyncio.get_running_loop().create_future()
         self._next()
@@ -99,7 +99,7 @@ class _Connection(asyncio.Protocol):
 
 
 def _body(data: bytearray) -> bytes | None:
-    """The body of the response once it is whole. Raises ``ValueError`` unless the status is 200."""
+    """Return the complete body of the response. Raises ``ValueError`` unless the status is 200."""
     head, found, rest = data.partition(b"\r\n\r\n")
     if not found:
         return None
@@ -145,7 +145,10 @@ def _check(body: bytes, seed: int, load: Load) -> None:
 
 
 def check_stream(response: bytes | bytearray, seed: int, tokens: int) -> None:
-    """Raises ``ValueError`` unless ``response`` is the whole stream of ``tokens`` to request number ``seed``."""
+    """Check that ``response`` is the whole stream of ``tokens`` for request ``seed``.
+
+    Raises ``ValueError`` otherwise.
+    """
     body = _body(bytearray(response))
     found = _streamed(body) if body is not None else []
     if found != bodies.answer(seed, tokens):
@@ -153,13 +156,13 @@ def check_stream(response: bytes | bytearray, seed: int, tokens: int) -> None:
 
 
 def _levels(data: str) -> tuple[int, set[int]]:
-    """How many 16-bit samples there are, and the different ones of some of them."""
+    """Count the 16-bit samples, and return some of their distinct values."""
     samples = memoryview(base64.b64decode(data)).cast("h")
     return len(samples), {*samples[:: bodies.CODE_SAMPLES], samples[-1]}
 
 
 def _streamed(body: bytes) -> list[str]:
-    """The tokens of a stream, one per event. Raises ``ValueError`` when it does not end as it must."""
+    """Tokens of a stream, one per event. Raises ``ValueError`` if its end is wrong."""
     events = body.decode().split("\n\n")
     if events[-2:] != ["data: [DONE]", ""]:
         raise ValueError("the stream did not end with [DONE]")
@@ -193,7 +196,7 @@ async def _run(load: Load, first: int) -> None:
 
 def main() -> None:
     load = msgspec.json.decode(sys.stdin.buffer.readline(), type=Load)
-    # Another process must not send the same numbers again: equal pictures would be kept only once.
+    # Another process must not send the same numbers again: equal images would be cached only once.
     first = bodies.FIRST + time.time_ns() // 1_000_000 % (bodies.LAST - bodies.FIRST - load.warm - load.count)
     uvloop.run(_run(load, first))
 

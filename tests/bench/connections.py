@@ -1,4 +1,4 @@
-"""How many clients one gateway bears at the same time.
+"""Number of clients that one gateway can serve at the same time.
 
     python -m tests.bench.connections
 
@@ -7,8 +7,8 @@
     scale.streams_right         the part of 2,000 streams at the same time, while the others are open, that have every
                                 token in order and end as they must
 
-The engine sends a token every half second, so that all streams are open before the first one ends; that they were is
-part of the measurement. Descriptors are raised to the hard limit, which has to be 12,100 at least.
+The engine sends a token every half second, so all streams are open before the first one ends. The measurement checks
+this. The process raises its descriptor limit to the hard limit, which must be at least 12,100.
 """
 
 import asyncio
@@ -48,7 +48,6 @@ class _Streams:
         self.wrong = ""  # what is wrong with the first one that is
 
     async def one(self, port: int, seed: int) -> None:
-        """One stream from its request to its end, on a connection of its own."""
         body = bodies.fill(bodies.text_chat(TOKENS, stream=True), seed)
         head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: bench\r\nContent-Length: {len(body)}\r\n\r\n"
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -125,7 +124,10 @@ async def measure() -> dict[str, float]:
 
 
 def _raise_descriptors() -> None:
-    """Let this process, and all that it starts, have as many descriptors as the kernel allows it."""
+    """Raise the descriptor limit of this process and its children.
+
+    The new limit is the kernel's maximum.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < _NEEDED:
         sys.exit(f"{hard} open files are allowed, {_NEEDED} needed: raise the hard limit (ulimit -Hn)")

@@ -1,13 +1,15 @@
-"""Streams that are continued while gateways are killed: what is lost or repeated, and how long clients wait.
+"""Streams that continue while gateways are killed: lost or repeated tokens, and pauses.
 
     python -m tests.bench.continued --streams 1000 --seconds 15
 
-Simulated executors, real gateways under ``omnibus up``. Every second one gateway is killed, as long as another
-one answers; its clients continue there, at random among those that did not refuse a connection just now, as behind
-any load balancer. Each answer is compared with the same one of an undisturbed run. The pause of a stream is the time
-between the end of its connection and the next event that is new to its client; ``again`` is the part of it until
-another gateway has taken the stream over, the rest is the model on its way back to the same place: one step at least,
-which ``pause less a step`` leaves out. Undisturbed, an event comes every ``--step`` times ``--chunk`` seconds.
+Simulated executors run with real gateways under ``omnibus up``. Every second one gateway is killed, if another one
+answers. Its clients continue at a random gateway that did not just refuse a connection, as behind a load balancer. Each
+answer is compared with the same answer of an undisturbed run.
+
+The pause of a stream is the time from the end of its connection to the next event that is new to its client. ``again``
+is the part of it until another gateway has resumed the stream. In the rest the model returns to the same position,
+which takes at least one step; ``pause less a step`` excludes that step. Undisturbed, an event arrives every ``--step``
+times ``--chunk`` seconds.
 """
 
 import argparse
@@ -129,7 +131,7 @@ def streamed_question(number: int, spoken: bool) -> dict[str, Any]:
 
 
 async def kill(system: System, seconds: int, is_over: Callable[[], bool] = lambda: False) -> int:
-    """Kill one gateway after the other, one a second until ``is_over``, but never the last one that answers."""
+    """Kill one gateway a second until ``is_over``, but never the last one."""
     kills, turn = 0, 0
     for _ in range(seconds):
         await asyncio.sleep(1)

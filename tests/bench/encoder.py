@@ -1,14 +1,14 @@
-"""What batches and the cache of encoders are worth, on tiny encoders and one thread.
+"""Benefit of batches and cache, on tiny encoders and one thread.
 
     python -m tests.bench.encoder
 
-    encoder.batch.speedup   how many times as fast 16 pictures of different sizes are in one pass as in 16
-    cache.hit_over_miss     what a picture of 640 x 480 costs that was encoded before, over what it costs anew;
-                            both from its bytes to its embedding, a copy of which is given to the consumer
-    encoder.sound_goes_on   what a sound of 29 s costs of which 27 s were encoded before, over what it costs anew, in the
-                            encoder alone: files are decoded and cut into frequencies as a whole either way
+    encoder.batch.speedup   how many times as fast 16 images of different sizes are in one pass as in 16
+    cache.hit_over_miss     time for a cached image of 640 x 480, over the time to encode it;
+                            both from its bytes to its embedding, a copy of which the consumer gets
+    encoder.sound_goes_on   time to encode 29 s of audio of which 27 s are cached, over the time without the cache, in
+                            the encoder alone: files are decoded and cut into frequencies as a whole either way
 
-Both sides of a ratio are measured in turns, and the ratio is that of their medians.
+Both sides of a ratio are measured alternately. The ratio is that of their medians.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ def batch(checkpoint: Path) -> float:
 
 
 async def cache(checkpoint: Path) -> float:
-    """Each picture twice: the first time it is a miss."""
+    """Encode each image twice: the first time is a cache miss."""
     runner = EncodeRunner("vision", "qwen2_5_vl", checkpoint, "cpu", "float32", EncodeSettings(cache=64 << 20))
     await runner.load()
     misses, hits = [], []
@@ -72,7 +72,7 @@ async def cache(checkpoint: Path) -> float:
 
 
 async def sound(checkpoint: Path) -> float:
-    """Each sound three times: its beginning, all of it behind that, and all of it where nothing is known."""
+    """Encode each audio clip three times: its beginning, the rest after that, and all of it without a cache."""
     runner = EncodeRunner("audio", "qwen2_5_omni", checkpoint, "cpu", "float32", EncodeSettings(cache=64 << 20))
     await runner.load()
 

@@ -1,18 +1,19 @@
-"""What one tenant notices of another one that floods the system with each kind of work, and what the other is charged.
+"""Effect of a flood by one tenant on another, and the charges.
 
     python -m tests.bench.fair
     python -m tests.bench.fair --only chats schemas --seconds 20
 
-``omnibus up`` with API keys and real (tiny) models. The light tenant sends one short chat a second, for ``--seconds``:
-alone, and then beside another tenant that floods the system with one kind of work, from a process of its own. Each kind has a tenant of its own, so that its charges can be told from the others':
+``omnibus up`` runs with API keys and real (tiny) models. The light tenant sends one short chat a second for
+``--seconds``. It is first alone. Then another tenant floods the system with one kind of work from a separate process.
+Each kind has its own tenant, so its charges are separate:
 
-    light_p99_over_alone   99th percentile of the light tenant's chats beside the worst kind, over that alone
+    light_p99_over_alone   99th percentile of the light tenant's chats during the worst flood, over that alone
     light_served           part of the light tenant's chats that were answered
-    charged_over_record    what keys were charged, over the GPU-seconds in the records, of the kind that is furthest
+    charged_over_record    charges of the keys over the GPU-seconds in the records, of the kind that is furthest
                            from 1: the larger of the two over the smaller
     alone_over_no_keys     chats per second of one tenant alone, over those of a system without keys
 
-A line for each kind goes to the standard error.
+The benchmark prints a line for each kind to standard error.
 """
 
 import argparse
@@ -90,7 +91,7 @@ async def send_speech(run: Run, http: httpx.AsyncClient, number: int) -> int:
 
 
 async def send_response(run: Run, http: httpx.AsyncClient, number: int) -> int:
-    """A response in the background, which is cancelled with the task that waits for it."""
+    """Send a background response; cancel it together with the waiting task."""
     body = {
         "model": MODEL,
         "input": f"long {number}",
@@ -140,7 +141,7 @@ async def send_batch(run: Run, http: httpx.AsyncClient, number: int) -> int:
 
 
 async def send_schema(run: Run, http: httpx.AsyncClient, number: int) -> int:
-    """A schema that takes longer to check than a schema may."""
+    """Send a schema that exceeds the time limit for checks."""
     names = {f"^n{time.monotonic_ns()}x{each}(a|b)*a(a|b)*$": {"type": "integer"} for each in range(220)}
     schema = {"name": "x", "schema": {"type": "object", "patternProperties": names}}
     return await post(
@@ -154,7 +155,7 @@ async def send_image(run: Run, http: httpx.AsyncClient, number: int) -> int:
 
 
 async def open_session(run: Run, http: httpx.AsyncClient, number: int) -> int:
-    """One session that asks for one spoken answer after the other."""
+    """Open a session, request one answer, and return its status."""
     url = f"{run.url.replace('http', 'ws', 1)}/v1/realtime?model={MODEL}"
     headers = {"authorization": http.headers["authorization"]}
     item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": f"count {number}"}]}
@@ -231,7 +232,7 @@ class Served(NamedTuple):
 
 
 async def send_light(run: Run, seconds: float) -> Served:
-    """One short chat a second, whether or not earlier ones are answered."""
+    """Send one short chat a second, without waiting for earlier answers."""
     served = Served([], Counter())
 
     async def one(http: httpx.AsyncClient, number: int) -> None:
@@ -276,12 +277,18 @@ async def send_flood(run: Run, kind: str, seconds: float) -> Counter[int]:
 
 
 def flood(run: Run, kind: str, seconds: float) -> Counter[int]:
-    """Statuses of what a tenant got that floods the system for so many seconds. Runs in a process of its own."""
+    """Flood the system as one tenant for some seconds and return statuses.
+
+    Runs in a separate process.
+    """
     return asyncio.run(send_flood(run, kind, seconds))
 
 
 async def measure_kind(run: Run, pool: Executor, kind: str, seconds: float) -> tuple[Served, Counter[int]]:
-    """The light tenant's chats beside a flood of ``kind``, and what became of the flood."""
+    """Measure the light tenant's chats during a flood of ``kind``.
+
+    Returns the results of the flood as well.
+    """
     flooding = asyncio.get_running_loop().run_in_executor(pool, flood, run, kind, seconds + 2 * SETTLE_SECONDS)
     await asyncio.sleep(SETTLE_SECONDS)
     light = await send_light(run, seconds)
@@ -289,7 +296,10 @@ async def measure_kind(run: Run, pool: Executor, kind: str, seconds: float) -> t
 
 
 async def wait_ended(run: Run, tenant: str) -> None:
-    """Wait until nothing of ``tenant`` runs: work that its flood left behind would be measured with the next kind."""
+    """Wait until no work of ``tenant`` runs.
+
+    Leftovers of its flood would otherwise affect the next kind.
+    """
     before, charged = -1.0, 0.0
     async with asyncio.timeout(PATIENCE):
         while before != charged:
@@ -298,7 +308,7 @@ async def wait_ended(run: Run, tenant: str) -> None:
 
 
 async def read_charges(run: Run) -> dict[str, float]:
-    """GPU-seconds by tenant as they were charged."""
+    """GPU-seconds charged by tenant."""
     async with run.client("") as http:
         text = (await http.get("/metrics")).text
     lines = [line for line in text.splitlines() if line.startswith("omnibus_tenant_gpu_seconds_total{")]
@@ -306,7 +316,7 @@ async def read_charges(run: Run) -> dict[str, float]:
 
 
 async def compare_charges(run: Run) -> dict[str, tuple[float, float]]:
-    """By tenant what was charged, and the GPU-seconds in its records; once all that was cancelled has ended."""
+    """Charges and recorded GPU-seconds by tenant, once all cancelled work has ended."""
     await asyncio.sleep(2 * SETTLE_SECONDS)
     charged = await read_charges(run)
     recorded: Counter[str] = Counter()

@@ -1,9 +1,9 @@
-"""The floors: what an HTTP echo and a copy cost on this machine at this moment.
+"""The floors: cost of an HTTP echo and of a copy on this machine now.
 
-python -m tests.bench.floor PORT
+    python -m tests.bench.floor PORT
 
-serves ``POST /echo`` with uvicorn and FastAPI in one process, on uvloop and httptools: no bus, no graph,
-no other process. No system whose front is FastAPI can cost less per request.
+serves ``POST /echo`` with uvicorn and FastAPI in one process, on uvloop and httptools: no bus, no graph, no other
+process. A system with a FastAPI frontend cannot cost less per request.
 """
 
 import statistics
@@ -34,7 +34,7 @@ async def echo(request: Echo) -> dict[str, int | bool]:
 
 
 def copy_ms(times: int = 16) -> float:
-    """CPU ms to copy 32 MiB between two arrays whose pages are all present; the median."""
+    """Median CPU ms to copy 32 MiB between arrays with all pages present."""
     source, target = np.ones(COPIED, np.uint8), np.ones(COPIED, np.uint8)
     spent = []
     for _ in range(times):

@@ -1,8 +1,8 @@
-"""What the generator's engines are worth: pictures at once against one after the other, and how soon sound begins.
+"""Benefit of the generator's engines: batched images, and time to the first audio.
 
-Both halves of a ratio are measured in turns in this process, on one thread, with tiny models; the result is the
-median of the rounds' ratios. Pictures are of several lengths and must be equal either way. Sound is of ten
-seconds whose codes are all there at the beginning, so that the vocoder alone decides when it is heard.
+Both halves of a ratio are measured alternately in this process, on one thread, with tiny models. The result is the
+median of the rounds' ratios. Images have several lengths and must be equal either way. Audio lasts ten seconds and all
+of its codes are available at the start, so the vocoder alone determines when playback can begin.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from tests.unit.jobs import MemoryJob, Pipe, run
 
 _ROUNDS = 3
 _AT_ONCE, _STEPS = 16, (8, 12)
-_CODES = 500  # 10 s of sound
+_CODES = 500  # 10 s of audio
 _TOKENS, _WIDTH = 48, 64  # of a prompt
 
 
@@ -50,7 +50,7 @@ def pictures() -> list[MemoryJob]:
 
 
 async def batched(checkpoint: Path) -> float:
-    """How many times as fast pictures at once are as one after the other."""
+    """Speedup of generating images together over one after another."""
     runner = DenoiseRunner("dit", "qwen_image", checkpoint, "cpu", "float32", DenoiseSettings(pictures=_AT_ONCE))
     await runner.load()
 
@@ -73,7 +73,7 @@ async def batched(checkpoint: Path) -> float:
 
 
 async def first_sound(checkpoint: Path) -> float:
-    """The time to the first sound as a part of the time to the last."""
+    """Time to the first audio over the time to the last."""
     runner = VocodeRunner("vocoder", "qwen2_5_omni", checkpoint, "cpu", "float32", VocodeSettings())
     await runner.load()
     codes = np.random.default_rng(0).integers(0, 60, _CODES).tolist()

@@ -1,7 +1,7 @@
-"""Goodput of simulated executors on eight GPUs: the schedule of stages, the planned shape, and what slots cost.
+"""Goodput of simulated executors on eight GPUs: stage schedule, planned shape, cost of slots.
 
     python -m tests.bench.goodput
-    python -m tests.bench.goodput table     # the planned shape beside all that TriInfer's search lists, by goals
+    python -m tests.bench.goodput table     # the planned shape next to all that TriInfer's search lists, by goals
 
 The model, its goals and the shapes are those of the lab (``services.planner.lab.goodput``).
 """
@@ -15,7 +15,7 @@ from tests.bench.cases import SHAPED, SLOTS, STAGED
 
 
 def measure() -> dict[str, float]:
-    """What the schedule is worth, what the planned shape is worth beside it, and what slots cost."""
+    """Measure the gains of schedule and planned shape, and slot costs."""
     naive = goodput(monolith(NAIVE))
     by_slots = {slots: goodput(monolith(ALL), TEXTCAPS._replace(slots=slots)) for slots in (32, 128, 256)}
     print({f"goodput.staged.slots{slots}": round(rate, 4) for slots, rate in by_slots.items()}, file=sys.stderr)
@@ -28,7 +28,7 @@ def measure() -> dict[str, float]:
 
 
 def print_table() -> None:
-    """Print each setting's planned shape, the best that TriInfer's search lists, and what its Algorithm 2 chooses."""
+    """Print the planned shape of each setting, and TriInfer's: best of its search, Algorithm 2."""
     for setting in TABLE_5:
         shape, rate = planned(setting)
         listed, most = best_listed(setting)

@@ -1,11 +1,11 @@
-"""Whether outside programs measure of Omnibus what its own client measures: ``guidellm`` and ``aiperf``.
+"""Compare measurements by ``guidellm`` and ``aiperf`` with those of our client.
 
     python -m tests.bench.judges --guidellm VENV/bin/guidellm --aiperf VENV/bin/aiperf
 
-Each is installed in an environment of its own (docs/performance.md) and left out where its command is not given. One
-system serves a simulated model whose times are set, a first token after 0.3 s and one each 30 ms from then on, so
-that a busy machine changes little of them. Our own client and the others send it the same load one after another:
-streamed chats, so many at once. What is printed are means, and others' figures over ours.
+Install each in its own environment (docs/performance.md); the benchmark skips a tool whose command is not given. One
+system serves a simulated model with fixed times: the first token after 0.3 s, then one every 30 ms. A busy machine
+therefore changes them little. Our client and the others send the same load one after another: streamed chats, with a
+fixed number at once. The output contains means, and the others' figures over ours.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def _body(number: int) -> bytes:
 
 
 async def ours(port: int) -> Figures:
-    """The load as our own client sends and sees it."""
+    """Results of the load with our own client."""
     numbers, heard = iter(range(REQUESTS)), []
 
     async def send(numbers: Iterator[int]) -> None:
@@ -70,7 +70,7 @@ async def ours(port: int) -> Figures:
 
 
 def guidellm(command: str, url: str, tokenizer: str, directory: Path) -> Figures:
-    """The load as GuideLLM sends and sees it."""
+    """Results of the load with GuideLLM."""
     report = directory / "guidellm.json"
     _run(
         *(command, "run", "--backend", f"kind=openai_http,target={url},model={MODEL}"),
@@ -93,7 +93,7 @@ def guidellm(command: str, url: str, tokenizer: str, directory: Path) -> Figures
 
 
 def aiperf(command: str, url: str, tokenizer: str, directory: Path) -> Figures:
-    """The load as AIPerf sends and sees it."""
+    """Results of the load with AIPerf."""
     _run(
         *(command, "profile", "--model", MODEL, "--url", url, "--endpoint-type", "chat", "--streaming"),
         *("--tokenizer", tokenizer, "--concurrency", str(AT_ONCE), "--request-count", str(REQUESTS)),
@@ -112,13 +112,13 @@ def aiperf(command: str, url: str, tokenizer: str, directory: Path) -> Figures:
 
 
 def _run(*command: str) -> None:
-    # Libraries of its own; and offline AIPerf takes a directory for an id of the hub.
+    # Its own libraries; and offline AIPerf takes a directory for an id of the hub.
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "HF_HUB_OFFLINE")}
     subprocess.run(command, env=environment, stdout=sys.stderr, timeout=_JUDGE_SECONDS, check=True)
 
 
 async def measure(commands: dict[str, str]) -> dict[str, Figures]:
-    """Figures by who measured them; ours before and after the others'."""
+    """Figures by tool; ours are measured before and after the others."""
     with tempfile.TemporaryDirectory() as made:
         directory = Path(made)
         (directory / "profile.json").write_text(json.dumps(PROFILE))
@@ -136,7 +136,7 @@ async def measure(commands: dict[str, str]) -> dict[str, Figures]:
 
 
 def table(found: dict[str, Figures]) -> str:
-    """Lines of a table: each figure, and in brackets its ratio to ours."""
+    """Lines of a table: each figure, with its ratio to ours in brackets."""
     base = found["ours"]
     lines = [f"{'':<12}{'req/s':>16}{'first token ms':>20}{'between ms':>18}{'whole ms':>20}"]
     for name, figures in found.items():

@@ -1,4 +1,7 @@
-"""Requests to a live system: traces that are replayed, a closed loop that keeps it full, and the work of executors."""
+"""Requests to a live system: replayed traces, and a closed loop at full load.
+
+The module also measures the work of executors.
+"""
 
 import asyncio
 import contextlib
@@ -33,7 +36,7 @@ _STATUS_SECONDS, _FULL_SECONDS_FACTOR = 30.0, 3.0
 
 
 class TraceRow(NamedTuple):
-    """One request of a trace: when it comes in seconds, its type, and the tokens of its answer."""
+    """One request of a trace: its arrival in seconds, its type, and its answer's tokens."""
 
     at: float
     kind: str
@@ -72,7 +75,10 @@ def make_trace(mix: str, rate: float, seed: int, requests: int = TRACE_REQUESTS)
 
 
 def _answer_tokens(deviation: float) -> int:
-    """Tokens of an answer that is ``deviation`` standard deviations off, as engines draw them."""
+    """Tokens of an answer ``deviation`` standard deviations from the mean.
+
+    Engines draw lengths in the same way.
+    """
     variance = math.log1p(ANSWER_VARIATION**2)
     return max(1, min(MAX_TOKENS, round(ANSWER_TOKENS * math.exp(math.sqrt(variance) * deviation - variance / 2))))
 
@@ -98,7 +104,7 @@ async def _send(http: httpx.AsyncClient, body: dict[str, Any], kind: str, due: f
 
 
 async def replay(http: httpx.AsyncClient, rows: Sequence[TraceRow], numbers: Numbers) -> list[Sent]:
-    """Answers to ``rows``, each sent when it is due."""
+    """Answers to ``rows``, each sent at its time."""
     began, tasks = time.monotonic() + 0.2, []
     for row in rows:
         due = began + row.at
@@ -108,7 +114,10 @@ async def replay(http: httpx.AsyncClient, rows: Sequence[TraceRow], numbers: Num
 
 
 def observed_percentile(sent: Sequence[Sent], part: float) -> float:
-    """Seconds of a ``part`` of the answers to requests that came after the warm-up. The 99th of a hundred is the longest."""
+    """Seconds of the ``part`` percentile of answers after the warm-up.
+
+    The 99th of a hundred is the longest.
+    """
     first, last = min(each.due for each in sent), max(each.due for each in sent)
     warm = first + WARM_UP_FRACTION * (last - first)
     return percentile(sorted(each.ended - each.due for each in sent if each.due >= warm), part)
@@ -118,15 +127,17 @@ def observed_percentile(sent: Sequence[Sent], part: float) -> float:
 
 
 class HeardStatus(NamedTuple):
-    """A heartbeat of an executor, and when it came."""
+    """A heartbeat of an executor, and its arrival time."""
 
     at: float
     status: ExecutorStatus
 
 
 class ComponentWork(NamedTuple):
-    """Work of a component in the executors of an option: the part of their time, the mean sequences of a step, and the
-    mean tokens of a pass."""
+    """Work of a component in the executors of an option.
+
+    It contains the busy part of their time, the mean sequences of a step, and the mean tokens of a pass.
+    """
 
     busy: float
     rows: float
@@ -134,8 +145,10 @@ class ComponentWork(NamedTuple):
 
 
 class FullSystem(NamedTuple):
-    """A full system: answers a second, their mean tokens, statuses of all answers, and the work of each component by
-    option meanwhile. ``cpu`` are processors that the system took, ``client_cpu`` those of this process.
+    """Measurements of a full system.
+
+    They are answers a second, their mean tokens, statuses of all answers, and the work of each component by option.
+    ``cpu`` are processors used by the system, ``client_cpu`` those of this process.
     """
 
     rate: float
@@ -147,7 +160,10 @@ class FullSystem(NamedTuple):
 
 
 async def measure_full(system: System, mix: str, at_once: int, promised: float, numbers: Numbers) -> FullSystem:
-    """Measure ``system``, which is ``promised`` to serve so many a second, with ``at_once`` requests of ``mix`` in it."""
+    """Measure ``system`` at its capacity, with ``at_once`` requests of ``mix`` in flight.
+
+    ``promised`` is the predicted rate, in requests a second.
+    """
     loop = _ClosedLoop(mix, numbers)
     limits = httpx.Limits(max_connections=None)
     async with (
@@ -174,10 +190,11 @@ async def measure_full(system: System, mix: str, at_once: int, promised: float, 
 
 
 class _ClosedLoop:
-    """Requests of a mix of which each that ends lets the next one begin, with answers of all lengths in turn: a few hundred
-    of which engines drew the lengths were up to 5 % longer or shorter than the mean.
+    """A mix of requests in which each completion starts the next request.
 
-    Who is refused comes again when the answer says so: to come at once would take the processors of the system.
+    Answers of all lengths take turns. A few hundred with lengths drawn by engines were up to 5 % longer or shorter than
+    the mean. A rejected request is retried after the time in its answer; an immediate retry would use the processors of
+    the system.
     """
 
     def __init__(self, mix: str, numbers: Numbers) -> None:
@@ -195,7 +212,7 @@ class _ClosedLoop:
         return self.statuses[200]
 
     def check(self) -> None:
-        """Raise what became of a request that nothing answered: from then on fewer are in the system."""
+        """Raise the error of a request without an answer; otherwise fewer requests would be in flight."""
         if self._failure is not None:
             raise self._failure
 
@@ -252,7 +269,7 @@ async def _executor_statuses(system: System) -> AsyncIterator[dict[str, HeardSta
 def option_work(
     before: Mapping[str, HeardStatus], after: Mapping[str, HeardStatus]
 ) -> dict[str, dict[str, ComponentWork]]:
-    """Work of each component by option, the mean of the executors that have both statuses."""
+    """Work of each component by option: mean of the executors with both statuses."""
     found: dict[str, dict[str, list[ComponentWork]]] = {}
     for id, (at, status) in after.items():
         if id not in before or at <= before[id].at:
@@ -274,7 +291,7 @@ def option_work(
 
 
 def _cpu_seconds(system: System) -> tuple[float, float]:
-    """Seconds of processors that the system's processes have taken, and this one."""
+    """CPU seconds of the system's processes, and of this one."""
     total = 0.0
     for process in system.processes():
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -1,17 +1,19 @@
-"""Plans against live systems of ``sim`` executors: ``python -m tests.bench.live_plans [--gpus 4] [--mix declared] [--pairs 20] [--requests 1000]``.
+"""Plans against live systems of ``sim`` executors.
 
-The any-to-any model of ``tests/bench/plans.py``, whose engines take so many times as long that each system serves a few
-requests a second: what gateway, bus and client take of a processor is then little beside what engines take, also on a busy
-machine. For each number of GPUs and each mix of request types a system runs the plan of that mix. It gets as many
-requests at all times as show what it serves, and then traces, whose requests are what ``omnibus whatif`` is asked for. The
-system of the declared mix serves the other mixes as well. On a machine that others use ``--slowness 4`` makes less of what
-they take.
+    python -m tests.bench.live_plans [--gpus 4] [--mix declared] [--pairs 20] [--requests 1000]
+
+The any-to-any model is that of ``tests/bench/plans.py``, with engines so many times slower that each system serves a
+few requests a second. Gateway, bus and client then need little processor time compared with engines, even on a busy
+machine. For each number of GPUs and each mix of request types, a system runs the plan of that mix. It gets as many
+concurrent requests as measuring its capacity takes, and then traces. ``omnibus whatif`` predicts the latency of the
+same requests. The system of the declared mix serves the other mixes as well. On a shared machine, ``--slowness 4``
+reduces the effect of other programs.
 
     plan.live_over_promised     requests a second over those that the plan promises, by GPUs and mix: each 0.9 to 1.1
-    plan.live_adapted_over_static  what the plan of a mix serves of it over what the plan of the declared mix does (0.98)
-    whatif.live_p99_error       99th percentiles of a trace's answers, against those that ``omnibus whatif`` says (0.1)
+    plan.live_adapted_over_static  rate of a mix under its own plan, over that under the plan of the declared mix (0.98)
+    whatif.live_p99_error       99th percentiles of a trace's answers, against those of ``omnibus whatif`` (0.1)
 
-A line of JSON for each system and measurement, and the figures at the end.
+The benchmark prints a line of JSON for each system and measurement, and the figures at the end.
 """
 
 import argparse
@@ -57,7 +59,7 @@ AT_ONCE_PER_EXECUTOR = 48
 
 
 class MixPace(NamedTuple):
-    """Requests a second that a GPU serves of a mix, about, and those that a system is to serve."""
+    """Approximate rate of a mix per GPU, and the system's required rate."""
 
     served: float
     wanted: float
@@ -85,8 +87,10 @@ SETTINGS = {
 
 
 class LivePlan:
-    """A running system with the plan of a mix on so many GPUs, ``slowness`` times as slow as it would be anyway; its
-    traces have so many ``requests``."""
+    """A running system with the plan of a mix on several GPUs.
+
+    It runs ``slowness`` times as slow as otherwise. Its traces have ``requests`` requests.
+    """
 
     def __init__(
         self, directory: Path, gpus: int, mix: str, slowness: float = 1.0, requests: int = TRACE_REQUESTS
@@ -108,7 +112,10 @@ class LivePlan:
         return {"family": "qwen2_5_omni", "checkpoint": str(times), "planned": planned}
 
     def start(self, stack: ExitStack) -> System:
-        """A system with one executor of the model: a busy machine may take longer to plan than a start may last."""
+        """Start a system with one executor of the model.
+
+        On a busy machine, planning may exceed the time limit of a start.
+        """
         model, more = self.declaration(), {"gpus": {GPU: {"count": self.gpus, "memory_gb": 80}}}
         parts = {"components": list(OPTIONS["M"]), "service": "llm"}
         first = {name: each for name, each in model.items() if name != "planned"}
@@ -116,7 +123,7 @@ class LivePlan:
         system = stack.enter_context(running(self.directory, {MODEL: first}, more=more, **SETTINGS))
         declared = {**more, "models": {MODEL: model}}
         (self.directory / "models.json").write_text(json.dumps(declared))
-        written = Path(system.state.directory, "next.json")  # beside the copy that the planner reads
+        written = Path(system.state.directory, "next.json")  # next to the copy that the planner reads
         written.write_text(json.dumps(declared))
         written.replace(Path(system.state.directory, "models.json"))
         return system
@@ -132,7 +139,7 @@ class LivePlan:
 
 
 def stretched(profile: profiles.ModelProfile, factor: float) -> profiles.ModelProfile:
-    """``profile`` of engines that take ``factor`` times as long."""
+    """``profile`` of engines that are ``factor`` times as slow."""
     options = {}
     for name, option in profile.options.items():
         work = tuple(
@@ -150,7 +157,7 @@ def promised_rate(plan: Plan) -> float:
 
 
 async def predict(live: LivePlan, plan: Plan, trace: Path) -> dict[str, Any]:
-    """What ``omnibus whatif`` says of ``trace`` and ``plan``."""
+    """Run ``omnibus whatif`` on ``trace`` and ``plan``."""
     written = live.directory / "plan.json"
     written.write_bytes(msgspec.json.encode(plan))
     question = WhatIfQuestion(
@@ -185,7 +192,10 @@ async def measure_pair(live: LivePlan, http: httpx.AsyncClient, plan: Plan, mix:
 
 
 async def measure_rate(live: LivePlan, system: System, plan: Plan, mix: str) -> dict[str, Any]:
-    """What ``plan`` serves of ``mix``, against what it promises of its own."""
+    """Measure the rate at which ``plan`` serves ``mix``.
+
+    The result is relative to the rate promised for the plan's mix.
+    """
     promised, replicas = promised_rate(plan), {name: each.replicas for name, each in plan.models[MODEL].options.items()}
     found = await measure_full(system, mix, AT_ONCE_PER_EXECUTOR * sum(replicas.values()), promised, live.numbers)
     return report(
@@ -196,14 +206,14 @@ async def measure_rate(live: LivePlan, system: System, plan: Plan, mix: str) -> 
 
 
 def rounded_work(parts: Mapping[str, ComponentWork]) -> dict[str, list[float]]:
-    """The part of the time, sequences of a step and tokens of a pass, by component."""
+    """Busy time, sequences per step and tokens per pass, by component."""
     return {part: [round(each.busy, 3), round(each.rows, 1), round(each.tokens)] for part, each in parts.items()}
 
 
 async def measure_system(
     live: LivePlan, system: System, loads: Sequence[float], others: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """What the plan serves of its own mix, pairs of that mix at ``loads``, and what it serves of ``others``."""
+    """Measure a plan with its mix, pairs at ``loads``, and ``others``."""
     plan = await live.plan(system)
     found = [await measure_rate(live, system, plan, live.mix)]
     limits = httpx.Limits(max_connections=None)

@@ -1,8 +1,7 @@
 """Times at which other programs had the processors.
 
-A program that does nothing else looks at what the kernel counts of each thread that is watched: how long it ran, and how
-long it was ready to run and had no processor (``/proc/PID/task/TID/schedstat``). How late that program is woken itself is
-noted as well.
+A separate program reads the kernel's counters of each watched thread (``/proc/PID/task/TID/schedstat``). They contain
+how long it ran, and how long it was ready but had no processor. The program also records how late it was woken itself.
 """
 
 import asyncio
@@ -53,10 +52,10 @@ print(json.dumps([late[int(len(late) * 0.99)], late[-1], looks, waited, ran]))
 
 @dataclass(frozen=True)
 class MachineWaits:
-    """``waited`` are the seconds by which each thread (``name/number``) had waited for a processor at each of ``looks``,
-    ``ran`` those by which it had run.
+    """Processor waits of watched threads.
 
-    ``late_p99`` and ``late_most`` are how late the program that looked was woken.
+    ``waited`` are the seconds for which each thread (``name/number``) had waited for a processor at each of ``looks``;
+    ``ran`` those for which it had run. ``late_p99`` and ``late_most`` are how late the watching program was woken.
     """
 
     looks: list[float]
@@ -70,16 +69,21 @@ class MachineWaits:
         return [round(1000 * self.late_p99), round(1000 * self.late_most)]
 
     def seconds_between(self, names: Iterable[str], begin: float, end: float) -> float:
-        """Seconds between two moments for which processes ``names`` had no processor, one after the other: of the
-        threads of a process the one that waited longest."""
+        """Seconds between two moments for which processes ``names`` waited for a processor.
+
+        The waits are summed over the processes. Each process counts with its thread that waited longest.
+        """
         return sum(self._most(self.waited, name, begin, end) for name in names)
 
     def ran_between(self, name: str, begin: float, end: float) -> float:
-        """Seconds between two moments for which process ``name`` ran: the thread of it that ran longest."""
+        """Seconds for which process ``name`` ran between two moments.
+
+        Its thread that ran longest counts.
+        """
         return self._most(self.ran, name, begin, end)
 
     def _most(self, counted: Mapping[str, list[float]], name: str, begin: float, end: float) -> float:
-        """What of ``counted`` the thread of ``name`` that has most gained between the looks around two moments."""
+        """Largest increase of ``counted`` among the threads of ``name`` around two moments."""
         first = max(0, bisect_right(self.looks, begin) - 1)
         last = min(bisect_right(self.looks, end), len(self.looks) - 1)
         gains = (each[last] - each[first] for key, each in counted.items() if key.startswith(f"{name}/"))
@@ -100,7 +104,7 @@ class MachineWatch:
         return cls(await asyncio.create_subprocess_exec(*command, stdout=pipe, limit=1 << 28, preexec_fn=dies))
 
     async def stop(self) -> MachineWaits:
-        """End it, and read what it has noted."""
+        """Stop the program and read its records."""
         self._process.terminate()
         p99, most, looks, waited, ran = json.loads((await self._process.communicate())[0])
         return MachineWaits(looks, waited, p99, most, ran)

@@ -1,8 +1,8 @@
-"""A system with so many registered apps that most of them have no worker.
+"""A system with more registered apps than it has workers.
 
-One is registered as all are, ``bodies.APP``; the others' records are written as the gateway would have written them, for
-each of them is run once when it is registered, which takes a third of a second of CPU. They are real: a module each, which
-answers as ``bodies.APP`` does, with its unit task.
+One app, ``bodies.APP``, is registered as usual. The benchmark writes the other records itself, as the gateway would:
+registration runs each app once, which takes a third of a second of CPU. Those apps are real. Each has its own module,
+which answers as ``bodies.APP`` does, with its unit task.
 """
 
 import asyncio
@@ -68,7 +68,7 @@ async def _write_records(system: System, names: list[str]) -> None:
 
 
 async def _until_known(system: System, count: int) -> None:
-    """Wait until the gateway knows all apps, and has started as many workers as it may."""
+    """Wait until the gateway lists all apps and runs its maximum workers."""
     async with asyncio.timeout(_WITHIN), Operator(system.stack) as operator:
         while True:
             states = Counter((await operator.worker_states()).values())
@@ -79,7 +79,10 @@ async def _until_known(system: System, count: int) -> None:
 
 
 async def _call_cold(system: System, names: list[str]) -> None:
-    """Say what the first calls of apps without a worker take; each gets an answer. The last one called is measured."""
+    """Print the times of first calls of apps without a worker.
+
+    Each must get an answer. The last app called is the measured one.
+    """
     async with httpx.AsyncClient(base_url=system.stack.url, timeout=_WITHIN, verify=False) as client:
         for seed, name in enumerate([*names, bodies.APP], bodies.FIRST):
             for called in ("first", "second"):
@@ -93,7 +96,7 @@ async def _call_cold(system: System, names: list[str]) -> None:
 
 
 def _worker_mib(system: System) -> str:
-    """Resident memory of a worker, and what of it no other process shares."""
+    """Resident memory of a worker, and the part that is not shared."""
     (pid, *_) = (pid for name, pid in system.pids().items() if name.startswith("worker"))
     fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
     own = sum(int(fields[name].split()[0]) for name in ("Private_Clean", "Private_Dirty"))

@@ -1,4 +1,7 @@
-"""Rounds: every case once, then all again, so that a noisy neighbour meets all of them; medians at the end."""
+"""Run every case once per round, and return medians of the rounds.
+
+A noisy neighbour therefore affects all cases alike.
+"""
 
 import asyncio
 import json
@@ -48,7 +51,7 @@ from tests.bench.cases import (
 from tests.bench.system import PATHS, Sample, running
 
 ROUNDS = 3
-#: What is measured by a module of its own.
+#: Benchmarks with separate modules.
 _MODULES = {
     "sidecar_control": {SIDECAR},
     "record_replay": set(RECORD_REPLAY),
@@ -74,13 +77,16 @@ _MODULES = {
     "beside_vllm": {*VLLM.values(), TTFT},
 }
 _IDLE = 1.0  # seconds
-_FAIR_SECONDS = 900  # that the kinds of work of one tenant beside another may take, one after the other
+_FAIR_SECONDS = 900  # limit for all kinds of work of one tenant during another's, in sequence
 
 
 @dataclass
 class Measured:
-    """What was found, by benchmark: CPU samples, copies (ms), memory (MiB, the larger of the systems),
-    other values; by model: CPU ms per second of the idle system."""
+    """Results by benchmark and by model.
+
+    By benchmark: CPU samples, copies (ms), memory (MiB, the larger of the systems), other values. By model: CPU ms per
+    second of the idle system.
+    """
 
     samples: dict[str, list[Sample]] = field(default_factory=dict)
     copies: list[float] = field(default_factory=list)
@@ -91,7 +97,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Row:
-    """One result. ``against`` names what ``ratio`` divides by; empty when there is nothing to hold it against."""
+    """One result; ``against`` names the divisor of ``ratio``, or is empty without one."""
 
     name: str
     value: float
@@ -101,7 +107,7 @@ class Row:
 
 
 def measure(wanted: set[str]) -> Measured:
-    """Measure the named benchmarks, and the floors they are held against."""
+    """Measure the named benchmarks and their floors."""
     found = Measured()
     names = cases.needed(wanted)
     for module, mine in _MODULES.items():
@@ -118,7 +124,7 @@ def measure(wanted: set[str]) -> Measured:
 
 
 def _alone(module: str, python: Path) -> dict[str, float]:
-    # In a process of its own: it counts the CPU time of the process that it runs in.
+    # In a separate process, because it counts the CPU time of its process.
     done = subprocess.run(
         [str(python), "-m", f"tests.bench.{module}"],
         cwd=ROOT,

@@ -1,8 +1,9 @@
-"""Users' latencies while finished requests are mirrored to a candidate, over those without: ``python -m tests.bench.mirror``.
+"""Cost of mirroring to a candidate for users' latencies: ``python -m tests.bench.mirror``.
 
-A whole system of simulated executors serves requests of the example workload (``examples/workload.json``) at a rate, whether
-or not earlier ones are answered. A candidate for the encoder is in the shadow all the time. In alternating blocks a part of
-the finished requests is compared, and none, so that whatever else the machine does meets both.
+The result is the latency while finished requests are mirrored, over that without. A whole system of simulated executors
+serves requests of the example workload (``examples/workload.json``) at a fixed rate, whether or not earlier ones have
+been answered. A candidate for the encoder runs in the shadow throughout. Blocks in which part of the finished requests
+is compared alternate with blocks without comparison, so other load on the machine affects both.
 """
 
 import asyncio
@@ -39,7 +40,7 @@ _OPEN = Bounds(0.98, 0.99)
 
 
 def declared(directory: Path) -> dict[str, Any]:
-    """The example's model with shorter times, and no path but that of a candidate's."""
+    """The example's model with shorter times and no path except the candidate's."""
     model = declaration(FAMILY, write_times(directory, TIME_SCALE))
     model["options"] = {name: model["options"][name] for name in ("E", "L")}
     return {**model, "paths": [{"options": ["E", "L"], "share": 1}]}

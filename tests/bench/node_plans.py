@@ -1,17 +1,19 @@
-"""What a plan over two nodes promises, against what the running system does: ``python -m tests.bench.node_plans``.
+"""Predictions of a plan over two nodes, compared with the running system.
 
-Two nodes in network namespaces with an encoder on one and a language model on the other, so that the embedding of every
-image crosses a cable of 10 Gbit/s. Engines are simulated ones: what they compute is time, what they send is real, and so
-are gateway, bus, sidecars and cable. The planner knows a profile that an honest profiler makes of these engines, and
-the declared nodes.
+    python -m tests.bench.node_plans
+
+Two nodes run in network namespaces, an encoder on one and a language model on the other. The embedding of every image
+therefore crosses a cable of 10 Gbit/s. Engines are simulated: they sleep instead of computing, but send real data.
+Gateway, bus, sidecars and cables are real. The planner gets an accurate profile of these engines, and the declared
+nodes.
 
     nodes.predicted_over_measured      the capacity of the plan, over the answers per second with more requests at once
-                                       than are needed to use the cable up
+                                       than are needed to saturate the cable
     nodes.p99_predicted_over_measured  the 99th percentile that ``omnibus whatif`` gives for requests at random times, over
                                        that of the same requests at the same times
 
-Time goes ``SLOWNESS`` times as slow for engines and cable alike: what this machine does besides then counts less. All
-figures are in the time of the system that is meant.
+Engines and cable run ``SLOWNESS`` times slower, so other load on this machine counts less. All figures are in the time
+of the original system.
 """
 
 import asyncio
@@ -95,7 +97,7 @@ def _engines() -> dict[str, Any]:
 
 
 def measured_profile() -> ModelProfile:
-    """Seconds of full replicas and of one request at a time, and the bytes between the components."""
+    """Seconds of full replicas and of single requests, and bytes between components."""
     times = engine_times()
     model = Model(MODEL, DeclaredModel(FAMILY, "times.json"))
     devices = simulated_devices(model.components, model.kinds, model.encoders, times)
@@ -126,7 +128,7 @@ def measured_profile() -> ModelProfile:
 
 
 def write_declarations(directory: Path) -> dict[str, Any]:
-    """Write ``times.json`` and ``profile.json``; what is declared of models and nodes."""
+    """Write ``times.json`` and ``profile.json``, and return the declarations of models and nodes."""
     (directory / "times.json").write_text(json.dumps(_engines()))
     (directory / "profile.json").write_bytes(profiles.encode_profile(measured_profile()))
     node = {"gpus": 1, "gpu": "cpu", "link_gb_s": LINK_GBIT / 8 / SLOWNESS}
@@ -137,7 +139,10 @@ def write_declarations(directory: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def running() -> Iterator[tuple[NamespaceSystem, Node, Path]]:
-    """The system over two nodes, the one of them that is not the gateway's, and a directory with its declarations."""
+    """Run the system over two nodes.
+
+    Yields it, the node that is not the gateway's, and a directory with its declarations.
+    """
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="omnibus-plan-")))
         switch = stack.enter_context(Switch())
@@ -165,7 +170,7 @@ def running() -> Iterator[tuple[NamespaceSystem, Node, Path]]:
 
 
 async def current_plan(system: NamespaceSystem) -> Plan:
-    """The plan, once its executors are there."""
+    """Return the plan once its executors are ready."""
     await system.whole(_START_SECONDS, [f"{MODEL}-E-0", f"{MODEL}-L-0"])
     async with system.store() as store:
         return await _first_plan(store)
@@ -179,7 +184,7 @@ async def _first_plan(store: Store) -> Plan:
 
 
 class Asker:
-    """Sends image questions. ``done`` are the moments of answers, ``seconds`` what each took."""
+    """Sends image questions; ``done`` are the times of answers, ``seconds`` their latencies."""
 
     def __init__(self, http: httpx.AsyncClient) -> None:
         self.done: list[float] = []
@@ -231,7 +236,7 @@ async def measure_arrivals(http: httpx.AsyncClient, arrivals: Sequence[Arrival])
 
 
 def predict_latency(system: NamespaceSystem, directory: Path, arrivals: Sequence[Arrival]) -> Latency:
-    """What ``omnibus whatif`` says of the current plan, which is declared in ``directory``, and these requests."""
+    """Run ``omnibus whatif`` on the current plan (declared in ``directory``) and these requests."""
     trace = directory / "trace.csv"
     with trace.open("w", newline="") as file:
         rows = csv.writer(file)

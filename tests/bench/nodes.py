@@ -1,9 +1,9 @@
-"""What it costs to read tensors of another node, and how long it takes to see that one is lost.
+"""Cost of reading another node's tensors, and time to detect its loss.
 
     python -m tests.bench.nodes
 
-Two nodes in network namespaces with real sidecars; for whole requests two nodes over loopback. CPU is that of both
-sidecars; what clients do with the bytes is not counted.
+Two nodes run in network namespaces with real sidecars. For whole requests, two nodes run over loopback. CPU is that of
+both sidecars, without the work of clients.
 """
 
 import asyncio
@@ -77,7 +77,7 @@ async def _measure_pulls() -> dict[str, float]:
 
 
 async def _lag_seconds(a: Machine, b: Machine) -> tuple[float, float]:
-    """The 99th percentile of the time that the sidecar of ``b`` takes to answer, idle and beside pulls to it."""
+    """99th percentile of sidecar ``b``'s response time, idle and during pulls."""
     idle = await b.agent.get("lag", "p99", count=_CALLS)
     pulling = asyncio.create_task(_pull_all_the_time(a, b))
     try:
@@ -91,14 +91,14 @@ async def _lag_seconds(a: Machine, b: Machine) -> tuple[float, float]:
 
 
 async def _measure_huge_pages() -> dict[str, float]:
-    """Pulls between arenas with pages of 2 MiB, in turns with those of 4 KiB."""
+    """Pull between arenas with pages of 2 MiB and of 4 KiB, alternately."""
     settings = {"OMNIBUS_SIDECAR_ARENA_MIB": "512"}
     async with nodes("a", "b", small_pages=True, **settings) as small, nodes("a", "b", **settings) as huge:
         return {"nodes.pull_huge_pages_over_small": await _pull_in_turns(huge, small)}
 
 
 async def _measure_ucx() -> dict[str, float]:
-    """Pulls over UCX's TCP, in turns with those over TCP."""
+    """Pulls over UCX's TCP, alternating with those over plain TCP."""
     settings = {"OMNIBUS_SIDECAR_ARENA_MIB": "512", "UCX_TLS": "tcp", "UCX_NET_DEVICES": DATA}
     async with nodes("a", "b", **settings) as tcp, nodes("a", "b", OMNIBUS_SIDECAR_TRANSPORT="ucx", **settings) as ucx:
         ratio = await _pull_in_turns(ucx, tcp)
@@ -109,7 +109,7 @@ async def _measure_ucx() -> dict[str, float]:
 
 
 async def _pull_in_turns(pair: list[Machine], other: list[Machine]) -> float:
-    """CPU of pulls by ``pair`` over that of as many by ``other``."""
+    """CPU of pulls by ``pair`` over that of equal pulls by ``other``."""
     taken: list[list[float]] = [[], []]
     for turn in range(_ROUNDS + 1):
         for machines, seconds in zip((pair, other), taken, strict=True):
@@ -133,7 +133,7 @@ async def _pull_one(a: Machine, b: Machine, invocation: str) -> None:
 
 
 async def _pull_all_the_time(a: Machine, b: Machine) -> None:
-    """``_AT_ONCE`` pulls at a time, until it is cancelled."""
+    """Keep ``_AT_ONCE`` pulls in flight until cancelled."""
 
     async def pull_on(index: int) -> None:
         while True:
@@ -143,7 +143,7 @@ async def _pull_all_the_time(a: Machine, b: Machine) -> None:
 
 
 async def _stream_seconds(a: Machine, b: Machine, loop: str) -> float:
-    """CPU seconds of both ends of as many copies by asyncio's streams."""
+    """CPU seconds of both ends for equal copies by asyncio streams."""
     arguments = (a.node.address(DATA), str(_STREAMS_PORT), str(_PULL_MIB), str(_PULLS))
     source = await _start_stream(a, loop, "source", *arguments)
     assert source.stdout is not None
@@ -163,7 +163,7 @@ async def _start_stream(machine: Machine, *arguments: str) -> "asyncio.subproces
 
 
 async def _idle_percent(*machines: Machine) -> float:
-    """CPU of the busier sidecar while nothing is pulled, but both are connected."""
+    """CPU percent of the busier sidecar while connected nodes pull nothing."""
     before = [_cpu_seconds(machine) for machine in machines]
     began = time.perf_counter()
     await asyncio.sleep(_IDLE_SECONDS)
@@ -173,7 +173,7 @@ async def _idle_percent(*machines: Machine) -> float:
 
 
 async def _measure_detection(how: str) -> float:
-    """Seconds from a loss in the middle of a pull until its reader is answered."""
+    """Seconds from a loss during a pull until its error."""
     async with nodes("a", "b") as (a, b):
         b.node.limit_rate("25mbit")
         handle = await a.agent.get("put", "handle", nbytes=_PULL_MIB * MIB, value=7, invocation="i")

@@ -1,11 +1,11 @@
-"""Engines that compute nothing, so that what is measured is everything else.
+"""Engines that compute nothing, so benchmarks measure everything else.
 
     OMNIBUS_EXECUTOR_ENGINE=tests.bench.null:engine
 
-They read and write what engines do, through the same ``Job``: the prompt, the media by handle, embeddings,
-the talker's prompt, codes. Each checks that what reaches it belongs to its request and raises otherwise,
-which fails the request and with it the benchmark. A tensor is written once, as a model would write it, and
-its reader looks at three numbers of it: the first, the middle and the last.
+They read and write the same data as real engines, through the same ``Job``: the prompt, the media by handle,
+embeddings, the talker's prompt, codes. Each engine checks that its inputs belong to its request, and raises otherwise.
+That fails the request and therefore the benchmark. A tensor is written once, as a model would write it. Its reader
+checks three numbers of it: the first, the middle and the last.
 """
 
 import asyncio
@@ -106,9 +106,10 @@ _WORK: dict[str, Callable[[Job], Awaitable[None]]] = {
 
 
 def _written(nbytes: int, number: int) -> np.ndarray | None:
-    """A float32 tensor of ``nbytes`` with ``number`` in three places; the same memory at each call.
+    """A float32 tensor of ``nbytes`` with ``number`` in three places.
 
-    Only one request at a time may carry tensors; a second one would overwrite the numbers and be noticed.
+    The memory is always the same. Only one request at a time may have tensors. A second one would overwrite the numbers
+    and be detected.
     """
     if not nbytes:
         return None

@@ -1,11 +1,15 @@
-"""A gateway under five times the load that its executor bears: ``python -m tests.bench.overload``.
+"""A gateway at five times its executor's capacity: ``python -m tests.bench.overload``.
 
-The gateway, the executor's loop and the sidecar are the real ones, in one process; the engine sleeps, a slow one for one
-second with two at a time, a fast one for 200 ms with two. Settings are the default ones but for the deadline. Requests
-come at random times whether or not earlier ones are answered. For each engine: the part of the admitted that ended in
-time, the 99th percentile of what they took over what one takes alone, the part of the refusals whose Retry-After was
-within half (or one second, its unit) of when there was room, and what was served over what the engine bears. The last
-three are of what came after the first deadline: until then a queue may grow, and has to be served.
+Gateway, executor loop and sidecar are real and share one process. The engine sleeps: a slow one for one second, a fast
+one for 200 ms, each with two requests at a time. Settings have their defaults, except the deadline. Requests arrive at
+random times, whether or not earlier ones have been answered. The figures for each engine are:
+
+- The part of the admitted requests that ended in time.
+- The 99th percentile of their latency over that of a request alone.
+- The part of the rejections whose Retry-After was within half of the actual wait (or one second, its unit).
+- The throughput over the engine's capacity.
+
+The last three count requests that arrived after the first deadline. The queue can grow until then, and must be served.
 """
 
 import asyncio
@@ -40,7 +44,7 @@ ENGINES = {"slow": Engine(1.0, 2, 6.0, 26.0), "fast": Engine(0.2, 2, 2.0, 12.0)}
 
 
 class Answer(NamedTuple):
-    """One answer: seconds after the beginning when it was asked for and when it came."""
+    """One answer: seconds from the start at which its request was sent and it arrived."""
 
     asked: float
     came: float
@@ -106,7 +110,10 @@ def judge(name: str, engine: Engine, unloaded: float, answers: list[Answer]) -> 
 
 
 def _honest(refusal: Answer, accepted: list[float]) -> bool:
-    """Whether somebody found room about when the refusal said; Retry-After counts whole seconds."""
+    """Return whether a slot was free at about the time in Retry-After.
+
+    Retry-After counts whole seconds.
+    """
     room = next((at - refusal.asked for at in accepted if at > refusal.asked), refusal.retry_after)
     return abs(refusal.retry_after - room) <= max(1.0, room / 2)
 

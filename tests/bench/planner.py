@@ -1,20 +1,19 @@
-"""The planner's solver: seconds to the best deployment, and what that is worth against cells.
+"""The planner's solver: seconds to the best deployment, and its gain over cells.
 
     python -m tests.bench.planner
 
-Profiles are random: seconds of a component between 0.05 and 2 per request, alone; what runs together takes
-longer by up to 30 % (63 options) or 60 % (12 options) for each further component, as batches and memory for
-keys and values shrink. Each value is a median over several draws; every deployment is proven best. Times are
-those of the process, which works on one core.
+Profiles are random: a component takes between 0.05 and 2 seconds per request, alone. Each further component in the same
+executor slows the others by up to 30 % (63 options) or 60 % (12 options). Batches and memory for keys and values
+shrink. Each value is a median over several draws. Every deployment is proven best. Times are process times on one core.
 
     options63      six components, all 63 options, all paths: most requests within 8 to 64 GPUs
     components9    nine components, all 511 options, within 64 GPUs
-    replan         a new rate for 63 options, beside what runs
+    replan         a new rate for 63 options, next to the running deployment
     mixture10k     cells of 1 to 64 GPUs that serve most within 10,000
     global_over_cells8   12 options, one or several degrees: the best deployment on 64 GPUs over the best mixture
                    of cells of 1, 2, 4 and 8
-    cells8_*.gpus  GPUs that cells need for what the best deployment serves on 64, by the exact mixture and by the
-                   printed greedy algorithm, where that one ends
+    cells8_*.gpus  GPUs that cells need for the rate of the best deployment on 64, by the exact mixture and by the
+                   printed greedy algorithm, if that one ends
 """
 
 import json
@@ -41,7 +40,7 @@ _DRAWS, _REPLANS = 5, 40
 
 
 def _types(always: str, heard: dict[str, float]) -> dict[str, RequestType]:
-    """An image always, a video and a sound each in half of the requests, and answers by their share."""
+    """Request types: always an image, half with a video, half with audio, answers by share."""
     return {
         f"I{extra}{always}{answer}": RequestType(tuple(f"I{extra}{always}{answer}"), 0.25 * share)
         for extra in ("", "V", "A", "VA")
@@ -55,7 +54,10 @@ def _network(
     options: dict[str, SolverOption],
     lost: float,
 ) -> Network:
-    """``lost`` at most, for each further component of an option; a degree of n makes it n ** 0.9 times as fast."""
+    """Random network of options.
+
+    ``lost`` is the largest loss for each further component of an option. A degree of n makes it n ** 0.9 times as fast.
+    """
     dice = random.Random(seed)
     slower = {
         name: (1 + lost * dice.random() * (len(option.components) - 1)) / option.gpus**0.9
@@ -161,7 +163,7 @@ def _over_cells() -> dict[str, float]:
 
 
 def measure() -> dict[str, float]:
-    """All values by name: seconds, milliseconds, ratios and GPUs as the names say."""
+    """All values by name: seconds, milliseconds, ratios and GPUs, by their suffix."""
     found = _options63()
     found["planner.components9_s"] = _components9()
     found["planner.replan_ms"] = _replan_ms()

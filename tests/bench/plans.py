@@ -1,13 +1,13 @@
 """Plans against simulated engines, in virtual time: ``python -m tests.bench.plans``.
 
-Nothing waits and nothing is random but by a seed, so that only CPU times differ from run to run. The planner knows the
-profile that an honest profiler makes of an any-to-any model (``tests/unit/planner/simulate/omni.py``) on 16 GPUs; what it
-promises is held against the engines that the profile is of.
+The benchmark does not wait, and draws random numbers by seed, so only CPU times differ between runs. The planner has an
+accurate profile of an any-to-any model (``tests/unit/planner/simulate/omni.py``) on 16 GPUs. Its predictions are
+compared with the engines that the profile describes.
 
-    plan.measured_over_promised.*  what engines serve of a plan over what it promises, by mix of request types
-    plan.adapted_over_static       what the plan of a mix serves of it over what the plan of the declared mix does: the least
-    plan.rebuild_over_learn        CPU time until a planner that is built anew could plan with a factor that executors
-                                   taught, over that until one that lives has taken it
+    plan.measured_over_promised.*  the rate that engines serve over the rate of the plan, by mix of request types
+    plan.adapted_over_static       rate of a mix under its own plan over that under the plan of the declared mix: the least
+    plan.rebuild_over_learn        CPU time until a planner that is rebuilt could plan with a learned factor, over that
+                                   until a running one has applied it
     whatif.p99_error               99th percentiles of answers by the profile, against those of the engines: the largest
     whatif.first_token_error       the same of medians of first tokens
     whatif.cpu_over_real_time      CPU time of simulating an hour of traffic, over that hour
@@ -66,7 +66,7 @@ def mix_load(mix: str, rate: float = 1.0) -> dict[str, ModelLoad]:
 
 
 def served_rate(plan: ModelPlan, mix: str, rate: float, devices: ModelDevices) -> float:
-    """Req/s of ``mix`` at which an option of ``plan`` breaks, which is asked for ``rate``."""
+    """Requests/s of ``mix`` that saturate ``plan``, which is made for ``rate``."""
     made = SimulatedPlan({MODEL: SimulatedModel(plan, devices)})
     found = simulate_plan(made, even_arrivals(type_rates(mix, rate), STEADY_SECONDS), STEADY_SECONDS)
     return found.breaks.rate if found.breaks else 0.0
@@ -91,7 +91,10 @@ def measure_promises(plans: Mapping[str, PlanningResult], engines: ModelDevices)
 
 
 def measure_learning(profile: ModelProfile, checker: PromiseChecker) -> float:
-    """CPU time until a new planner could plan with a factor, over that until one that lives has taken it."""
+    """CPU time to build a planner with a learned factor.
+
+    The result is relative to the time until a running planner has applied the factor.
+    """
     learned = {MODEL: {"Th": LearnedOption(1.3, 900)}}
     began = time.process_time()
     checker.apply_learned(learned)
@@ -110,7 +113,7 @@ def measure_learning(profile: ModelProfile, checker: PromiseChecker) -> float:
 def measure_errors(
     plans: Mapping[str, PlanningResult], engines: ModelDevices, profiled: ModelDevices
 ) -> dict[str, float]:
-    """The largest errors of what the profile says that requests of each type take."""
+    """Largest errors of the profile's predicted times, by request type."""
     tails, firsts = [], []
     for mix, plan in plans.items():
         for load in LOADS:
@@ -134,7 +137,7 @@ def worst_tail(outcome: SimulationOutcome) -> float:
 
 
 def count_monoliths(mix: str, rate: float, tail: float, most: int, engines: ModelDevices) -> int:
-    """The fewest replicas with everything on one GPU whose 99th percentile is at most ``tail``; ``most`` if none is."""
+    """Fewest monolithic replicas whose 99th percentile is at most ``tail``; ``most`` if none qualify."""
     low, high = 0, most
     while high - low > 1:
         middle = (low + high) // 2

@@ -1,8 +1,8 @@
-"""Answers as clients play them while they are made, and what each pause in them is due to.
+"""Play answers while they are generated, and attribute each pause.
 
-Audio is noted where it comes onto the bus from the engines (``tests.bench.bus_tap``) and where a client has it. An answer is played at
-both places by the same rule, so that the pauses there would have been at the bus are the engines' own, and what a client
-has beyond them came between: gateway, bus and connection, or a machine whose processors had other work.
+Audio is recorded when engines publish it on the bus (``tests.bench.bus_tap``) and when a client has received it. Both
+recordings are played by the same rule. Pauses at the bus are due to the engines. Additional pauses at the client are
+due to the gateway, the bus, the connection, or a machine whose processors had other work.
 """
 
 import sys
@@ -17,13 +17,13 @@ from tests.bench.machine_watch import MachineWaits
 
 BYTES_PER_SECOND, SAMPLES_PER_SECOND = 48_000, 24_000
 _SAMPLE_SECONDS = 1 / SAMPLES_PER_SECOND
-#: Seconds of pauses that are no difference: an event loop's turn and a message on a socket.
+#: Seconds of pauses that do not count as a difference: an event loop's turn and a message on a socket.
 SAME_SECONDS = 0.002
 
 
 @dataclass
 class Player:
-    """Plays one answer once it has ``buffer`` seconds of it; counts the pauses in it."""
+    """Play one answer once ``buffer`` seconds of it are available; count its pauses."""
 
     buffer: float
     seconds: float = 0.0  # that have come
@@ -34,7 +34,7 @@ class Player:
     turn_ended: float = 0.0  # nothing of an answer is sent before
 
     def add(self, seconds: float, now: float) -> None:
-        """More of the answer has come."""
+        """Add more of the answer."""
         self.arrivals.append(now)
         self.sizes.append(seconds)
         before, self.seconds = self.seconds, self.seconds + seconds
@@ -50,7 +50,7 @@ class Player:
 
     @classmethod
     def of_engines(cls, sent: SentAudio, heard: "Player") -> "Player":
-        """Plays what engines have ``sent``, of which a client has ``heard`` the same."""
+        """Play the audio that engines ``sent`` and a client has ``heard``."""
         player = cls(heard.buffer)
         for at, samples in sent.pieces:
             player.add(samples / SAMPLES_PER_SECOND, max(at, heard.turn_ended))
@@ -63,7 +63,7 @@ class Player:
 
 
 class Stretch(NamedTuple):
-    """Some of an answer was at the bus at ``begin`` and with its client at ``end``."""
+    """A stretch of an answer: at the bus at ``begin``, received at ``end``."""
 
     begin: float
     end: float
@@ -71,7 +71,10 @@ class Stretch(NamedTuple):
 
 @dataclass(frozen=True)
 class PlayedAnswer:
-    """One answer as its client ``heard`` it and as engines have ``made`` it; ``way`` are the processes between them."""
+    """One answer as its client ``heard`` it and as engines ``made`` it.
+
+    ``way`` are the processes between them.
+    """
 
     heard: Player
     made: Player
@@ -84,7 +87,7 @@ class PlayedAnswer:
 
     @property
     def added_seconds(self) -> float:
-        """Seconds of pauses that its client had and that there would not have been at the bus."""
+        """Seconds of pauses at the client that the bus did not have."""
         return max(0.0, sum(self.heard.pauses) - sum(self.made.pauses))
 
     def deliveries(self) -> Iterator[Stretch]:
@@ -98,11 +101,11 @@ class PlayedAnswer:
 
     @property
     def lateness(self) -> float:
-        """Seconds by which the client had some of it later than the bus, at most."""
+        """Longest delay between the bus and the client, in seconds."""
         return max((each.end - each.begin for each in self.deliveries()), default=0.0)
 
     def explain(self, machine: MachineWaits) -> str:
-        """What those on its way did while the piece that came latest was on it, in milliseconds."""
+        """Work of processes in between while the latest piece passed, in ms."""
         slowest = max(self.deliveries(), key=lambda each: each.end - each.begin)
         did = [
             f"{name} ran {1000 * machine.ran_between(name, *slowest):.0f}, "
@@ -113,8 +116,10 @@ class PlayedAnswer:
         return f"{1000 * self.added_seconds:.0f} ms more than at the bus; a piece took {took:.0f}: {'; '.join(did)}"
 
     def waited_for_processors(self, machine: MachineWaits) -> bool:
-        """Return whether the processes on its way had no processor for as long as its client's own pauses, while a piece
-        was on its way."""
+        """Return whether a lack of processors explains the client's added pauses.
+
+        The processes in between must have waited for one as long as the pauses lasted, while a piece was in transit.
+        """
         waited = max((machine.seconds_between(self.way, *each) for each in self.deliveries()), default=0.0)
         return waited >= self.added_seconds
 
@@ -122,9 +127,11 @@ class PlayedAnswer:
 def match_answers(
     heard: Sequence[Player], seed: int, sent: Sequence[SentAudio], way: tuple[str, ...]
 ) -> Iterator[tuple[Player, PlayedAnswer | None]]:
-    """Each answer that a client of ``seed`` has ``heard``, with what engines ``sent`` for it, which came to it through
-    the processes ``way``. Dropped ones, which nobody heard, are left out; None where nothing is known of what was
-    sent."""
+    """Match answers that a client ``heard`` with the audio that engines ``sent``.
+
+    ``seed`` is that of the client, and ``way`` are the processes that the audio passed. Dropped answers, which no
+    client heard, are left out. An answer has None if nothing was recorded at the bus.
+    """
     made = [each for each in sent if each.seed == seed and each.whole]
     for player in heard:
         wanted = round(player.seconds * SAMPLES_PER_SECOND)
@@ -137,8 +144,10 @@ def match_answers(
 
 
 def attribute_underruns(matched: Sequence[tuple[Player, PlayedAnswer | None]], machine: MachineWaits) -> dict[str, Any]:
-    """What the pauses of answers are due to, and how late clients had what engines had made. Prints what those on the way
-    did while a pause of the system came to be."""
+    """Attribute the pauses of answers, and measure how late clients received audio.
+
+    Prints the work of the processes in between while a pause of the system occurred.
+    """
     answers = [answer for _, answer in matched if answer is not None]
     added = [each for each in answers if each.added_seconds > SAME_SECONDS]
     waited = [each for each in added if each.waited_for_processors(machine)]

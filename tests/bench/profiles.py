@@ -1,13 +1,14 @@
-"""Seconds that ``omnibus profile`` gives encoders with its defaults, over those with their cache turned off by hand.
+"""Encoder times that ``omnibus profile`` measures, over those without their cache.
 
     python -m tests.bench.profiles
 
     profile.encoder_over_truth   of option E, a vision encoder alone
-    profile.el_over_truth        of option EL, the same beside a language model
+    profile.el_over_truth        of option EL, the same together with a language model
 
-The tiny model, images of 896 x 896, so that the encoder is most of the work. The same few images are sent again and
-again: what comes out of a cache costs nothing. Both sides are measured in turns, and the ratio, or its inverse where that
-is more, is that of the least seconds: more of them is what other processes took.
+The defaults of ``omnibus profile`` apply; for the reference, the cache is turned off by hand. The tiny model gets
+images of 896 x 896, so the encoder is most of the work. The same few images are sent repeatedly, and cached results
+cost nothing. Both sides are measured alternately. The ratio, or its inverse if larger, is that of the least seconds,
+because any excess is due to other processes.
 """
 
 import json

@@ -1,9 +1,9 @@
-"""How many quotes are within 15 % of what their requests then used: ``python -m tests.bench.quotes``.
+"""Share of quotes within 15 % of actual use: ``python -m tests.bench.quotes``.
 
-A whole system of simulated executors, whose times are those of ``examples/simulated``, serves a sample of the example
-workload (``examples/workload.json``), some requests at a time. Each asks for its quote first, which has a price for each
-path: that of the path which the request takes then is held against what it used. Executors learn nothing of this: the
-gateway fits the seconds of each stage to the requests before, those of the warm-up among them.
+A whole system of simulated executors, with the times of ``examples/simulated``, serves a sample of the example workload
+(``examples/workload.json``), several requests at a time. Each request gets a quote first, with a price for each path.
+The price of the path that it then takes is compared with its actual use. Executors learn nothing from this. The gateway
+fits the seconds of each stage to earlier requests, including those of the warm-up.
 
     python -m tests.bench.quotes table    # by kind of request as well
 """
@@ -43,7 +43,7 @@ Found = dict[str, list[tuple[float, float]]]
 
 
 def sample_requests(seed: int = 1) -> Iterator[WorkloadRequest]:
-    """Yield requests of the example workload by their shares, for ever."""
+    """Yield requests of the example workload by their shares, endlessly."""
     family = catalog.find_family(FAMILY)
     subject = Subject(
         MODEL, FAMILY, "", tuple(family["tasks"]), family["encoders"], {}, (), {}, declaration(FAMILY, TIMES), {}
@@ -68,8 +68,10 @@ def read_whole_body(request: WorkloadRequest) -> bytes:
 
 
 async def compare(http: httpx.AsyncClient, body: bytes, *, quoted: bool) -> tuple[float, float]:
-    """GPU-seconds by the quote of a request for the path that it then took, 0 if it is not to be ``quoted``, and those
-    that it used."""
+    """GPU-seconds by a request's quote for its actual path, and those used.
+
+    The former are 0 if the request is not ``quoted``.
+    """
     paths = []
     if quoted:
         quote = await http.post("/v1/chat/completions", content=body, headers={"x-omnibus-quote": "1"})
@@ -88,7 +90,7 @@ def find_options(usage: dict[str, Any]) -> list[str]:
 
 
 async def replay(system: System) -> Found:
-    """Send the warm-up and then what counts, ``AT_ONCE`` at a time."""
+    """Send the warm-up, then the measured requests, ``AT_ONCE`` at a time."""
     requests, numbers = sample_requests(), iter(range(WARM + COUNTED))
     found: Found = defaultdict(list)
 
@@ -120,7 +122,10 @@ def measure() -> Found:
 
 
 def print_table(found: Found) -> None:
-    """Print the share of good quotes, and the mean of quoted over used seconds, by kind and size of request."""
+    """Print the share of good quotes and mean quoted over used seconds.
+
+    The rows are kinds and sizes of requests.
+    """
     for name, pairs in sorted(found.items()):
         mean = sum(quoted / used for quoted, used in pairs) / len(pairs)
         print(

@@ -1,9 +1,9 @@
-"""CPU cost of recording a graph and replaying it verified, in microseconds: no bus, no executor.
+"""CPU microseconds to record a graph and to replay it verified.
 
     python -m tests.bench.record_replay
 
-Two nodes are a chat with one picture (encoder, thinker); 24 pictures make 25 nodes. Both run as in the
-gateway: inputs validated, references found, digests taken; on replay every call compared.
+It runs without bus and executors. Two nodes are a chat with one image (encoder, thinker); 24 images make 25 nodes. Both
+run as in the gateway: it validates inputs, finds references and computes digests. On replay it compares every call.
 """
 
 import json
@@ -62,7 +62,7 @@ def _once(request: ChatInput) -> None:
 
 
 def _cost(pictures: int, count: int) -> float:
-    """Median over batches of the microseconds that one record and replay take."""
+    """Median over batches of the microseconds for one record and replay."""
     request = _request(pictures)
     spent = []
     for _ in range(_BATCHES):

@@ -14,9 +14,9 @@ RESULTS = Path(__file__).parents[2] / "bench-results.json"
 
 
 def write(rows: Sequence[Row], path: Path = RESULTS) -> None:
-    """A JSON list of ``{"name", "value", "unit", "against", "ratio", "measured"}``, the last one an ISO 8601 time.
+    """Write a JSON list of ``{"name", "value", "unit", "against", "ratio", "measured"}``.
 
-    Benchmarks that were not measured now keep their last results.
+    ``measured`` is an ISO 8601 time. Benchmarks that were not measured now keep their last results.
     """
     measured = datetime.now(UTC).isoformat(timespec="seconds")
     results = {each["name"]: each for each in _read(path)}
@@ -25,7 +25,7 @@ def write(rows: Sequence[Row], path: Path = RESULTS) -> None:
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    """The results in the file ``path``; none if there is no such file."""
+    """Results in the file ``path``, or none without the file."""
     return json.loads(path.read_text()) if path.exists() else []
 
 
@@ -39,7 +39,10 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def profile(found: Measured) -> str:
-    """CPU ms per request of every process, most expensive first; below, what the load generator saw."""
+    """Print CPU ms per request by process, most expensive first.
+
+    The results of the load generator follow.
+    """
     middle = {_short(name): _middle(samples) for name, samples in found.samples.items()}
     processes = {process for sample in middle.values() for process in sample.cpu_ms}
     order = sorted(processes, key=lambda process: -sum(sample.cpu_ms.get(process, 0.0) for sample in middle.values()))
@@ -60,7 +63,7 @@ def _short(name: str) -> str:
 
 
 def _middle(samples: Sequence[Sample]) -> Sample:
-    """The round whose total is the median."""
+    """Round with the median total."""
     return sorted(samples, key=lambda sample: sample.total)[len(samples) // 2]
 
 

@@ -1,12 +1,13 @@
-"""How much of the work that a lost executor takes with it is computed again: work, not time.
+"""Share of a lost executor's work that is computed again: work, not time.
 
     python -m tests.bench.resume
 
-A whole gateway with executors of tiny checkpoints in this process. One of them is gone in the middle of a request, and
-another one finishes it. What is counted: steps of decoders and prefills of language models, codes of a talker, blocks
-of codes of a vocoder, steps of a denoiser, media of encoders. ``lost`` is all that was computed for the request when the
-executor was lost, which a request that runs again as a whole computes again; ``recomputed`` is what was computed more
-often than in an undisturbed run. Answers have to be equal.
+A whole gateway runs with executors of tiny checkpoints in this process. One of them is lost during a request, and
+another one finishes it. The benchmark counts steps of decoders and denoisers, prefills, codes of a talker, blocks of
+codes of a vocoder, and encoded media.
+
+``lost`` is all work for the request when the executor was lost. A request that reruns as a whole repeats all of it.
+``recomputed`` is the work in excess of an undisturbed run. Answers must be equal.
 """
 
 import asyncio
@@ -46,7 +47,7 @@ LONG_CODES, LONG_SPEECH = 120, 100
 
 
 class Lost(NamedTuple):
-    """What was computed when the executor was lost, what was computed again, and how often each stage ran."""
+    """Work at the executor's loss, recomputed work, and runs of each stage."""
 
     lost: float
     recomputed: float
@@ -58,8 +59,10 @@ class Lost(NamedTuple):
 
 
 class Case(NamedTuple):
-    """``options`` by name with their components; ``victim`` is the component whose executor is lost at ``when`` units
-    of ``counts``."""
+    """One case: ``options`` by name with their components, and a loss.
+
+    ``victim`` is the component whose executor is lost at ``when`` units of ``counts``.
+    """
 
     family: str
     declared: Callable[[], dict[str, Any]]
@@ -134,7 +137,7 @@ CASES = {
 
 
 class Lab:
-    """The house of one case, and what its executors have computed."""
+    """The house of one case, and the work of its executors."""
 
     home: House
     ward: Ward
@@ -148,7 +151,7 @@ class Lab:
         self._works: dict[str, dict[str, Callable[[Job], Any]]] = {}  # by executor and component
 
     async def load(self) -> None:
-        """What two executors of the option that is lost do, and one of each other."""
+        """Create the works: two executors for the lost option, one for others."""
         for option, components in self.case.options.items():
             for number in range(1 + (self.case.victim in components)):
                 self._works[f"{option}-{number}"] = {each: await self._work(each) for each in components}
@@ -196,7 +199,7 @@ class Lab:
         return runners[component]()
 
     def _count(self, component: str, runner: Any) -> None:
-        """Let each unit of work be counted where it is computed."""
+        """Count each unit of work where it is computed."""
         if component in ("thinker", "prefill", "decode"):
             steps = runner._core.engine._steps
             self._counted(component, steps, "_extend_prefill")
@@ -260,14 +263,14 @@ async def lab(directory: Path, case: Case, checkpoint: Path) -> AsyncIterator[La
 
 
 async def encoding(made: Lab) -> str:
-    """Wait until all pictures but two are known to be encoded; returns who encodes the last one."""
+    """Wait until all images but two are reported as encoded; return the encoder of the last one."""
     [running] = made.home.dispatcher._running.values()
     await until(lambda: len(running.hops) >= PICTURES - 2)
     return running.executors[max(set(range(PICTURES)) - running.hops.keys())]
 
 
 async def lose(made: Lab) -> Lost:
-    """A request that is disturbed by nothing, and one whose executor is lost in the middle."""
+    """Send an undisturbed request, then one whose executor is lost midway."""
     whole = answer(await made.ask())
     await made.home.emptied()
     needed, made.work = made.work, Counter()

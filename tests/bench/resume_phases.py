@@ -1,13 +1,15 @@
-"""Phases of the time in which a resumed session has no new sound: what it waited for, one thing after the other.
+"""Phases of the silence of a resumed session, in order.
 
-reconnect   connections that were refused or broke, and the pauses between them
-handshake   the connection that held: the gateway reads the log of the session before it takes it
-replay      events that the client has not seen, up to ``session.resumed``
-dispatch    until the response is on its way to the executors once more
-thinker     until the first text of it, or the first rows for the talker
-talker      until the first codes
-vocoder     until the first samples
-delivery    until its client has them: decoded, logged and sent
+    reconnect   connections that were refused or broke, and the pauses between them
+    handshake   the successful connection: the gateway reads the log of the session before it resumes it
+    replay      events that the client has not seen, up to ``session.resumed``
+    dispatch    until the gateway has sent the response to the executors again
+    thinker     until the first text of it, or the first rows for the talker
+    talker      until the first codes
+    vocoder     until the first samples
+    delivery    until its client has them: decoded, logged and sent
+
+Each phase begins at the end of the one before.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,14 +24,14 @@ PHASES = ("reconnect", "handshake", "replay", "dispatch", *(name for name, _ in 
 
 
 def find_invocation(gap: Gap, sent: Sequence[SentAudio]) -> SentAudio | None:
-    """What made the answer go on behind ``gap``."""
+    """Find the invocation that continued the answer after ``gap``."""
     since = gap.begin + gap.find_last(CONNECTS)
     later = [each for each in sent if each.seed == gap.seed and since <= each.sent <= gap.begin + gap.seconds]
     return min(later, key=lambda each: each.sent, default=None)
 
 
 def split_gap(gap: Gap, sent: Sequence[SentAudio]) -> dict[str, float]:
-    """Seconds of each phase of ``gap``; those that it did not have are left out."""
+    """Seconds of each phase of ``gap``, without phases that it lacked."""
     ends = [("reconnect", gap.find_last(CONNECTS)), ("handshake", gap.find_last(OPENED))]
     if resumed := gap.find_last(RESUMED):
         ends.append(("replay", resumed))

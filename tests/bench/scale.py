@@ -1,4 +1,4 @@
-"""What a request costs in a system that is larger than it needs to be.
+"""Cost of a request in a system that is larger than necessary.
 
     python -m tests.bench.scale
 
@@ -8,9 +8,9 @@
     scale.models200_over_1          with 200 models, which share the executors of one, by that with one
     scale.apps1000_over_1           of a call of an app, with 1,000 registered apps, by that with one
 
-CPU of all processes but the load generator, less what they take without requests (each says every second that it is
-there), for the same requests by as many connections: 256, of apps 16. Both systems are up at the same time and take turns;
-a result is the median of the rounds' ratios.
+The cost is CPU of all processes except the load generator, less their idle CPU (each sends a heartbeat every second).
+Both systems get the same requests over the same number of connections: 256, for apps 16. They run at the same time and
+take turns. A result is the median of the rounds' ratios.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ def _replicated(replicas: int) -> Mapping[str, Any]:
 
 
 def _shared(count: int) -> Mapping[str, Any]:
-    """So many models, which the executors of the first one serve."""
+    """A number of models that the executors of the first one serve."""
     shared = {
         **_MODEL,
         "options": {},
@@ -92,7 +92,10 @@ async def _system(name: str) -> AsyncIterator[System]:
 
 
 async def _serve(name: str) -> None:
-    """Run a system; each line from stdin, so many connections, is answered with the CPU ms of a request."""
+    """Run a system; answer each line of stdin with the CPU ms of a request.
+
+    The line contains the number of connections.
+    """
     loop, apps = asyncio.get_running_loop(), name in (ONE_APP, APPS1000)
     async with _system(name) as system:
         print("up", flush=True)
@@ -110,7 +113,7 @@ Sample = Callable[[int], float]
 
 @contextmanager
 def _process(name: str) -> Iterator[Sample]:
-    """A system in a process of its own; the function takes one sample with so many connections."""
+    """Run a system in its own process; the function takes one sample with a number of connections."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.bench.scale", "--serve", name],
         stdin=subprocess.PIPE,

@@ -1,7 +1,7 @@
-"""What the step loop of the transformers engine is worth: 16 answers at once against one after the other.
+"""Speedup of the transformers engine's step loop: 16 concurrent answers over sequential ones.
 
-Both run Qwen2.5-VL tiny in this process, on one thread, greedy, with as many tokens: ``generate`` of the whole
-model prompt by prompt, and a thinker that has all prompts at the same time. Rounds of both take turns; the
+Both run Qwen2.5-VL tiny in this process, on one thread, greedy, with the same number of tokens. One is ``generate`` of
+the whole model prompt by prompt, the other a thinker that gets all prompts at the same time. Rounds alternate, and the
 result is the median of the rounds' ratios. The answers must be equal.
 """
 

@@ -1,9 +1,9 @@
-"""CPU cost of moving one small tensor: allocate, seal, hold and release through a real sidecar.
+"""CPU cost of moving one small tensor: allocate, seal, hold and release.
 
     python -m tests.bench.sidecar_control
 
-CPU milliseconds per transfer of 4 KiB, summed over the sidecar's process and the process of its two
-clients (a producer and a consumer). CPU, unlike latency, hardly depends on the neighbours.
+It uses a real sidecar. The result is CPU milliseconds per transfer of 4 KiB. It is the sum over the sidecar's process
+and that of its two clients (a producer and a consumer). CPU, unlike latency, hardly depends on the neighbours.
 """
 
 import asyncio
@@ -68,7 +68,7 @@ def _cpu(process: psutil.Process) -> float:
 
 
 def measure() -> dict[str, float]:
-    """CPU ms per transfer, one at a time (``sidecar.control_ms``) and sixteen at once (``..._c16``)."""
+    """CPU ms per transfer, sequential (``sidecar.control_ms``) and 16 concurrent (``..._c16``)."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
         process = subprocess.Popen(
             [sys.executable, "-c", _SIDECAR, directory], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]

@@ -1,10 +1,12 @@
-"""``python -m tests.bench.sizing``: what a request of each kind costs the services, into ``omnibus/reference/sizing.json``.
+"""``python -m tests.bench.sizing``: cost of each kind of request for the services.
 
-The whole system runs on this machine with simulated engines, which compute nothing and send tensors as wide as those of
-a model of 7B parameters: what is measured is all that Omnibus itself does. Images are drawn by a small real model, whose
-executors are left out. A kind is sent ``REQUESTS`` times, one after the other, after some that
-are not counted. CPU time is that of each process's own clock, less what it takes without requests; bytes on the bus and
-in streams are those that NATS counts, less its heartbeats; bytes of the arena are the most at any time.
+It writes ``omnibus/reference/sizing.json``. The whole system runs on this machine with simulated engines, which compute
+nothing and send tensors as wide as those of a 7B model. It therefore measures the work of Omnibus itself. A small real
+model generates images; its executors are not counted.
+
+Each kind is sent ``REQUESTS`` times in sequence, after some warm-up requests. CPU time is that of each process's own
+clock, less its idle time. Bytes on the bus and in streams are those that NATS counts, less its heartbeats. Bytes of the
+arena are the maximum at any time.
 """
 
 import asyncio
@@ -36,7 +38,8 @@ from omnibus.up.tiny_models import tiny_models
 TOKENS, RATE = 32, 16000
 WIDE = {"width": 3584, "dtype": "float16"}
 CHAT, PAINTER = "simulated", "qwen-image-world"
-#: Times that hardly count, and sizes of Qwen2.5-Omni-7B: a token for a KiB of an image, 25 tokens for a second of sound.
+#: Times that hardly count, and sizes of Qwen2.5-Omni-7B: a token for a KiB of an image, 25 tokens for a second of
+#: audio.
 PROFILE = {
     "default": {
         "components": {
@@ -55,7 +58,7 @@ _POLL_SECONDS = 0.003
 
 
 def image_url(pixels: int) -> str:
-    """A PNG of noise, which compresses to nothing less, as data URL."""
+    """A PNG of incompressible noise, as data URL."""
     noise = np.random.default_rng(0).integers(0, 255, (pixels, pixels, 3), np.uint8)
     file = io.BytesIO()
     Image.fromarray(noise).save(file, "png")
@@ -80,7 +83,7 @@ def chat(*parts: dict[str, Any], **more: Any) -> tuple[str, dict[str, Any]]:
 
 
 def kinds() -> dict[str, tuple[str, tuple[str, dict[str, Any]]]]:
-    """Each kind: what it is, and the request."""
+    """Each kind: its description and its request."""
     small, large = ({"type": "image_url", "image_url": {"url": image_url(pixels)}} for pixels in (290, 590))
     sound = {"type": "input_audio", "input_audio": {"data": audio_data(5.0), "format": "wav"}}
     spoken = {"modalities": ["text", "audio"], "audio": {"voice": "Chelsie", "format": "wav"}}
@@ -105,7 +108,7 @@ def _kib(part: dict[str, Any]) -> int:
 
 
 class Probe:
-    """What the running services have used so far."""
+    """Resources that the running services have used so far."""
 
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
@@ -120,7 +123,7 @@ class Probe:
         return found
 
     def memory_mib(self) -> dict[str, float]:
-        """Resident MiB by service, without the arena; of executors the mean of one."""
+        """Resident MiB by service, without the arena; for executors the mean."""
         pids = self._stack.supervisor.pids
         found = {name: _resident_mib(pids[name]) for name in SERVICES}
         executors = [_resident_mib(pid) for name, pid in pids.items() if name not in SERVICES]
@@ -181,7 +184,7 @@ async def measure() -> Measurements:
 async def _measure_stack(
     declared: str, env: Mapping[str, str], sent: Mapping[str, tuple[str, tuple[str, dict[str, Any]]]]
 ) -> Measurements:
-    apart = {**env, "OMNIBUS_UP_FORK_SERVER": "0"}  # as in a cluster: nobody shares the memory of another one
+    apart = {**env, "OMNIBUS_UP_FORK_SERVER": "0"}  # as in a cluster, processes do not share memory
     async with Stack(declared, env=apart, log=Log(io.StringIO())) as stack:
         probe = Probe(stack)
         async with httpx.AsyncClient(base_url=stack.url, timeout=60) as client:
@@ -195,7 +198,7 @@ async def _measure_stack(
 
 
 async def _measure_idle(probe: Probe) -> tuple[dict[str, float], float]:
-    """CPU ms a second by service, and bytes a second on the bus, without requests."""
+    """Idle CPU ms a second by service, and bus bytes a second."""
     await asyncio.sleep(1.0)
     began, before, sent = time.perf_counter(), probe.cpu_ms(), probe.bus_bytes()
     await asyncio.sleep(IDLE_SECONDS)
@@ -224,7 +227,7 @@ async def _measure_kind(
 
 
 async def _arena_peak(probe: Probe, client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> int:
-    """The most bytes of the arena that a request holds, of what is there without it."""
+    """Peak arena bytes of a request, less those held without it."""
     base, most, done = probe.arena_bytes(), 0, asyncio.Event()
 
     async def watch() -> None:

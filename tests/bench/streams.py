@@ -1,8 +1,7 @@
-"""The copy that asyncio's streams make: ``python -m tests.bench.streams LOOP source|sink HOST PORT MIB COUNT``.
+"""Copies by asyncio streams: ``python -m tests.bench.streams LOOP source|sink HOST PORT MIB COUNT``.
 
-LOOP is ``asyncio``, or ``uvloop``, on which services run.
-
-Each end prints the CPU seconds that it took, after a first copy that is not counted.
+LOOP is ``asyncio``, or ``uvloop``, which services use. Each end prints its CPU seconds, after a first copy that is not
+counted.
 """
 
 import asyncio

@@ -1,11 +1,11 @@
-"""Cost of the masks of a grammar: tokens per second of answers that are held to a schema, over those of plain ones.
+"""Cost of grammar masks: tokens per second with a schema, over those without.
 
     python -m tests.bench.structured
 
-Both are of Qwen3 tiny in this process, on one thread, greedy, 16 at a time and with as many tokens. Rounds of both take
-turns, and the result is the median of the rounds' ratios. Seconds are those of the CPU, of all threads: masks are
-computed beside the model, and other programs do not count. A tiny model's step takes a few milliseconds: the part of a
-mask is nowhere larger.
+Both run Qwen3 tiny in this process, on one thread, greedy, 16 at a time and with the same number of tokens. Rounds
+alternate, and the result is the median of the rounds' ratios. Seconds are CPU seconds of all threads, because masks are
+computed in parallel with the model and other programs must not count. A step of a tiny model takes a few milliseconds,
+so the share of a mask is at its largest here.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ _SCHEMA = {
 
 
 async def tokens_per_second(runner: ThinkRunner, **params: Any) -> float:
-    """Tokens per second of CPU of answers that are all there at once."""
+    """Tokens per CPU second of answers that all start together."""
     chats = [[{"role": "user", "content": " ".join(["bird"] * (4 + number))}] for number in range(_AT_ONCE)]
     jobs = [MemoryJob({"messages": chat, "params": {"max_tokens": _TOKENS, **params}}) for chat in chats]
     began = time.process_time()

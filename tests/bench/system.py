@@ -1,7 +1,7 @@
-"""The whole system on this machine with null engines, and what its processes cost.
+"""The whole system with null engines on this machine, and its cost.
 
-CPU time is read from each process's own CPU clock, threads that have ended included, in nanoseconds;
-``/proc/<pid>/stat`` counts in ticks of 10 ms. The supervisor and the load generator are left out.
+CPU time comes from each process's own CPU clock in nanoseconds, including threads that have ended. ``/proc/<pid>/stat``
+counts in ticks of 10 ms. The supervisor and the load generator are left out.
 """
 
 import asyncio
@@ -69,7 +69,7 @@ MODELS = {
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """One round of one case: CPU ms per request by process, and what the load generator saw."""
+    """One round of one case: CPU ms per request by process, and the load generator's results."""
 
     cpu_ms: dict[str, float]
     done: Done
@@ -80,7 +80,7 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class System:
-    """The running system and, beside it, the echo server."""
+    """The running system and the echo server."""
 
     def __init__(self, stack: Stack, echo: "asyncio.subprocess.Process", echo_port: int) -> None:
         self.stack = stack
@@ -112,14 +112,14 @@ class System:
         return {**pids, **{f"worker {number}": worker.pid for number, worker in enumerate(workers)}}
 
     async def idle(self, seconds: float) -> float:
-        """CPU ms per second of the whole system without any request."""
+        """CPU ms per second of the whole idle system."""
         pids = self.pids()
         begun, before = time.perf_counter(), _cpu_ms(pids)
         await asyncio.sleep(seconds)
         return (sum(_cpu_ms(pids).values()) - sum(before.values())) / (time.perf_counter() - begun)
 
     def memory_mib(self, process: str) -> float:
-        """Resident memory of ``process`` without the arena, which all processes of a node share."""
+        """Resident memory of ``process`` without the arena, which a node's processes share."""
         status = Path(f"/proc/{self.stack.pids[process]}/status").read_text()
         fields = dict(line.split(":", 1) for line in status.splitlines())
         return sum(int(fields[name].split()[0]) for name in ("RssAnon", "RssFile")) / 1024
@@ -135,10 +135,10 @@ async def running(
     env: Mapping[str, str] | None = None,
     apps_dir: Path = SERVED,
 ) -> AsyncIterator[System]:
-    """Start everything for ``model`` on ``nodes``; nothing is left afterwards. Log lines are shown only when it fails.
+    """Start everything for ``model`` on ``nodes``, and clean up afterwards.
 
-    ``models`` are declarations in the place of the model's own, ``env`` is more environment of all services, and apps
-    are below ``apps_dir``.
+    Logs are printed only on failure. ``models`` replace the model's own declarations, ``env`` is additional environment
+    of all services, and apps are below ``apps_dir``.
     """
     lines = io.StringIO()
     app = model == bodies.NO_MODEL

@@ -1,8 +1,8 @@
-"""``make bench``: every benchmark by its name (``make bench ONLY=control.text``), and ``ONLY=processes``.
+"""``make bench``: every benchmark by name (``make bench ONLY=control.text``), and ``ONLY=processes``.
 
 All selected benchmarks are measured together, in interleaved rounds, before the first result is shown.
-``OMNIBUS_BENCH_CPROFILE=<directory> make bench ONLY=processes`` also leaves one cProfile file per Python
-process there, for ``python -m pstats``; the figures of such a run are those of a slower system.
+``OMNIBUS_BENCH_CPROFILE=<directory> make bench ONLY=processes`` also writes one cProfile file per Python process there,
+for ``python -m pstats``. Profiling slows the system, which affects the figures of such a run.
 """
 
 from collections.abc import Iterator

@@ -1,10 +1,10 @@
-"""vLLM's own OpenAI server, on a machine whose torch has no CUDA: ``python -m tests.bench.vllm_server`` and its flags."""
+"""vLLM's own OpenAI server without CUDA: ``python -m tests.bench.vllm_server`` and its flags."""
 
 import runpy
 
 from omnibus_models import torchvision_cpu
 
-# Processes that vLLM spawns import this module for its name, and with it what follows.
+# Processes that vLLM spawns import this module by name, and run the following code.
 torchvision_cpu.install_operators()
 
 from services.llm.vllm.v032 import model_registry  # noqa: E402

@@ -1,13 +1,13 @@
-"""Realtime sessions with a simulated model: what the system adds to the time until the first sound, what goes on after
-an interruption, what sessions cost, and what a gateway's death does to them.
+"""Realtime sessions with a simulated model: latency, interruptions, cost, and lost gateways.
 
     python -m tests.bench.voice
+    python -m tests.bench.voice --idle 60
 
-Two gateways and one executor of each stage, as processes. Engines take the same time whatever the machine does, so that
-all that comes on top is the system's own:
+Two gateways and one executor of each stage run as processes. Engines take the same time under any load of the machine,
+so the system itself causes all that exceeds it:
 
-    first_audio_over_compute   seconds from the last sample of a turn's silence until the first sound, over what the
-                               engines take for it: the turn encoded, the first token, the first codes, their samples.
+    first_audio_over_compute   seconds from the last sample of a turn's silence until the first audio, over those that
+                               the engines need for it: the turn encoded, the first token, the first codes, their samples.
                                The silence is sent as a microphone does, so that an answer may be begun early in it
     barge_in_steps             steps that a stage takes after the end of an interrupted answer is on the bus, at most
     idle_cpu                   share of a core of a session that is open and silent, without audio
@@ -15,10 +15,8 @@ all that comes on top is the system's own:
     resume_gap_ms              median time without audio of sessions whose gateway was killed. Raises when one of them
                                lost or repeated a sample
 
-    python -m tests.bench.voice --idle 60
-
-prints what open sessions cost alone, counted for so many seconds each without and with them: the CPU of their gateway,
-and of the whole system.
+``--idle`` prints the cost of open sessions alone: the CPU of their gateway, and of the whole system. It counts that
+many seconds each without and with sessions.
 """
 
 import argparse
@@ -55,7 +53,7 @@ CHUNK_SECONDS = 0.05
 #: Seconds of a frame of the detector, and of the silence that ends a turn.
 FRAME_SECONDS, SILENCE_SECONDS = 0.02, 0.5
 SECONDS = {"audio": 0.03, "thinker": 0.05, "talker": 0.02, "vocoder": 0.02}
-#: Seconds of the passes and of the first steps behind them.
+#: Seconds of the passes and of the first steps after them.
 COMPUTE = sum(SECONDS.values()) + sum(
     TIMES["default"]["components"][name]["step"]["base"] for name in ("thinker", "talker")
 )
@@ -68,7 +66,7 @@ STAGES = {
 
 
 def model(directory: Path) -> dict[str, Any]:
-    """One executor for each stage; engines take ``SECONDS`` for a pass."""
+    """Model with one executor per stage; engines take ``SECONDS`` for a pass."""
     times = copy.deepcopy(TIMES)
     for name, seconds in SECONDS.items():
         times["default"]["components"][name]["batch"]["base"] = seconds
@@ -77,7 +75,7 @@ def model(directory: Path) -> dict[str, Any]:
 
 
 def staged(directory: Path, times: dict[str, Any]) -> dict[str, Any]:
-    """One executor for each stage, whose engines take ``times``."""
+    """Model with one executor per stage, whose engines take ``times``."""
     checkpoint = directory / "times.json"
     checkpoint.write_text(json.dumps(times))
     options = {name: {"components": list(parts), "service": service} for name, (service, *parts) in STAGES.items()}
@@ -112,7 +110,7 @@ async def wait_event(socket: ClientConnection, type: str) -> dict[str, Any]:
 
 
 async def measure_first_audio(system: System) -> float:
-    """Median seconds from the end of a turn's audio to the first sound, over ``COMPUTE``."""
+    """Median seconds from a turn's end to the first audio, over ``COMPUTE``."""
     took = []
     for _ in range(TURNS):
         async with session(system) as socket:
@@ -127,7 +125,7 @@ async def measure_first_audio(system: System) -> float:
 
 
 async def send_ending_silence(socket: ClientConnection) -> float:
-    """Send silence frame by frame, as time passes, until it ends the turn; when the last of it was sent."""
+    """Send silence in real time until it ends the turn; return when the last frame was sent."""
     begin, frame = time.perf_counter(), sound(FRAME_SECONDS)
     for number in range(1, round(SILENCE_SECONDS / FRAME_SECONDS) + 1):
         await asyncio.sleep(max(0.0, begin + number * FRAME_SECONDS - time.perf_counter()))
@@ -144,7 +142,7 @@ class StageSteps:
         self._statuses = statuses
 
     async def count(self) -> dict[str, int]:
-        """Steps, or passes of stages without steps, by component."""
+        """Steps by component; passes for stages without steps."""
         found = await asyncio.gather(*(read_engine_stats(self._bus, each) for each in self._statuses))
         stages = {name: stats for each in found for name, stats in each.items()}
         return {name: sum((stats.get("steps") or stats["batches"]).values()) for name, stats in stages.items()}
@@ -162,7 +160,7 @@ async def find_stages(system: System, bus: Any) -> list[ExecutorStatus]:
 
 
 async def measure_barge_in(system: System) -> float:
-    """The most steps that any stage takes after the end of an answer that somebody speaks into."""
+    """Most steps of any stage after the end of an interrupted answer."""
     most: dict[str, int] = {}
     async with system.bus() as bus:
         stages, ended = StageSteps(bus, await find_stages(system, bus)), asyncio.Event()
@@ -192,7 +190,7 @@ async def measure_barge_in(system: System) -> float:
 
 
 async def measure_cpu(system: System) -> dict[str, float]:
-    """Share of a core that a session takes of its gateway: without audio, and with silence."""
+    """Share of a core of the gateway per session: without audio, and with silence."""
     async with contextlib.AsyncExitStack() as stack:
         alone = await _gateway_cpu(system)
         sockets = [await stack.enter_async_context(session(system)) for _ in range(SESSIONS)]
@@ -222,7 +220,7 @@ async def _gateway_cpu(system: System) -> float:
 
 
 async def measure_idle(system: System, seconds: float) -> dict[str, float]:
-    """Percent of a core that an open session without audio takes of its gateway, and of the whole system."""
+    """CPU percent of an open session without audio: its gateway, the whole system."""
     await system.becomes_ready()
     before = await _count_cpu(system, seconds)
     async with contextlib.AsyncExitStack() as stack:
@@ -236,7 +234,7 @@ async def measure_idle(system: System, seconds: float) -> dict[str, float]:
 
 
 async def _count_cpu(system: System, seconds: float) -> tuple[float, float]:
-    """Cores that its first gateway, and all of ``system``, keep at work for ``seconds``."""
+    """Busy cores of the first gateway and of ``system``, during ``seconds``."""
     gateway = await asyncio.to_thread(system.gateway, 0)
     processes = [gateway, *(each for each in await asyncio.to_thread(system.processes) if each.pid != gateway.pid)]
     begin, before = time.perf_counter(), [each.cpu_times() for each in processes]

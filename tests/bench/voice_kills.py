@@ -1,17 +1,19 @@
-"""Sessions by voice that are resumed while gateways are killed: what is lost or repeated, and how long it is silent.
+"""Voice sessions resumed while gateways are killed: lost or repeated samples, and silence.
 
     python -m tests.bench.voice_kills --resumed 500
 
-Simulated executors, real gateways under ``omnibus up``. Every second one gateway is killed, as long as another one
-answers, until so many sessions were resumed; their clients connect again at once, at random to one that takes them.
-Each answer is compared with the same one of an undisturbed run, sample by sample. ``resume_gap_ms`` is the time between
-the end of a connection and the next text or sound that is new to its client. ``taken_ms`` is the part of it until another
-gateway has taken the session over and sent what was missed; the rest is the model on its way back to the same place.
-``gap less the model's own`` leaves out what simulated engines take for the next text or sound. They take no processor
-for it, so that cores are at work for gateways and clients alone; ``machine_late_ms`` is how much later than it wished a
-program was woken that does nothing else: where it is late itself, gaps are other programs'. ``phases_ms`` says what gaps
-consist of (median, 99th percentile, most; see ``tests.bench.resume_phases``), and the longest ones are printed with
-their phases and steps.
+Simulated executors run with real gateways under ``omnibus up``. Every second one gateway is killed, if another one
+answers, until the given number of sessions was resumed. Their clients reconnect immediately, to a random gateway that
+accepts them. Each answer is compared, sample by sample, with the same answer of an undisturbed run.
+
+``resume_gap_ms`` is the time from the end of a connection to the next text or audio that is new to its client.
+``taken_ms`` is the part of it until another gateway has resumed the session and sent the missed events. In the rest the
+model returns to the same position. ``gap less the model's own`` excludes the time of simulated engines for the next
+text or audio. They use no processor, so only gateways and clients use cores.
+
+``machine_late_ms`` is how late an otherwise idle program was woken. If it is late itself, other programs cause the
+gaps. ``phases_ms`` contains the phases of gaps (median, 99th percentile, most; see ``tests.bench.resume_phases``). The
+longest gaps are printed with their phases and steps.
 """
 
 import argparse
@@ -47,7 +49,10 @@ WORST = 5
 
 
 def own_seconds() -> dict[str, float]:
-    """Seconds of simulated engines until the next text, or the next sound where there is no more text."""
+    """Seconds of simulated engines until the next text or audio.
+
+    Audio counts after the last text.
+    """
     parts = TIMES["default"]["components"]
     thinker, talker = (parts[name]["batch"]["base"] for name in ("thinker", "talker"))
     codes = parts["talker"]["step"]["base"] * SimulatedTalker.chunk
@@ -58,7 +63,10 @@ def own_seconds() -> dict[str, float]:
 
 
 class Callers:
-    """Clients that open the next session when theirs is over; ``known`` are the answers of an undisturbed run."""
+    """Clients that open a new session when one ends.
+
+    ``known`` are the answers of an undisturbed run.
+    """
 
     def __init__(self, system: System, known: Sequence[Conversation]) -> None:
         self._urls = system.urls
@@ -129,7 +137,7 @@ async def measure(system: System, sessions: int, resumed: int) -> dict[str, Any]
 
 
 def print_longest(gaps: Sequence[Gap], sent: Sequence[SentAudio]) -> None:
-    """Print what the longest gaps waited for, in milliseconds."""
+    """Print the phases of the longest gaps in milliseconds."""
     for gap in sorted(gaps, key=lambda each: each.seconds)[-WORST:]:
         phases = {name: round(1000 * seconds) for name, seconds in split_gap(gap, sent).items()}
         steps = [(round(1000 * seconds), what) for seconds, what in gap.steps]

@@ -1,25 +1,26 @@
-"""Sessions by voice at the same time: whether their answers can be played while they are made.
+"""Concurrent voice sessions: whether clients can play their answers without underruns.
 
     python -m tests.bench.voice_sessions --sessions 8 16 32 64
 
-Each session has a microphone that never stops: it says a tone, hears the answer to its end, and says the next one.
-Sessions begin one after the other within a turn. A client plays an answer once it has ``--buffer`` milliseconds of it, as
-telephones and browsers do, and an underrun is a pause in what it plays. Engines are simulated, one executor for each
-stage, and take the same time whatever the machine does: they make sound several times as fast as it is played, and 64
-prompts at once hold a step up by less than the buffer. With ``--engine transformers`` the tiny omni model answers: then
-the processor's time is part of it. What engines have made is noted where it comes onto the bus, and played there, too:
-see ``tests.bench.playback``.
+Each session has a microphone that never stops: it plays a tone, receives the whole answer, and plays the next one.
+Sessions begin one after the other within a turn. A client plays an answer once it has ``--buffer`` milliseconds of it,
+as telephones and browsers do. An underrun is a pause in its playback.
+
+Engines are simulated, one executor for each stage, and take the same time under any load. They generate audio several
+times faster than real time, and 64 concurrent prompts delay a step by less than the buffer. With ``--engine
+transformers`` the tiny omni model answers, and processor time counts. The audio of engines is also recorded on the bus
+and played there: see ``tests.bench.playback``.
 
     of_engines        answers with underruns that there would have been at the bus: engines computed, waited for each
                       other, or for a core
-    of_the_system     answers with longer pauses than there would have been at the bus: gateway, bus and connection took
-                      too long with what was there in time. What each of them did meanwhile is printed
+    of_the_system     answers with longer pauses than there would have been at the bus: gateway, bus and connection
+                      delayed audio that was available in time. The work of each meanwhile is printed
     of_processors     the same where those on its way, the gateway, NATS and this client, were ready to run for as long and
                       had no processor: others had them, engines among them
     delivery_ms       how much later a client had what the engines had made, at most in an answer
-    real_time         seconds that a second of sound took
+    real_time         seconds that a second of audio took
     cores             of the whole system and its clients, at work on average, and of all programs of the machine
-    machine_late_ms   how much later than it wished a program was woken that does nothing else
+    machine_late_ms   how late an otherwise idle program was woken
 """
 
 import argparse
@@ -48,18 +49,18 @@ from tests.bench.voice import session, sound, staged
 from tests.e2e.small.streams import MODEL, TIMES
 from tests.e2e.system import System, declaration, running
 
-#: Seconds of sound in a message of a microphone, and of the tone that it says.
+#: Seconds of audio in a microphone's message, and of the tone that it plays.
 CHUNK_SECONDS, TONE_SECONDS = 0.05, 1.0
 #: Seconds of a turn and its answer, about.
 TURN_SECONDS = 5.0
-#: Names of processes that are watched, beside the gateways.
+#: Names of watched processes, in addition to the gateways.
 CLIENT, NATS = "client", "nats"
 #: Seconds that an answer may take.
 PATIENCE = 300.0
 
 
 def quick_times() -> dict[str, Any]:
-    """Times of engines that keep up with many: a quarter of those of other tests."""
+    """Engine times for many sessions: a quarter of those of other tests."""
     times = copy.deepcopy(TIMES)
     for part in times["default"]["components"].values():
         for kind in ("batch", "step"):
@@ -70,14 +71,14 @@ def quick_times() -> dict[str, Any]:
 
 @dataclass
 class Call:
-    """One session, and how its answers were played."""
+    """One session, and the playback of its answers."""
 
     buffer: float
     turns: int
     seed: int
     players: list[Player] = field(default_factory=list)
-    waits: list[float] = field(default_factory=list)  # seconds from the end of a turn to the first sound
-    says: list[str] = field(default_factory=list)  # what the microphone hears next
+    waits: list[float] = field(default_factory=list)  # seconds from the end of a turn to the first audio
+    says: list[str] = field(default_factory=list)  # the microphone's next words
 
     async def hold(self, socket: ClientConnection) -> None:
         session = {"type": "realtime", "seed": self.seed}
@@ -121,7 +122,7 @@ class Call:
 
 
 def cpu_seconds(system: System) -> float:
-    """Seconds that this process, ``system`` and all that either has started have computed."""
+    """CPU seconds of this process, ``system``, and all their children."""
     own = psutil.Process()
     found = {each.pid: each for each in (own, *own.children(recursive=True), *system.processes())}
     times = [each.cpu_times() for each in found.values()]
@@ -129,13 +130,13 @@ def cpu_seconds(system: System) -> float:
 
 
 def find_pids(system: System) -> dict[str, int]:
-    """The processes that audio passes behind the engines."""
+    """Processes that audio passes after the engines."""
     gateways = {f"gateway {number}": system.gateway(number).pid for number in range(len(system.urls))}
     return {CLIENT: os.getpid(), NATS: system.server("nats-server").pid, **gateways}
 
 
 def busy_seconds() -> float:
-    """Seconds that the processors of this machine have computed, for whatever program."""
+    """Busy seconds of this machine's processors, for all programs."""
     times = psutil.cpu_times()
     return float(times.user + times.nice + times.system + times.irq + times.softirq)
 

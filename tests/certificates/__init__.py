@@ -1,7 +1,7 @@
-"""A certificate for localhost and 127.0.0.1, the authority that signed it, and one that did not; valid until 2126.
+"""Certificates for localhost and 127.0.0.1, and their authorities; valid until 2126.
 
-Besides, certificates for nodes ``a`` and ``b``, and their authority. The authorities' keys were thrown away: nothing
-else can be signed by them.
+One authority signed the certificate, and one did not. The directory also contains certificates for nodes ``a`` and
+``b``, and their authority. The authorities' keys were discarded, so they cannot sign anything else.
 """
 
 from pathlib import Path
@@ -12,5 +12,5 @@ CERTIFICATE, KEY = DIRECTORY / "tls.crt", DIRECTORY / "tls.key"
 
 
 def node_files(node: str) -> tuple[str, str, str]:
-    """The authority of nodes ``a`` and ``b``, and the certificate and key of ``node``."""
+    """Authority of nodes ``a`` and ``b``, and certificate and key of ``node``."""
     return str(DIRECTORY / "nodes-ca.crt"), str(DIRECTORY / f"node-{node}.crt"), str(DIRECTORY / f"node-{node}.key")

@@ -1,9 +1,7 @@
 """Faults against a running Omnibus: ``python -m tests.chaos --minutes 3 --seed 7 --faults kill,stop``.
 
-``python -m tests.chaos --tenants`` lets one tenant attack another one instead.
-
-Ends with 0 when every promise of docs/reliability.md held, with 1 when one was broken. The same seed draws the same
-requests and the same faults.
+``python -m tests.chaos --tenants`` lets one tenant attack another one instead. The exit code is 0 if every promise of
+docs/reliability.md held, and 1 if one was broken. The same seed draws the same requests and the same faults.
 """
 
 import argparse
@@ -44,7 +42,7 @@ def main(arguments: list[str]) -> int:
 
 
 def main_tenants(arguments: list[str]) -> int:
-    """Let one tenant attack another one; 1 when a promise was broken."""
+    """Let one tenant attack another one; return 1 if a promise was broken."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos --tenants", description=run_tenants.__doc__)
     parser.add_argument("--minutes", type=float, default=0.5)
     parser.add_argument("--attacks", default=",".join(ATTACKS), help="some of %(default)s")
@@ -64,7 +62,10 @@ def main_tenants(arguments: list[str]) -> int:
 
 
 def parsed(arguments: list[str]) -> tuple[Options, Path | None]:
-    """Options of a command line, and the directory that gets the report and the log."""
+    """Parse a command line.
+
+    Returns the options, and the directory for report and log.
+    """
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--minutes", type=float, default=2.0)
     parser.add_argument("--seed", type=int, default=None)

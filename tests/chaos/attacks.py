@@ -1,4 +1,4 @@
-"""Slow and hostile clients, and hostile media servers. Each attack ends by itself after its time."""
+"""Slow and hostile clients, and hostile media servers; each attack is limited in time."""
 
 import asyncio
 import contextlib
@@ -85,7 +85,7 @@ ATTACKS: dict[str, Feed] = {
 
 
 async def attack(name: str, url: str, seconds: float) -> Attack:
-    """Keep one connection of this sort to a gateway for at most ``seconds``; how long it was listened to."""
+    """Attack one gateway for at most ``seconds``; return how long it kept the connection."""
     address = urlsplit(url)
     began = time.monotonic()
     feeding: asyncio.Task[None] | None = None
@@ -115,7 +115,7 @@ async def _fed(feed: Feed, writer: asyncio.StreamWriter) -> None:
 
 
 async def crowd(urls: list[str], each: int, seconds: float) -> list[Attack]:
-    """``each`` connections of every sort at once, spread over gateways."""
+    """Open ``each`` connections of every kind at once, spread over gateways."""
     names = [name for name in ATTACKS for _ in range(each)]
     calls = [attack(name, urls[number % len(urls)], seconds) for number, name in enumerate(names)]
     return list(await asyncio.gather(*calls))
@@ -194,7 +194,7 @@ SERVERS: dict[str, Feed] = {
 
 @contextlib.asynccontextmanager
 async def media_server() -> AsyncIterator[str]:
-    """Base URL of a server that answers ``/<name>.png`` as ``SERVERS`` has it, while the block runs."""
+    """Serve ``/<name>.png`` as ``SERVERS`` defines it, and yield the base URL."""
     open_ones: set[asyncio.StreamWriter] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""One HTTP client for one request: reads everything, and says how it ended."""
+"""An HTTP client that sends one request and reports its end."""
 
 import asyncio
 import json
@@ -13,21 +13,27 @@ from tests.chaos.requests import Request, events
 
 #: Seconds after which a client gives up on a gateway: well beyond any deadline.
 PATIENCE_SECONDS = 45.0
-_SHOWN = 300  # characters of a body that is no answer
-#: Trusts nobody: gateways speak plain HTTP here. Reading the trusted certificates anew for each client takes 70 ms of
-#: processor time, in which no other client is served, and a busy machine makes seconds of that.
+_SHOWN = 300  # characters of a body that is not an answer
+#: Without certificates, because gateways use plain HTTP here. Loading the trusted ones for each client takes 70 ms of
+#: processor time, which blocks all other clients, and takes seconds on a busy machine.
 _NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def open_client(url: str, timeout: float | None) -> httpx.AsyncClient:
-    """A client of the gateway at ``url``, with a connection of its own; ``timeout`` in seconds, None: none."""
+    """Open a client of the gateway at ``url``, with its own connection.
+
+    ``timeout`` is in seconds; None disables it.
+    """
     return httpx.AsyncClient(base_url=url, timeout=timeout, verify=_NO_TLS, trust_env=False)
 
 
 async def send(
     number: int, request: Request, url: str, gateway: int, clock: Callable[[], float], leave: float = 0.0
 ) -> Outcome:
-    """Send ``request`` on a connection of its own; ``leave``: give it up after so many seconds, 0: never."""
+    """Send ``request`` on a new connection.
+
+    ``leave``: disconnect after that many seconds, or never if 0.
+    """
     begin = clock()
     fields: dict[str, Any] = {}
     try:
@@ -84,7 +90,7 @@ def _read(body: bytes, request: Request) -> dict[str, Any]:
 
 
 def error_code(body: bytes) -> str:
-    """The code of an error as OpenAI's clients read it; empty for anything else."""
+    """Code of an error in OpenAI's shape, or "" for other answers."""
     try:
         error = json.loads(body)["error"]
         whole = isinstance(error["message"], str) and isinstance(error["type"], str)

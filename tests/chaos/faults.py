@@ -1,4 +1,4 @@
-"""Faults: which are drawn for a run by its seed, and how each is done to a process, a disk or the store."""
+"""Faults: drawn for a run by its seed, and injected into processes, disks or the store."""
 
 import asyncio
 import contextlib
@@ -58,7 +58,7 @@ _MOST_IN_A_MINUTE = 3
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault as it is drawn: the victim is ``place`` modulo the number of those that play the role then."""
+    """A fault as drawn: its victim is ``place`` modulo the number of candidates."""
 
     number: int
     role: str
@@ -69,7 +69,10 @@ class Fault:
 
 
 def schedule(seed: int, verbs: set[str], roles: set[str]) -> Iterator[Fault]:
-    """Faults without end, the same for the same arguments. The first ones are one of each, in a drawn order."""
+    """Endless faults, the same for the same arguments.
+
+    The first ones are one of each, in a drawn order.
+    """
     dice = Random(f"faults of {seed}")
     allowed = [key for key in WEIGHTS if key[0] in roles and key[1] in verbs]
     if not allowed:
@@ -92,7 +95,7 @@ class Injector:
         self._lately: dict[str, deque[float]] = {}
 
     async def inject(self, fault: Fault) -> Event:
-        """Do ``fault``, and undo what lasts; what was done."""
+        """Inject ``fault``, undo lasting effects, and return the event."""
         fill = _FILLS.get(fault.role)
         if fill is not None:
             return await self._fill(fault, fill)
@@ -148,7 +151,7 @@ def _cases(role: str, name: str) -> tuple[str, ...]:
 
 @contextlib.asynccontextmanager
 async def _filled(directory: Path) -> AsyncIterator[str]:
-    """All free bytes of the disk of ``directory`` are taken while the block runs."""
+    """Fill the disk of ``directory`` while the block runs."""
     path = directory / "chaos-fills-this"
     await asyncio.to_thread(_take_all, path)
     try:

@@ -1,4 +1,7 @@
-"""The promises of docs/reliability.md, checked against what a run recorded. No I/O: the judge has tests of its own."""
+"""Check the promises of docs/reliability.md against a recorded run.
+
+The judge does no I/O, so unit tests cover it.
+"""
 
 import statistics
 from collections import defaultdict
@@ -10,7 +13,7 @@ from tests.chaos.outcome import CUT, HANG, LEFT, REFUSED, RESET, Attack, Event, 
 
 #: Answers from which on a p99 is more than the slowest of a few.
 ENOUGH = 50
-#: Parts of a process's life that are compared; a burst within one is no growth.
+#: Parts of a process's life that are compared; a burst within one is not growth.
 _PARTS = 6
 
 
@@ -20,7 +23,7 @@ class Bounds:
 
     deadline_seconds: float = 30.0
     late_seconds: float = 2.0
-    #: Steps of 16 bits by which a sample of sound may differ.
+    #: Steps of 16 bits by which an audio sample may differ.
     sound_steps: int = 1
     #: From a fault to the first good answer of a request that began after it.
     recovery_seconds: float = 60.0
@@ -28,14 +31,14 @@ class Bounds:
     frozen_seconds: float = 30.0
     #: Seconds after a fault of a gateway in which its connections may break, or be refused.
     gateway_seconds: float = 20.0
-    #: Seconds that a gateway which is asked to end answers what it has, before it ends and starts again.
+    #: Seconds for which a gateway answers its requests after SIGTERM, before it ends and restarts.
     drain_seconds: float = 30.0
     #: Growth of a process that goes on once it is warm, and the least length of a run that is judged by memory.
     growth_bytes: int = 64 << 20
     growth_descriptors: int = 32
     memory_after_seconds: float = 600.0
-    #: Growth at once that is none: caches fill up to what OMNIBUS_EXECUTOR_CACHE_MIB and OMNIBUS_GATEWAY_RETAIN_BYTES
-    #: allow, and the allocator keeps what the largest file so far took.
+    #: Single growth that is not a leak: caches fill up to OMNIBUS_EXECUTOR_CACHE_MIB and OMNIBUS_GATEWAY_RETAIN_BYTES,
+    #: and the allocator keeps the memory of the largest file so far.
     held_bytes: int = 256 << 20
     #: A process that has just begun grows until it has done everything once; after that it is judged if it went on for
     #: so long. In short runs these are a fifth and a quarter of the run.
@@ -117,9 +120,10 @@ def _wrong(outcome: Outcome, known: Outcome | None, bounds: Bounds) -> tuple[str
 
 
 def gateway_hit(outcome: Outcome, events: Sequence[Event], bounds: Bounds) -> bool:
-    """True when the gateway of a request was itself killed or frozen meanwhile, or was just starting again.
+    """Return True if the gateway was hit or starting meanwhile.
 
-    A gateway that is asked to end (TERM) answers what it has, typed: only new connections may be refused.
+    The fault killed or froze the gateway. A gateway that receives SIGTERM still answers its requests with typed errors;
+    it may refuse only new connections.
     """
     for event in events:
         if event.gateway != outcome.gateway or event.skipped:
@@ -156,7 +160,7 @@ def _job_fault(job: Job) -> str:
     return f"it was made {len(ends)} times" if len(ends) > 1 else ""
 
 
-# What stays behind
+# Leftovers
 
 
 def _leaks(record: Record, bounds: Bounds) -> Iterator[Violation]:
@@ -178,7 +182,7 @@ def _leaks(record: Record, bounds: Bounds) -> Iterator[Violation]:
 
 
 def _warm(samples: Sequence[Sample], seconds: float, bounds: Bounds) -> list[Sample]:
-    """Samples of one process after it was warm; none when it did not go on for long enough to be judged."""
+    """Samples of one warm process; none if it ran too briefly."""
     begin = samples[0].at + min(bounds.warm_seconds, seconds / 5)
     warm = [sample for sample in samples if sample.at >= begin]
     enough = len(warm) >= _PARTS and warm[-1].at - warm[0].at >= min(bounds.judged_seconds, seconds / 4)
@@ -186,9 +190,9 @@ def _warm(samples: Sequence[Sample], seconds: float, bounds: Bounds) -> list[Sam
 
 
 def _growth(values: Sequence[float]) -> tuple[float, float]:
-    """Growth from the first part of ``values`` to the last one, and how much of it goes on from part to part.
+    """Growth over ``values``, and the steady part of it.
 
-    A leak grows in most parts; whoever takes more for a larger file than any before, and keeps it, grows in a few.
+    A leak grows in most parts. A process that once needs more memory for a larger file, and keeps it, grows in a few.
     """
     edges = [len(values) * part // _PARTS for part in range(_PARTS + 1)]
     levels = [statistics.median(values[begin:end]) for begin, end in pairwise(edges)]
@@ -207,7 +211,10 @@ def _by_process(samples: Sequence[Sample]) -> dict[tuple[str, int], list[Sample]
 
 
 def recovery(event: Event, outcomes: Sequence[Outcome]) -> float | None:
-    """Seconds from a fault to the end of the first good answer that began after it; None: there was none."""
+    """Seconds from a fault until the first good answer ended, or None.
+
+    The request of that answer must have begun after the fault.
+    """
     ends = [
         outcome.end
         for outcome in outcomes
@@ -220,7 +227,7 @@ def recovery(event: Event, outcomes: Sequence[Outcome]) -> float | None:
 
 
 def recoveries(record: Record) -> dict[str, list[float]]:
-    """Recovery times by name of fault. Those with nothing after them to measure are left out."""
+    """Recovery times by name of fault, without faults that lack later requests."""
     times: dict[str, list[float]] = defaultdict(list)
     for event in record.events:
         seconds = recovery(event, record.outcomes)
@@ -258,8 +265,11 @@ def _cut_off(attacks: Sequence[Attack], bounds: Bounds) -> Iterator[Violation]:
 
 
 def judge_crowd(record: Record, alone: Sequence[float], restarts: int, bounds: Bounds) -> list[Violation]:
-    """Overload and hostile inputs: no 5xx, no restart, and others wait at most twice as long (p99) as ``alone``, or
-    half of ``late_seconds`` longer, where there are enough of both to tell."""
+    """Judge overload and hostile inputs: no 5xx, no restart, bounded waiting for others.
+
+    Others must wait at most twice as long (p99) as ``alone``, or half of ``late_seconds`` longer. This is checked if
+    there are enough requests of both.
+    """
     faults = [
         Violation("no 5xx", f"request {outcome.number} ({outcome.case}): {outcome.status} {outcome.code}")
         for outcome in record.outcomes
@@ -275,6 +285,6 @@ def judge_crowd(record: Record, alone: Sequence[float], restarts: int, bounds: B
 
 
 def percentile(values: Sequence[float], part: float) -> float:
-    """The smallest value that at least ``part`` percent do not exceed; 0 of none."""
+    """Smallest value that at least ``part`` percent do not exceed; 0 without values."""
     ordered = sorted(values)
     return ordered[max(0, -(-len(ordered) * int(part) // 100) - 1)] if ordered else 0.0

@@ -1,4 +1,7 @@
-"""What one tenant may not do to another: promises of docs/security.md, checked against what a run recorded. No I/O."""
+"""Check in a recorded run that tenants cannot harm each other.
+
+The promises are those of docs/security.md. The judge does no I/O.
+"""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -27,7 +30,7 @@ class Attempt:
 
 @dataclass
 class TenantRecord:
-    """All of a run: how attacks were answered, what became of the other tenant's requests, and memory in bytes."""
+    """Record of a run: answers to attacks, outcomes of the other tenant, memory in bytes."""
 
     codes: dict[str, Counter[int]] = field(default_factory=dict)
     others: list[Attempt] = field(default_factory=list)
@@ -39,7 +42,7 @@ class TenantRecord:
 
 
 def judge_tenants(record: TenantRecord, late: float = 0.0) -> list[Violation]:
-    """Every promise that ``record`` breaks; ``late`` seconds are allowed to a machine that has no time."""
+    """Promises that ``record`` breaks; ``late`` are extra seconds for a busy machine."""
     return [*_others(record, late), *_memory(record), *_stopped(record, late)]
 
 

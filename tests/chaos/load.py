@@ -1,4 +1,4 @@
-"""Clients of a run: good requests one after another, some that leave, some poisonous ones, and jobs."""
+"""Clients of a run: good requests in sequence, some disconnects, some malicious requests, and jobs."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,10 @@ _STRIDE = 1_000_000  # between the numbers of two clients
 
 
 class Load:
-    """Sends and records. ``server`` is the base URL of the hostile media server; empty: nothing hostile is sent."""
+    """Send requests and record their outcomes.
+
+    ``server`` is the base URL of the hostile media server; if empty, nothing hostile is sent.
+    """
 
     def __init__(self, stack: Stack, record: Record, server: str = "") -> None:
         self._stack = stack
@@ -41,7 +44,7 @@ class Load:
         self._urls: list[str] = stack.system.urls
 
     async def undisturbed(self) -> None:
-        """Ask everything once while nothing else happens: the answers that all others are compared with."""
+        """Send every request once without faults, to get the reference answers."""
         if self._server:
             await asyncio.to_thread(_files)  # takes seconds, which no client is to wait for later
         for case in requests.CASES:
@@ -53,7 +56,10 @@ class Load:
             self._record.answers[case] = outcome
 
     async def client(self, number: int, until: float, draw: Callable[[Random], Request] | None = None) -> None:
-        """Requests one after another until the run's time is ``until``; each depends on seed and place alone."""
+        """Send requests in sequence until the run's time is ``until``.
+
+        Each depends only on seed and place.
+        """
         step = 0
         while self._stack.now < until and self._stack.runs:
             dice = Random(f"{self._record.seed} {number} {step}")
@@ -68,7 +74,7 @@ class Load:
         return self.hostile(dice) if self._server and dice.random() < _POISON else requests.drawn(dice)
 
     def hostile(self, dice: Random) -> Request:
-        """A hostile file, a hostile body, or the address of a hostile server."""
+        """Choose a hostile file, a hostile body, or a hostile server's address."""
         sort = dice.random()
         if sort < 0.6:
             case = dice.choice(_files())
@@ -86,7 +92,7 @@ class Load:
                 self._record.outcomes.append(await self.send(-1 - number, requests.good(case), gateway))
 
     async def probe(self, event: Event) -> None:
-        """Ask what was hit again and again until it answers, so that the time of its recovery is known."""
+        """Send requests to the victim until it answers, to measure its recovery."""
         dice = Random(f"{self._record.seed} probe {event.number}")
         gateway = event.gateway if event.gateway >= 0 else dice.randrange(len(self._urls))
         case = dice.choice(event.cases or ("text",))
@@ -106,7 +112,7 @@ class Load:
     # Jobs
 
     async def jobs(self, until: float) -> None:
-        """Have videos made, one every few seconds, and look at all of them at either gateway."""
+        """Submit a video job every few seconds; poll jobs at both gateways."""
         dice = Random(f"{self._record.seed} jobs")
         due = self._stack.now
         while self._stack.now < until and self._stack.runs:
@@ -117,7 +123,10 @@ class Load:
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def jobs_end(self, within: float) -> None:
-        """Look at jobs until all are over, at most ``within`` seconds, and then once more at each gateway."""
+        """Poll jobs until all have ended, then finally at each gateway.
+
+        Waits at most ``within`` seconds.
+        """
         end = time.monotonic() + within
         while any(not _over(job) for job in self._record.jobs) and time.monotonic() < end:
             await self._look_at_jobs()
@@ -143,7 +152,10 @@ class Load:
 
 
 def _see(job: Job, answer: httpx.Response, now: float) -> None:
-    """Typed 5xx say nothing about the job: the store or the bus is away."""
+    """Record a job's state, except for typed 5xx errors.
+
+    They mean that store or bus is away, and contain nothing about the job.
+    """
     if answer.status_code == 200:
         shown: dict[str, Any] = answer.json()
         job.see(now, shown["status"], int(shown.get("completed_at") or 0))

@@ -11,10 +11,11 @@ REFUSED, RESET, CUT, LEFT, HANG = "refused", "reset", "cut", "left", "hang"
 
 @dataclass(frozen=True)
 class Outcome:
-    """One request. ``status`` is HTTP's, 0 without an answer; ``answer`` what it said, exactly or as 16-bit samples.
+    """Outcome of one request.
 
-    ``code`` is that of a typed error, also of one within a stream; ``broken`` names an end without any: one of the
-    constants above. ``harmless``: the request was a good one, so that it may not be refused for what it is.
+    ``status`` is HTTP's, 0 without an answer. ``answer`` is the exact text, or the 16-bit samples. ``code`` is that of
+    a typed error, including one within a stream. ``broken`` names an end without such an error: one of the constants
+    above. ``harmless``: the request is valid, so it must not be rejected for its content.
     """
 
     number: int
@@ -43,8 +44,10 @@ class Outcome:
 
 @dataclass
 class Job:
-    """One accepted job: each state in which a gateway showed it, with the end that it named (0: none), and why it
-    failed, if it did."""
+    """One accepted job: its states as gateways reported them, and any error.
+
+    Each state has the end that the gateway named (0: none).
+    """
 
     id: str
     accepted: float
@@ -52,7 +55,7 @@ class Job:
     error: str = ""
 
     def see(self, at: float, status: str, ended: int) -> None:
-        """Note a state, unless it is the last one again."""
+        """Record a state unless it equals the last one."""
         if not self.states or self.states[-1][1:] != (status, ended):
             self.states.append((at, status, ended))
 
@@ -61,8 +64,8 @@ class Job:
 class Event:
     """One fault: ``verb`` at ``victim``, which plays ``role``, for ``seconds``.
 
-    ``gateway`` is the index of a gateway that is hit, -1 for none; ``cases`` are those that can tell whether the victim
-    serves again, all when empty. ``skipped`` says why it was not injected.
+    ``gateway`` is the index of the gateway that is hit, or -1. ``cases`` are those that can show whether the victim
+    serves again; empty for all. ``skipped`` is the reason if it was not injected.
     """
 
     number: int
@@ -93,8 +96,10 @@ class Sample:
 
 @dataclass(frozen=True)
 class Attack:
-    """One connection of a slow or hostile client. ``seconds`` is how long it was listened to, until it was
-    refused or closed."""
+    """One connection of a slow or hostile client.
+
+    ``seconds`` is the time until it was rejected or closed.
+    """
 
     name: str
     seconds: float

@@ -1,4 +1,7 @@
-"""A run as tables in Markdown, to be pasted into docs/reliability.md: figures of this machine, none of this build."""
+"""Format a run as Markdown tables, to paste into docs/reliability.md.
+
+The figures are those of this machine.
+"""
 
 import os
 import platform
@@ -29,7 +32,7 @@ def report(options: Options, result: Result) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table of Markdown; empty without rows."""
+    """A Markdown table; empty without rows."""
     lines = ["| " + " | ".join(map(str, row)) + " |" for row in rows]
     return "\n".join([f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *lines]) if lines else ""
 
@@ -66,7 +69,7 @@ def _outcomes(outcomes: Sequence[Outcome]) -> str:
 
 
 def label(outcome: Outcome) -> str:
-    """One of a few words for what became of a request."""
+    """A short label for the outcome of a request."""
     sort = "" if outcome.harmless else "hostile: "
     if outcome.ok:
         return f"{sort}answered"

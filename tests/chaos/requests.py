@@ -1,4 +1,4 @@
-"""Requests of a run: what is asked for, and how an answer is read and compared. All by a seed."""
+"""Requests of a run, and how to read and compare their answers; drawn by a seed."""
 
 import base64
 import json
@@ -18,7 +18,10 @@ JSON = {"content-type": "application/json"}
 
 @dataclass(frozen=True)
 class Request:
-    """``read`` takes the body of a good answer to the text, or the samples, by which two answers are compared."""
+    """One request; ``read`` extracts from a good answer the comparable part.
+
+    That part is the text, or the samples.
+    """
 
     case: str
     path: str
@@ -27,16 +30,16 @@ class Request:
     streamed: bool = False
     harmless: bool = True
     headers: dict[str, str] = field(default_factory=lambda: dict(JSON))
-    end: bytes = CHAT_DONE  # what the last event of a whole stream begins with
+    end: bytes = CHAT_DONE  # beginning of the last event of a whole stream
 
 
 def good(case: str, streamed: bool = False) -> Request:
-    """The request of this case, whole or ``streamed`` where the route can."""
+    """Request of this case, whole, or ``streamed`` if the route supports it."""
     return CASES[case](streamed)
 
 
 def drawn(dice: Random) -> Request:
-    """One of the good requests; dear ones seldom."""
+    """Draw one of the good requests; expensive ones are rare."""
     case = dice.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
     return good(case, dice.random() < 0.4)
 
@@ -68,7 +71,7 @@ def _simulated(streamed: bool) -> Request:
 
 def _speech(_: bool) -> Request:
     body = {"model": OMNI, "input": "hello there", "voice": "Chelsie", "response_format": "pcm", "seed": 1}
-    # As events: the bare bytes of a sound have no place for an error.
+    # As events, because plain audio bytes cannot contain an error.
     body |= {"temperature": 0, "stream_format": "sse"}
     return Request("speech", "/v1/audio/speech", json.dumps(body).encode(), _samples, streamed=True, end=SPEECH_DONE)
 
@@ -112,7 +115,7 @@ def video(number: int) -> dict[str, object]:
 
 
 def cases_of(executor: str) -> tuple[str, ...]:
-    """The cases that need the executor of this id; all when it is not known."""
+    """Cases that need the executor with this id; all cases if it is unknown."""
     for model, cases in OF_MODEL.items():
         if executor.startswith(re.sub(r"[^A-Za-z0-9_-]+", "_", model)):
             return cases
@@ -167,7 +170,7 @@ def poison(modality: str, data: bytes, name: str) -> Request:
 
 
 def fetching(url: str, name: str) -> Request:
-    """A chat whose picture lies at a hostile server."""
+    """A chat whose image is at a hostile server."""
     part = {"type": "image_url", "image_url": {"url": url}}
     body = {"model": VL, "messages": [{"role": "user", "content": [part]}], "max_tokens": 1}
     return Request(f"server {name}", "/v1/chat/completions", json.dumps(body).encode(), _chat_text, harmless=False)

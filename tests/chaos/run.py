@@ -1,4 +1,4 @@
-"""One run: start the system, send requests, inject faults, wait until it has calmed down, judge, report."""
+"""One run: start the system, send requests, inject faults, wait for calm, judge, report."""
 
 import asyncio
 import contextlib
@@ -30,8 +30,12 @@ _QUICK = ("text", "image", "simulated", "app")
 
 @dataclass(frozen=True)
 class Options:
-    """Contents of a run. ``overload``: so many times the capacity; ``hostile``: so many hostile inputs; 0: faults.
-    ``late``: seconds after its deadline by which a request has ended; more on a machine that has no time for it."""
+    """Contents of a run.
+
+    ``overload``: the load as a multiple of the capacity. ``hostile``: the number of hostile inputs. If both are 0,
+    faults are injected. ``late``: seconds after its deadline by which a request must have ended. A busy machine needs
+    more.
+    """
 
     seed: int
     minutes: float = 2.0
@@ -109,7 +113,7 @@ async def _attacks(stack: Stack, record: Record, seconds: float) -> None:
 
 
 async def _crowd(stack: Stack, options: Options) -> tuple[Record, int, tuple[float, ...]]:
-    """Good clients alone, then beside a crowd of hostile or of too many requests."""
+    """Run good clients alone, then together with hostile or too many requests."""
     async with _opened(stack, options) as (record, load):
         calm = Record(options.seed, _CALIBRATION_SECONDS, answers=record.answers)
         before = await asyncio.to_thread(watch.look, stack)
@@ -156,7 +160,7 @@ async def _hostile(load: Load, record: Record, options: Options, others: "asynci
 
 
 async def _flood(load: Load, record: Record, rate: float, begin: float, until: float, stack: Stack) -> None:
-    """Requests at ``rate`` a second, whether earlier ones are answered or not."""
+    """Send ``rate`` requests a second, without waiting for answers."""
 
     async def one(number: int) -> None:
         dice = Random(f"{record.seed} flood {number}")
@@ -172,7 +176,7 @@ async def _flood(load: Load, record: Record, rate: float, begin: float, until: f
 
 @contextlib.asynccontextmanager
 async def _opened(stack: Stack, options: Options) -> AsyncIterator[tuple[Record, Load]]:
-    """A ready system whose undisturbed answers are known, watched while the block runs."""
+    """Yield a ready, watched system with its undisturbed answers."""
     record = Record(options.seed, 60 * options.minutes)
     await stack.system.becomes_ready()
     async with media_server() as server:
@@ -188,7 +192,7 @@ async def _opened(stack: Stack, options: Options) -> AsyncIterator[tuple[Record,
 
 
 async def _watch_stalls(record: Record) -> None:
-    """Note how late this process itself is: what its clients measure is late by as much."""
+    """Record how late this process itself is: measurements of its clients are late by as much."""
     while True:
         due = time.monotonic() + _STALL_SECONDS
         await asyncio.sleep(_STALL_SECONDS)
@@ -196,7 +200,7 @@ async def _watch_stalls(record: Record) -> None:
 
 
 async def _calm(stack: Stack, record: Record, load: Load) -> None:
-    """Everything serves again, jobs are over, and nothing is leased any more."""
+    """Wait until everything serves, jobs have ended, and no block is leased."""
     if not stack.runs:
         return
     if missing := await stack.settled(_CALM_SECONDS):

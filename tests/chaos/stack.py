@@ -1,7 +1,8 @@
-"""The system under attack: two gateways, replicas, tiny models, a simulated one, and an app; small enough for two cores.
+"""The system under attack, small enough for two cores.
 
-As root, or where user namespaces are allowed, the whole run lives in mount namespace of its own with small disks for
-shared memory and for the run's directory, so that they can be filled without harm to others.
+It has two gateways, replicas, tiny models, a simulated one, and an app. As root, or if user namespaces are allowed, the
+whole run has its own mount namespace. Small disks there hold shared memory and the run's directory, so faults can fill
+them without harm to others.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ from tests.e2e.system import OMNI, ROOT, VL, System, declaration
 
 PAINTER, DIRECTOR, SIMULATED = "qwen-image-tiny", "ltx2-tiny", "simulated"
 DEADLINE_SECONDS = 30.0
-#: Set in the process that has disks of its own; the value is their directory.
+#: Set in the process with separate disks; the value is their directory.
 OWN_DISKS = "CHAOS_OWN_DISKS"
 SHARED_MIB, DISK_MIB = 448, 256
 _ARENA_MIB, _ALL_ARENAS_MIB = 256, 384
@@ -32,7 +33,10 @@ _CENSUS_SECONDS = 3.0
 
 
 def with_own_disks(arguments: list[str]) -> int | None:
-    """Run this program again within small disks of its own; its exit code, or None where that cannot be."""
+    """Run this program again with separate small disks.
+
+    Returns its exit code, or None if the machine does not allow that.
+    """
     probe = ["unshare", *_namespace(), "true"]
     if OWN_DISKS in os.environ or subprocess.run(probe, capture_output=True, check=False).returncode:
         return None
@@ -57,7 +61,7 @@ def _namespace() -> list[str]:
 
 @contextlib.contextmanager
 def started(directory: Path, nodes: int = 1) -> Iterator["Stack"]:
-    """The system until the block ends, on so many ``nodes``; what is left of it then is in ``Stack.leftovers``."""
+    """Run the system on ``nodes`` until the block ends; ``Stack.leftovers`` then lists its leftovers."""
     models = _models(directory)
     settings = {
         "OMNIBUS_GATEWAY_DEADLINE": f"{DEADLINE_SECONDS:g}",
@@ -111,7 +115,7 @@ def _only(declared: dict[str, Any], option: str, **more: Any) -> dict[str, Any]:
 
 
 class Stack:
-    """Processes of the system by the part they play, and what of it can be looked at from outside."""
+    """Processes of the system by role, and their state from outside."""
 
     def __init__(self, system: System, nodes: int = 1) -> None:
         self.system = system
@@ -135,8 +139,8 @@ class Stack:
         self.began = time.monotonic()
 
     async def executors(self) -> dict[str, int]:
-        """Process ids of executors; those known last while the bus is away."""
-        # The bus may be away or frozen in any way: that is what runs are for.
+        """Process ids of executors; the last known ones while the bus is away."""
+        # A run may stop or freeze the bus at any time.
         with contextlib.suppress(Exception):
             await self._census()
         self._executors = {id: pid for id, pid in self._executors.items() if psutil.pid_exists(pid)}
@@ -152,7 +156,7 @@ class Stack:
                 self._executors[status.id] = status.pid
 
     async def victims(self, role: str) -> dict[str, psutil.Process]:
-        """Processes that play ``role``, by names that are the same in each run."""
+        """Processes that play ``role``, by names that are stable between runs."""
         if role == "executor":
             pids = await self.executors()
             return {id: psutil.Process(pids[id]) for id in sorted(pids) if psutil.pid_exists(pids[id])}
@@ -179,7 +183,7 @@ class Stack:
         return running
 
     async def settled(self, within: float) -> str:
-        """Wait until everything serves again; what is missing, in words, when it does not ``within`` seconds."""
+        """Wait until everything serves again; after ``within`` seconds, return missing parts in words."""
         try:
             await self.system.becomes_ready(within)
         except TimeoutError:
@@ -187,7 +191,10 @@ class Stack:
         return ""
 
     async def blocks(self, within: float) -> int:
-        """Leased blocks of all arenas once all requests are over, at most ``within`` seconds later."""
+        """Count leased blocks of all arenas after all requests have ended.
+
+        Waits at most ``within`` seconds for that.
+        """
         end = time.monotonic() + within
         while True:
             blocks = [await self._blocks_on(node) for node in range(self.nodes)]

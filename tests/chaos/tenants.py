@@ -1,7 +1,7 @@
-"""Tenants that take what they can from another one, at two gateways that ask for keys: ``--tenants``.
+"""Tenants that attack another one, at two gateways with API keys: ``--tenants``.
 
-``ann`` attacks by each route at the same time, ``bob`` sends a few small requests and looks after a file of his. Then the
-key of ``ann`` is revoked. What is judged is in ``tests.chaos.judge_tenants``.
+``ann`` attacks by each route at the same time. ``bob`` sends a few small requests and manages a file. Then the key of
+``ann`` is revoked. ``tests.chaos.judge_tenants`` judges the run.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ Attack = Callable[["Attacker"], Awaitable[None]]
 
 
 class Attacker:
-    """Sends requests of one key to both gateways in turn, and counts how each was answered."""
+    """Send requests with one key to both gateways in turn; count the answers."""
 
     def __init__(self, urls: list[str], key: str) -> None:
         headers = {"authorization": f"Bearer {key}"}
@@ -114,7 +114,7 @@ ATTACKS: dict[str, tuple[Attack, int]] = {
 
 
 def run_tenants(names: list[str], seconds: float) -> TenantRecord:
-    """Start a system, let the attacks of ``names`` go on for ``seconds``, and stop it."""
+    """Start a system, run the attacks ``names`` for ``seconds``, and stop it."""
     with tempfile.TemporaryDirectory(prefix="omnibus-tenants-") as place:
         model = declaration("qwen2_5_omni", tiny.build("qwen2_5_omni", Path(place) / "omni"))
         option = {**model, "options": {"M": model["options"]["M"]}, "paths": [{"options": ["M"]}]}
@@ -198,7 +198,7 @@ async def _look_after(bob: Attacker, file: str, record: TenantRecord, until: flo
 
 
 async def _revoke(store: Store, ann: Attacker, later: Attacker, record: TenantRecord) -> None:
-    """Revoke the key of the attacks, and note how long its responses in the background go on."""
+    """Revoke the key of the attacks; record how long its background responses continue."""
     began = time.monotonic()
     await store.drop_key(hash_key("ann"))
     left = set(ann.open)
@@ -212,7 +212,7 @@ async def _revoke(store: Store, ann: Attacker, later: Attacker, record: TenantRe
 
 @contextlib.asynccontextmanager
 async def _watched(system: System, record: TenantRecord) -> AsyncIterator[None]:
-    """Note the memory of the store and of gateways while the block runs."""
+    """Record memory of the store and of gateways while the block runs."""
     async with redis.Redis.from_url(system.state.store_url) as raw:
         pids = [system.gateway(index).pid for index in range(len(system.urls))]
 

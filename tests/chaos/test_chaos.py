@@ -1,4 +1,7 @@
-"""The promises of docs/reliability.md hold while processes are killed and frozen, disks fill, and clients are hostile."""
+"""The promises of docs/reliability.md hold under faults and hostile clients.
+
+The faults include killed and frozen processes, and full disks.
+"""
 
 import subprocess
 import sys

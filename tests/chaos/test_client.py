@@ -1,4 +1,4 @@
-"""Clients of chaos runs measure the gateway: what they do themselves takes no time to speak of."""
+"""Clients of chaos runs add almost no time to the gateway's latency."""
 
 import asyncio
 import ssl
@@ -28,8 +28,10 @@ async def url() -> AsyncIterator[str]:
 
 
 async def test_no_client_reads_certificates_while_others_wait(url: str, monkeypatch: pytest.MonkeyPatch):
-    """Each would take 70 ms of the event loop: a run with four clients and their jobs did little else, and took what
-    waited for it for lateness of the gateway."""
+    """Loading certificates would block the event loop for 70 ms each time.
+
+    A run with four clients and their jobs did little else, and counted the delays as lateness of the gateway.
+    """
     read: list[object] = []
     monkeypatch.setattr(ssl.SSLContext, "load_verify_locations", lambda *_, **given: read.append(given))
     request = Request("text", "/", b"", lambda body: body.decode())

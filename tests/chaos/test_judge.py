@@ -1,4 +1,4 @@
-"""The judge of chaos runs reports each broken promise, and only those: made-up outcomes."""
+"""The judge of chaos runs reports exactly the promises that outcomes break."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -132,8 +132,10 @@ MIB = 1 << 20
 
 
 def lived(begin: float, end: float, grown: Callable[[float], float], descriptors: float = 0.0) -> list[Sample]:
-    """Looks at a gateway: it has ``grown`` by so many MiB after so many seconds, and opened ``descriptors`` until the
-    end."""
+    """Samples of a gateway that has ``grown`` by MiB after seconds.
+
+    It opens ``descriptors`` until the end.
+    """
     times = [begin + 2.0 * look for look in range(int((end - begin) / 2.0) + 1)]
     return [
         Sample(at, "gateway", 12, int((100 + grown(at - begin)) * MIB), int(50 + descriptors * (at - begin) / end))
@@ -147,7 +149,7 @@ def warming(age: float) -> float:
 
 
 def stepping(age: float) -> float:
-    """The largest files so far came twice."""
+    """The largest files so far arrived twice."""
     return 100.0 * (age > 400) + 40.0 * (age > 450)
 
 

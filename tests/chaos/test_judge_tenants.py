@@ -1,4 +1,4 @@
-"""The judge of tenants sees each broken promise, and none where there is none."""
+"""The judge of tenants reports exactly the broken promises."""
 
 from collections import Counter
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Processes of a system and the roles that they play, as the fault injector tells them apart."""
+"""The fault injector distinguishes the processes of a system by role."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Memory, descriptors and restarts of every process of the system, seen from outside."""
+"""Memory, descriptors and restarts of every process, seen from outside."""
 
 import contextlib
 from pathlib import Path
@@ -22,7 +22,7 @@ _MODULES = {
 
 
 def look(stack: Stack) -> list[Sample]:
-    """One sample of each process. Those that end meanwhile are left out."""
+    """One sample of each process, without those that end meanwhile."""
     samples = []
     for process in stack.system.processes():
         with contextlib.suppress(psutil.Error, OSError, StopIteration):
@@ -32,13 +32,13 @@ def look(stack: Stack) -> list[Sample]:
 
 
 def own_bytes(pid: int) -> int:
-    """Resident memory of its own; what it maps of the arena and of libraries is left out."""
+    """Private resident memory, without mappings of the arena and of libraries."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return 1024 * int(next(line for line in lines if line.startswith("RssAnon:")).split()[1])
 
 
 def _label(process: psutil.Process) -> str:
-    """Name of what a process is; empty for the small ones that only stand for others."""
+    """Label of a process, or "" for a placeholder."""
     command = process.cmdline()
     if any(part.endswith("up/fork_client.py") for part in command):
         return ""

@@ -1,4 +1,4 @@
-"""One system with the trained models and one that makes vectors, for the clients of others."""
+"""One system with trained models and an embedding model, for third-party clients."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +12,7 @@ from tests.e2e.system import System, declaration, running
 OMNI, PAINTER, EMBEDDER, SCRIPTED = "qwen2.5-omni-world", "qwen-image-world", "my-vectors", "assistant"
 #: Answers that are interrupted must not be over before, however fast the machine is.
 ENGINE = {"engine": "tests.clients.engines:waiting"}
-#: What the model says that decides by a script.
+#: Answers of the scripted model.
 ANSWERS = Path(__file__).parent / "answers.json"
 
 
@@ -48,5 +48,5 @@ def media(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _together(declared: dict, option: str, more: dict) -> dict:
-    """``declared`` with one ``option`` alone, which has ``more``."""
+    """Copy of ``declared`` with only one ``option``, extended by ``more``."""
     return {**declared, "options": {option: {**declared["options"][option], **more}}, "paths": [{"options": [option]}]}

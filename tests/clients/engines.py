@@ -1,4 +1,7 @@
-"""The trained model with an engine that waits in the middle of a long answer, so that there is time to interrupt it."""
+"""The trained model with an engine that pauses during a long answer.
+
+The pause leaves time to interrupt the answer.
+"""
 
 import asyncio
 from typing import Any
@@ -11,8 +14,8 @@ from services.engines import transformers
 from tests.bench.regressions.engines import WrappedJob, WrappedRunner
 from tests.clients.voice.talk import LONG, PATIENCE
 
-#: Seconds between the first piece of sound of the answer to ``LONG`` and the second: a client that does not interrupt it
-#: gives up before.
+#: Seconds between the first and the second piece of audio of the answer to ``LONG``. A client that does not interrupt
+#: it times out first.
 WAIT_SECONDS = 2 * PATIENCE
 
 _long: set[str] = set()  # invocations, known to all components of this executor
@@ -41,7 +44,7 @@ class _WaitingJob(WrappedJob):
 
 
 def waiting(component: str, settings: ExecutorSettings) -> Runner:
-    """The transformers engine, whose vocoder waits in the middle of the answer to ``LONG``."""
+    """Transformers engine whose vocoder pauses during the answer to ``LONG``."""
     runner = transformers(component, settings)
     wrap = {"thinker": _NotingRunner, "vocoder": _WaitingRunner}.get(component)
     return wrap(runner) if wrap is not None else runner

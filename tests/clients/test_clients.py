@@ -1,4 +1,4 @@
-"""Every example of docs/clients.md runs as it stands there, with its client, against a running system."""
+"""Every example of docs/clients.md runs verbatim against a running system."""
 
 import asyncio
 import os
@@ -24,7 +24,7 @@ VOICE = ROOT / os.environ.get("VOICE_VENV", ".venv-clients-voice")
 COMMANDS_ENV = ROOT / os.environ.get("COMMANDS_VENV", ".venv-clients-commands")
 NODE_MODULES = PYTHON3 / "node" / "node_modules"
 NEEDS_OPENAI2 = ("litellm", "llama-index")
-#: Commands, which have an environment of their own.
+#: Commands with separate environments.
 COMMANDS = ("llm", "lm-eval")
 #: Seconds that an example may take; importing a client takes most of them on a busy machine.
 EXAMPLE_SECONDS = 240.0
@@ -41,7 +41,7 @@ EXAMPLES = [
 
 
 def command(title: str, language: str, directory: Path) -> list[str]:
-    """The program that runs an example in ``directory``; skips the test where it is not installed."""
+    """Program that runs an example in ``directory``; skips the test if it is not installed."""
     if language == "javascript":
         if not NODE_MODULES.is_dir() or shutil.which("node") is None:
             pytest.skip("clients of Node.js are not installed: make install-clients")
@@ -57,9 +57,9 @@ def command(title: str, language: str, directory: Path) -> list[str]:
 def run_client(
     command: Sequence[str], system: System, home: Path, seconds: float, directory: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program that asks ``system`` as clients do, in ``directory``, by default its ``home``.
+    """Run a client program against ``system``.
 
-    Raises ``subprocess.TimeoutExpired``.
+    It runs in ``directory``, by default in its ``home``. Raises ``subprocess.TimeoutExpired``.
     """
     return subprocess.run(
         command,
@@ -80,7 +80,7 @@ def run_client(
 
 
 def require_installed(environment: Path) -> None:
-    """Skip the test where ``environment`` is not installed."""
+    """Skip the test if ``environment`` is not installed."""
     if not (environment / ".installed").exists():
         pytest.skip(f"{environment.name}, which has this client, is not installed: make install-clients")
 

@@ -1,4 +1,4 @@
-"""Tests that a client's authors have written for servers run unchanged against a running system."""
+"""Clients' own server tests run unchanged against a running system."""
 
 import asyncio
 import re

@@ -1,4 +1,4 @@
-"""Clients of others hold conversations by voice: what they ask and what they are answered is sound."""
+"""Third-party clients hold voice conversations: audio in, audio out."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ from tests.tones import record_tones
 pytestmark = [pytest.mark.clients, pytest.mark.e2e]
 
 RATE = tone_synth.OUTPUT_RATE_HERTZ
-#: Questions by sound, and the seconds of silence before and after them.
+#: Audio questions, and the seconds of silence before and after them.
 QUESTIONS = ("low", "high low", "high", "middle")
 BEFORE, AFTER = 0.3, 0.5
 #: Seconds that a conversation may take; importing a client takes some of them.
@@ -29,7 +29,7 @@ CLIENTS = [
 
 
 def write_question(directory: Path, name: str) -> None:
-    """Tones as a microphone gives them: 16 bit at 24 kHz."""
+    """Write tones in a microphone's format: 16 bit at 24 kHz."""
     whole = record_tones(name.split(), 7, RATE, BEFORE, AFTER)
     (directory / f"{name}.pcm").write_bytes((whole * 32767).astype("<i2").tobytes())
 

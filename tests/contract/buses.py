@@ -1,4 +1,4 @@
-"""What the tests of the bus contract share."""
+"""Helpers that the tests of the bus contract share."""
 
 import asyncio
 
@@ -32,7 +32,7 @@ class Heard:
 
 
 async def settled(bus: Bus) -> None:
-    """Return when everything that was published before has been delivered."""
+    """Wait until everything published before has been delivered."""
     mark = Heard()
     stop = await bus.subscribe("settled", mark)
     bus.publish("settled", b"")

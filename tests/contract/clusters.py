@@ -60,7 +60,7 @@ def join_urls(servers: list[InfraServer]) -> str:
 
 @asynccontextmanager
 async def running_all(servers: list[InfraServer]) -> AsyncIterator[list[Owned]]:
-    """All ``servers``, started together: one of a cluster alone is never ready."""
+    """Start all ``servers`` together; one of a cluster alone never becomes ready."""
     owned = [Owned(server) for server in servers]
     async with AsyncExitStack() as stack:
         for each in owned:
@@ -79,9 +79,10 @@ def _write(path: Path, text: str) -> Path:
 def prepare_sentinels(
     directory: Path, password: str, count: int = 3, *, quick: bool = True, durable: bool = False
 ) -> tuple[list[InfraServer], list[InfraServer]]:
-    """A primary and its replica, and sentinels that watch them. All are on loopback and take ``password``.
+    """Start a primary, its replica, and sentinels that watch them.
 
-    ``quick``: the sentinels wait less for the primary than the page says, for all are on one machine.
+    All are on loopback and use ``password``. ``quick``: the sentinels wait less for the primary than the page
+    recommends, because all are on one machine.
     """
     primary = infra.prepare_valkey(directory / "primary", password=password, durable=durable)
     replica = infra.prepare_valkey(directory / "replica", password=password, durable=durable)
@@ -98,7 +99,7 @@ def prepare_sentinels(
 
 
 def _prepare_sentinel(directory: Path, port: int, primary: InfraServer, password: str, wait: int) -> InfraServer:
-    """A sentinel that waits ``wait`` milliseconds for a primary that says nothing."""
+    """Start a sentinel that waits ``wait`` milliseconds for a silent primary."""
     text = (
         read_snippet("port 26379").replace("26379", str(port)).replace("10.0.1.1 6379", f"127.0.0.1 {primary.ports[0]}")
     )

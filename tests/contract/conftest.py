@@ -1,4 +1,4 @@
-"""Every bus that there is, and an empty store."""
+"""Every kind of bus, and an empty store."""
 
 from collections.abc import AsyncIterator
 
@@ -28,7 +28,7 @@ async def bus(url: str) -> AsyncIterator[Bus]:
 
 @pytest.fixture
 async def raw(valkey_url: str) -> AsyncIterator[redis.Redis]:
-    """A client that knows nothing of Omnibus; the server is empty when a test begins."""
+    """A client without any code of Omnibus; the server is empty when a test begins."""
     client = redis.Redis.from_url(valkey_url)
     await client.flushall()
     await client.function_flush()
@@ -45,5 +45,5 @@ async def store(valkey_url: str, raw: redis.Redis) -> AsyncIterator[Store]:
 
 @pytest.fixture
 def announced_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Readers who follow something see it by its announcement: they look again by themselves after the test only."""
+    """Readers see changes by announcement only: their next poll is after the test."""
     monkeypatch.setattr(connection, "REREAD_SECONDS", 600.0)

@@ -1,4 +1,4 @@
-"""Backups: a store and a bus as they were, on servers that have nothing, and files that are refused."""
+"""Backups restore a store and a bus on empty servers; damaged files are rejected."""
 
 import gzip
 import io
@@ -60,7 +60,7 @@ async def signed(valkey_url: str, raw: redis.Redis) -> AsyncIterator[Store]:
 
 
 async def fill(store: Store, bus: NatsBus, messages: int = MESSAGES) -> dict[str, Any]:
-    """Write one of everything; returns what readers then see."""
+    """Write one entry of every kind; return the readers' view."""
     for epoch in (1, 2, 3):
         await store.swap_plan(Plan(epoch, epoch - 1, 1000.0, {}))
     await store.pin_plan(2)

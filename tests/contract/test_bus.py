@@ -1,4 +1,4 @@
-"""The bus contract, run on the bus in one process and on a real NATS server."""
+"""The bus contract, for the in-process bus and a real NATS server."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""Three NATS servers, as docs/nodes.md sets them up: any one may be lost, under load, and nothing is."""
+"""Three NATS servers, as in docs/nodes.md: losing one under load loses no data."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -37,7 +37,7 @@ def settings_of(servers: list[Owned], replicas: int = 3) -> BusSettings:
 
 
 class Sums(CompositeTask):
-    """Over three executors: a number twice, and their sum."""
+    """Over three executors: double a number, and add the results."""
 
     async def invoke(self, x: int) -> Any:
         first, second = ONE.invoke(NumberInput(x=x)), TWO.invoke(NumberInput(x=x))
@@ -45,7 +45,10 @@ class Sums(CompositeTask):
 
 
 async def keep_asking(there: Estate, stop: asyncio.Event) -> int:
-    """One client: requests one after another, each with its answer; returns how many."""
+    """Send requests one after another as one client; return the count.
+
+    Each request must get its answer.
+    """
     count = 0
     while not stop.is_set():
         async with there.request():
@@ -56,7 +59,7 @@ async def keep_asking(there: Estate, stop: asyncio.Event) -> int:
 
 
 class Recorded:
-    """Records of an own client, all of which are to be kept."""
+    """Records of a separate client, all of which must be stored."""
 
     def __init__(self, bus: NatsBus) -> None:
         self._bus = bus
@@ -104,7 +107,7 @@ async def test_nothing_is_lost_whichever_server_is_killed(servers: list[Owned], 
 
 
 async def test_only_a_lost_connection_comes_back(servers: list[Owned]):
-    """Subscriptions move with their connection; those at other servers notice nothing."""
+    """Subscriptions move with their connection; those at other servers are undisturbed."""
     heard: list[bytes] = []
     buses = [await NatsBus.connect(BusSettings(url=each.server.url), "test") for each in servers]
     for bus in buses:
@@ -126,7 +129,7 @@ async def test_only_a_lost_connection_comes_back(servers: list[Owned]):
 
 
 async def test_the_user_of_one_url_is_that_of_all_servers(tmp_path: Path):
-    """A service that was given one address learns the others from the server, and goes to them."""
+    """A service discovers the other servers from one, and connects to them."""
     prepared = clusters.prepare_cluster(tmp_path, 'authorization { user: gateway, password: "a-word" }')
     async with clusters.running_all(prepared) as servers:
         bus = await NatsBus.connect(BusSettings(url=prepared[0].url.replace("//", "//gateway:a-word@")), "test")

@@ -1,4 +1,4 @@
-"""The record half of the bus contract, run on the bus in one process and on a real NATS server."""
+"""Records in the bus contract, for the in-process bus and NATS."""
 
 from itertools import count
 from typing import Any
@@ -22,7 +22,10 @@ async def keeping(bus: Bus) -> Bus:
 
 
 async def kept(bus: Bus, subject: str, count: int) -> list[Delivery]:
-    """The records on ``subject`` once there are ``count``: they are stored without anybody waiting."""
+    """Return the records on ``subject`` once there are ``count``.
+
+    Storage is asynchronous.
+    """
     found: list[Delivery] = []
 
     async def there() -> bool:

@@ -1,4 +1,4 @@
-"""What the bus says of JetStream's streams: how full they are, and how far durable consumers are behind."""
+"""State of JetStream streams on the bus: their fill level, and the lag of durable consumers."""
 
 from collections.abc import AsyncIterator
 
@@ -31,7 +31,7 @@ async def bus(nats_url: str) -> AsyncIterator[NatsBus]:
 
 
 async def stored(bus: NatsBus, count: int) -> StreamState:
-    """The one stream, once it keeps so many messages."""
+    """Return the only stream once it contains ``count`` messages."""
     found: list[StreamState] = []
 
     async def there() -> bool:

@@ -1,6 +1,6 @@
-"""What runs by night only is held by tests that run each time: ``tests/by_night.toml``.
+"""Tests that run by night only have stand-ins by day: ``tests/by_night.toml``.
 
-That names are right is seen in whole runs, of the files that a run collects.
+Whole runs check the names, for the files that a run collects.
 """
 
 from collections.abc import Iterable
@@ -18,14 +18,17 @@ NAMED = sorted({*LEFT_OUT, *HELD_BY, *table().kept})
 
 
 class Collected:
-    """Every test that this run found, before it left any out, to whether it runs by night."""
+    """Every test that this run found, with whether it runs by night.
+
+    The run records them before it deselects any.
+    """
 
     def __init__(self, found: dict[str, bool]) -> None:
         self.found = found
         self._files = {id.partition("::")[0] for id in found}
 
     def known(self, tests: Iterable[str]) -> list[str]:
-        """Those of ``tests`` whose files were collected. Skips where none was."""
+        """Return the ``tests`` whose files were collected, or skip if none was."""
         return [test for test in tests if test.partition("::")[0] in self._files] or pytest.skip("no file of the table")
 
     def those(self, test: str) -> list[str]:

@@ -1,9 +1,9 @@
-"""A cancellation that comes together with an answer, or with an error, ends the call: no library may drop it.
+"""A cancellation ends a call even if an answer or error coincides.
 
-``asyncio.wait_for``, which libraries await with, returns its result in the place of such a cancellation up to Python
-3.11. Here each of its calls is cancelled in the very turn of the event loop in which it has a result. nats-py and
-redis-py wait so; obstore, uvicorn and calls in threads are awaited as they are, which loses nothing, and a connection to
-NATS is made in a task of its own.
+``asyncio.wait_for``, which libraries use, returns its result instead of raising such a cancellation up to Python 3.11.
+Here each of its calls is cancelled in the same turn of the event loop in which it has a result. nats-py and redis-py
+use ``wait_for``. obstore, uvicorn and calls in threads are awaited directly, which loses no cancellation. A separate
+task connects to NATS.
 """
 
 import asyncio
@@ -25,7 +25,10 @@ _wait_for = asyncio.wait_for
 
 
 class Cancelling:
-    """``asyncio.wait_for`` whose caller is cancelled once it has its result, or its error; ``count``: how often."""
+    """``asyncio.wait_for`` whose caller is cancelled when the result or error arrives.
+
+    ``count``: how often that happened.
+    """
 
     def __init__(self) -> None:
         self.task: asyncio.Task[Any] | None = None  # the one that is to be cancelled, whose calls count
@@ -47,7 +50,7 @@ def cancelling(monkeypatch: pytest.MonkeyPatch) -> Cancelling:
 
 
 async def is_cancelled(cancelling: Cancelling, call: Awaitable[Any]) -> bool:
-    """Return whether ``call`` ends when it is cancelled as it gets its answer."""
+    """Return True if cancelling ``call`` as its answer arrives ends it."""
 
     async def run() -> Any:
         cancelling.task = asyncio.current_task()

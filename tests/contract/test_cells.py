@@ -1,4 +1,4 @@
-"""The tables of what is equal, and of families, say what tests run, no more and no less."""
+"""The tables of equality and of families match the tests exactly."""
 
 import subprocess
 import sys
@@ -59,7 +59,7 @@ def test_every_engine_and_family_of_the_table_is_one_there_is():
 @pytest.mark.parametrize("family", catalog.FAMILIES)
 def test_every_usual_path_of_a_family_is_in_the_table(family: str):
     about, deployed = catalog.FAMILIES[family], catalog.DEPLOYMENTS[family]
-    # A model that chats and makes pictures uses one side of a path for each.
+    # A model that chats and generates images uses one side of a path for each.
     usual = {
         ">".join(option for option in path["options"] if {*deployed["options"][option]["components"]} & {*way})
         for path in deployed["paths"]
@@ -70,7 +70,10 @@ def test_every_usual_path_of_a_family_is_in_the_table(family: str):
 
 
 def collect(pytester: pytest.Pytester, *marks: str, of: str = "") -> tuple[bool, set[Claim]]:
-    """Whether a test with ``marks`` and the parameters ``of`` can be collected, and what it claims."""
+    """Return whether a test is collected, and its claims.
+
+    The test has ``marks`` and the parameters ``of``.
+    """
     pytester.makeini("[pytest]\nmarkers = cell\nasyncio_default_fixture_loop_scope = function")
     said = "\n".join(f"@pytest.mark.{mark}" for mark in marks)
     file, claims = pytester.makepyfile(f"import pytest\n\n{said}\ndef test_it({of}): pass\n"), cells.Claims()

@@ -1,4 +1,4 @@
-"""What is closed unless somebody opens it: addresses, containers, and who may open URLs."""
+"""Addresses and containers are closed by default; few modules open URLs."""
 
 import ast
 import ipaddress
@@ -71,7 +71,7 @@ def test_who_opens_urls_is_seen():
 
 
 def _openers(code: str) -> set[str]:
-    """The modules of ``OPENERS`` that ``code`` imports. What imports none by a line's words is not parsed."""
+    """Modules of ``OPENERS`` that ``code`` imports; without their names, it is not parsed."""
     if not IMPORT_OF_OPENER.search(code):
         return set()
     return {name for node in ast.walk(ast.parse(code)) for name in _imported(node)} & OPENERS
@@ -89,7 +89,7 @@ def _imported(node: ast.AST) -> list[str]:
 
 
 def services() -> list[tuple[str, str, dict[str, Any]]]:
-    """Every service of every layer that says which image it is: file, name, what is said."""
+    """Every service of every layer that names its image: file, name, and image."""
     found = []
     for layer in LAYERS:
         for name, spec in yaml.safe_load(layer.read_text())["services"].items():
@@ -113,7 +113,7 @@ def test_no_container_has_more_than_it_needs(layer: str, name: str, spec: dict[s
 
 
 IMAGES = [each for each in services() if "image" in each[2]]
-#: They write to a volume that root owns, with nothing of what root may do beyond that.
+#: They write to a volume of root, without any other capability of root.
 ROOTS = {"models", "nats"}
 
 

@@ -1,7 +1,7 @@
-"""Importing a room loads no heavy library but its own.
+"""Importing a room loads no heavy libraries except its own.
 
-The import linter sees which module names which; it does not see that importing ``omnibus.bus`` also
-runs ``omnibus/__init__.py``. A fresh interpreter does.
+The import linter checks which module names which. It cannot detect that importing ``omnibus.bus`` also runs
+``omnibus/__init__.py``. A fresh interpreter can.
 """
 
 import subprocess

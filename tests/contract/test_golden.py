@@ -1,4 +1,7 @@
-"""Recorded invocations of every released wire version, read for ever. What the files are: ``tests/golden/corpus.py``."""
+"""Recorded invocations of every released wire version stay readable.
+
+``tests/golden/corpus.py`` describes the files.
+"""
 
 import hashlib
 import json
@@ -20,8 +23,8 @@ LIMIT = 550_000  # bytes of all golden files together
 each_body = pytest.mark.parametrize("body", ALL.values(), ids=ALL.keys())
 each_recorded = pytest.mark.parametrize("golden", RECORDED, ids=[golden.name for golden in RECORDED])
 
-#: Fields that came after the first documents, and what a document means that does not have them. A default
-#: here may never change: it would change what lies in somebody's record stream.
+#: Fields added after the first documents, with the default for documents that lack them. A default here must never
+#: change, because that would change records in users' streams.
 SINCE_INVOCATION: dict[str, Any] = {
     "parent": "",
     "step": 0,
@@ -47,7 +50,7 @@ def test_a_recorded_invocation_is_read_and_written_with_the_same_meaning(body: b
 
 
 def unsaid(read: msgspec.Struct, written: dict[str, Any]) -> dict[str, Any]:
-    """What ``read`` holds that was not written."""
+    """Return the fields of ``read`` that are not in ``written``."""
     return {key: value for key, value in msgspec.structs.asdict(read).items() if key not in written}
 
 
@@ -70,7 +73,7 @@ def test_a_node_that_says_no_salt_draws_the_numbers_of_the_invocations_own_seed(
 
 @each_body
 def test_a_recorded_call_still_has_its_digest(body: bytes):
-    """Records are compared by these digests: an equal call must never get another one."""
+    """An equal call must keep its digest, which identifies it in records."""
     complete = [
         node for node in graph.decode_invocation(body).nodes if b"$digest" not in msgspec.json.encode(node.inputs)
     ]
@@ -100,10 +103,10 @@ def test_consumers_are_the_nodes_that_refer_to_an_output(body: bytes):
     found = {(index, name): who for index in range(len(read.nodes)) for name, who in read.find_consumers(index).items()}
 
     assert found == readers
-    assert {index for index, _ in [*readers, *read.outputs]} == set(range(len(read.nodes)))  # nothing runs for nobody
+    assert {index for index, _ in [*readers, *read.outputs]} == set(range(len(read.nodes)))  # each node has a reader
 
 
-# Their ends, and what they need
+# Ends and requirements
 
 
 @each_recorded

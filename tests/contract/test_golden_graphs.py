@@ -1,4 +1,7 @@
-"""Today's plan and tasks make the graphs of then from the same requests: no call has another name or other inputs."""
+"""Today's plan and tasks make the same graphs from recorded requests.
+
+Names and inputs of calls are unchanged.
+"""
 
 import msgspec
 import pytest
@@ -21,7 +24,7 @@ each_body = pytest.mark.parametrize("body", FULL.values(), ids=FULL.keys())
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    """The tiny models as they are deployed when nobody says otherwise."""
+    """The default deployment of the tiny models."""
     declared = {name: catalog.model_declaration(family, "/tiny") for name, family in catalog.TINY.items()}
     models = declarations_file.build_static_plans(msgspec.convert({"models": declared}, Declarations).models)
     return Plan(epoch=1, seed=0, created=0.0, models=models)

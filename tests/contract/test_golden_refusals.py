@@ -1,4 +1,7 @@
-"""What is no invocation of this wire version is refused with one error that says why: golden files, spoilt."""
+"""Damaged golden files are rejected with one error that contains the reason.
+
+They are not invocations of this wire version.
+"""
 
 import json
 from typing import Any
@@ -14,13 +17,13 @@ from omnibus.graph import WIRE_VERSION, GraphNode, Invocation
 from tests.golden import corpus
 
 ALL = corpus.invocations()
-LONGEST = 500  # characters of a refusal: whoever reads the log need not read the document, too
+LONGEST = 500  # characters of an error, so a log does not contain the whole document
 
 each_body = pytest.mark.parametrize("body", ALL.values(), ids=ALL.keys())
 
 
 def refusal(body: bytes) -> str:
-    """Why ``body`` is refused; fails when it is not, or in another way."""
+    """Return the error for ``body``; fails if it is accepted, or rejected in another way."""
     with pytest.raises(ProtocolError) as refused:
         graph.decode_invocation(body)
     assert 0 < len(str(refused.value)) < LONGEST
@@ -195,7 +198,7 @@ def noise(draw: st.DrawFn) -> bytes:
 
 
 def read(body: bytes) -> Invocation | None:
-    """The invocation, or None when it is refused; anything else that is raised is a defect."""
+    """Return the invocation, or None if rejected; any other exception is a defect."""
     try:
         return graph.decode_invocation(body)
     except ProtocolError:

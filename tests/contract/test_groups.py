@@ -1,4 +1,7 @@
-"""Tests that share something expensive run in one worker: pytest-xdist has to see the groups of ``tests/conftest.py``."""
+"""Tests that share an expensive system run in one worker.
+
+pytest-xdist must receive the groups of ``tests/conftest.py``.
+"""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""House rules that no linter knows: short files, no unsafe calls, no open doors, no private addresses."""
+"""House rules without a linter: short files, no unsafe calls, closed ports, no private addresses."""
 
 import ast
 import re
@@ -35,14 +35,14 @@ def named(path: Path) -> str:
 
 
 def nodes(path: Path, words: Iterable[str]) -> Iterator[ast.AST]:
-    """The nodes of a file that has one of ``words`` somewhere in its text; the others need not be parsed."""
+    """Nodes of a file that contains one of ``words``; other files are not parsed."""
     text = path.read_text()
     if any(word in text for word in words):
         yield from ast.walk(ast.parse(text, str(path)))
 
 
 def text_files() -> list[Path]:
-    """What git would commit, or every file where there is no git."""
+    """Files that git would commit, or every file without git."""
     command = ["git", "-C", str(ROOT), "ls-files", "-co", "--exclude-standard", "-z"]
     listed = subprocess.run(command, capture_output=True, text=True, check=False)
     if listed.returncode:
@@ -128,7 +128,7 @@ def _is_open_to_all(node: ast.AST) -> bool:
 
 
 def unsafe(node: ast.AST) -> list[str]:
-    """What is wrong with ``node``; empty when nothing is."""
+    """Describe the fault of ``node``; empty if there is none."""
     if isinstance(node, ast.Import):
         return [name.name for name in node.names if name.name.split(".")[0] in UNSAFE_MODULES]
     if isinstance(node, ast.ImportFrom):
@@ -151,7 +151,7 @@ def _unsafe_call(call: ast.Call) -> list[str]:
 
 
 def _dotted_name(function: ast.expr) -> str:
-    """Name of what is called; what is no name has three dots in it."""
+    """Return the dotted name of ``function``; ``...`` stands for other expressions."""
     if isinstance(function, ast.Attribute):
         return f"{_dotted_name(function.value)}.{function.attr}"
     return function.id if isinstance(function, ast.Name) else "..."

@@ -13,7 +13,7 @@ HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
 def anchors(page: Path) -> set[str]:
-    """Anchors of the headings of ``page``, as GitHub makes them."""
+    """Anchors of the headings of ``page``, as GitHub generates them."""
     return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in HEADING.findall(page.read_text())}
 
 
@@ -44,7 +44,10 @@ def test_names_in_modules_that_pages_mention_are_there():
 
 
 def defines(text: str, name: str) -> bool:
-    """Return whether a module with this ``text`` has a function, class or variable ``name``."""
+    """Return True if the module ``text`` defines ``name``.
+
+    A definition is a function, class or variable.
+    """
     return (
         re.search(rf"^\s*((async )?def|class) {name}\b|^\s*([\w.]+\.)?{name}\b[^=\n]*=", text, re.MULTILINE) is not None
     )

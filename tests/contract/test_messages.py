@@ -1,4 +1,7 @@
-"""Messages of every released wire version, read for ever. What the files are: ``tests/golden/corpus.py``."""
+"""Messages of every released wire version stay readable.
+
+``tests/golden/corpus.py`` describes the files.
+"""
 
 import json
 from collections.abc import Callable
@@ -16,7 +19,7 @@ from tests.golden.corpus import REFUSED, contains
 
 FILES = corpus.messages()
 
-#: Beginning of a file's name to what reads it and what writes it.
+#: Reader and writer by the beginning of a file's name.
 KINDS: dict[str, tuple[Callable[[bytes], Any], Callable[[Any], bytes]]] = {
     "invocation": (graph.decode_invocation, graph.encode_invocation),
     "reply": (

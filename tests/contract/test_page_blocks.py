@@ -1,6 +1,6 @@
-"""What pages show can be typed: their commands are those of the command line, their code is code, their data is data.
+"""Code blocks of pages are valid: commands, code and data.
 
-That code blocks do what pages say is held by tests of their own; this holds all pages, and runs nothing.
+Other tests check that the blocks do what pages describe. This test covers all pages, and runs nothing.
 """
 
 import argparse
@@ -107,14 +107,14 @@ def make_targets(page: Path) -> list[str]:
 
 
 def lines(page: Path) -> Iterator[tuple[str, str]]:
-    """Lines of blocks with their language; those that go on in the next one are one."""
+    """Lines of code blocks with their language; continued lines are joined."""
     for language, text in BLOCK.findall(page.read_text()):
         for line in text.replace("\\\n", " ").splitlines():
             yield language, line
 
 
 def commands(page: Path) -> list[str]:
-    """What follows ``omnibus`` in shells and in sentences of ``page``."""
+    """Words after ``omnibus`` in shell blocks and in sentences of ``page``."""
     typed = [line for language, line in lines(page) if language in SHELLS]
     found = [command for line in typed for command in TYPED.findall(line)]
     found += SPOKEN.findall(BLOCK.sub("", page.read_text()))
@@ -122,7 +122,7 @@ def commands(page: Path) -> list[str]:
 
 
 def unknown_word(parser: argparse.ArgumentParser, command: str) -> str:
-    """The first word of ``command`` that is no command and no option that is known there; empty when there is none."""
+    """Return the first unknown word or option of ``command``, or ""."""
     known = set(parser._option_string_actions)
     for word in _words(command):
         below = _commands_below(parser)

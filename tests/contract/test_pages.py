@@ -1,4 +1,4 @@
-"""Pages that are made from definitions have everything, as it is defined."""
+"""Generated pages contain all definitions unchanged."""
 
 import re
 
@@ -60,7 +60,7 @@ def test_a_part_says_all_about_its_fields(part):
 
 
 def described_fields(model) -> dict[str, str]:
-    """Each field with its comment, or with that of the field before it."""
+    """Yield each field with its comment, or the previous field's."""
     own, found, shown = comments.field_comments(model), {}, ""
     for name in model.model_fields:
         found[name] = shown = own.get(name) or shown

@@ -1,4 +1,4 @@
-"""What a room exports is what its ``__all__`` says, no more and no less."""
+"""A room exports exactly the names in its ``__all__``."""
 
 import importlib
 import pkgutil
@@ -13,7 +13,7 @@ ROOMS = [name for name in PACKAGES if hasattr(importlib.import_module(name), "__
 
 
 def exports(room: types.ModuleType) -> set[str]:
-    """Public names of ours that the room's ``__init__`` defines or imports; modules do not count."""
+    """Our public names that the room's ``__init__`` defines or imports, without modules."""
     return {name for name, member in vars(room).items() if not name.startswith("_") and is_ours(member)}
 
 

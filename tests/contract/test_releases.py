@@ -1,4 +1,4 @@
-"""What earlier releases have stored is still read, and docs/operations.md says the versions that there are.
+"""Data of earlier releases stays readable; docs/operations.md lists the versions.
 
     python -m tests.contract.test_releases
 
@@ -90,7 +90,7 @@ def test_the_table_has_what_is_declared():
 
 
 async def record_release() -> None:
-    """Write the backup of this release, with one of everything."""
+    """Write the backup of this release, with one entry of every kind."""
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         valkey, nats = infra.prepare_valkey(directory), infra.prepare_nats(directory)

@@ -1,4 +1,4 @@
-"""Dependencies have a pin, a purpose, and programs that come in wheels are pinned by their bytes."""
+"""Dependencies have a pin and a purpose; programs in wheels are pinned by hash."""
 
 import re
 import tomllib

@@ -1,4 +1,4 @@
-"""The page of threats names a test for each rule, and each of them is there."""
+"""The page of threats names an existing test for each rule."""
 
 import ast
 import re
@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/security.md").read_text()
 RULES = [line for line in PAGE.partition("## Rules and their tests")[2].splitlines() if line.startswith("| ")][1:]
-#: Rows of the table of what one tenant may take.
+#: Rows of the table of tenant limits.
 LIMITS = [
     line
     for line in PAGE.partition("## Limits of a tenant")[2].partition("\n## ")[0].splitlines()

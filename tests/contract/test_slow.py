@@ -1,4 +1,7 @@
-"""``make test`` runs tests of every room and of each way to use a system, ``make test-slow`` all others: ``tests/slow.toml``."""
+"""``make test`` covers every room and way to use a system: ``tests/slow.toml``.
+
+``make test-slow`` runs all other tests.
+"""
 
 import functools
 import re
@@ -18,7 +21,7 @@ LEFT_OUT = ("bench", "nightly", "vllm", "clients")
 
 @functools.cache
 def marks_of(target: str) -> Expression:
-    """The tests that a target of the Makefile selects, on a machine that has all that tests can use."""
+    """Tests that a Makefile target selects on a fully equipped machine."""
     command = ["make", "-n", target, "BROWSER=/bin/true", "VENV=/nowhere"]
     commands = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     (given,) = re.findall(r'-m pytest -m "([^"]+)"', commands)
@@ -45,7 +48,7 @@ def test_each_way_to_use_a_system_is_tested_by_make_test(test: str):
 
 @pytest.mark.parametrize("short", table().short)
 def test_no_system_is_started_for_both(short: str):
-    """Directories share a system by their ``conftest.py``; those of families name theirs in each file."""
+    """Directories share a system by their ``conftest.py``; files of families name theirs."""
     place = ROOT / short
     shared = place.parent / "conftest.py"
 
@@ -63,7 +66,7 @@ def test_every_room_has_tests_that_make_test_runs():
 
 
 def test_no_marker_contradicts_the_table():
-    """Where all tests of a file are slow by the table, the marker in the file says nothing else."""
+    """No marker contradicts the table for a file with only slow tests."""
     files = [path for path in (ROOT / "tests").rglob("*.py") if ROOT / "tests/vllm" not in path.parents]
     marked = [str(path.relative_to(ROOT)) for path in files if re.search(r"pytest\.mark\.slow(?!\))", path.read_text())]
 

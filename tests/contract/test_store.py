@@ -1,4 +1,7 @@
-"""The store contract on a real server: one atomic, epoch-guarded swap; readers that survive restarts."""
+"""The store contract on a real server.
+
+It covers one atomic, epoch-guarded swap, and readers that survive restarts.
+"""
 
 import asyncio
 import socket
@@ -82,7 +85,7 @@ async def test_connections_that_the_server_closed_meanwhile_are_replaced_before_
     closed = await raw.client_kill_filter(_type="normal", skipme=True)
     await asyncio.sleep(0.05)  # until this process has read that they are closed
 
-    await store.swap_plan(plan(1))  # a write that nobody may repeat
+    await store.swap_plan(plan(1))  # a write that must not be repeated
     read = await asyncio.gather(*(store.epoch() for _ in range(4)))
 
     assert closed >= 4

@@ -1,4 +1,7 @@
-"""LoRA adapters in a real store: written once unless replaced, forgotten for good, given back to one that lost all."""
+"""LoRA adapters in a real store.
+
+They are written once unless replaced, removed permanently, and restored to a store that lost its data.
+"""
 
 import asyncio
 from contextlib import aclosing

@@ -354,7 +354,7 @@ async def test_many_changes_at_once_are_read_once_and_what_stayed_is_not_decoded
             await store.put_app(app(f"app{number}"), 0)
         while len(await anext(changes)) < 40:
             pass
-        with pytest.raises(TimeoutError):  # whatever else was announced is read by then
+        with pytest.raises(TimeoutError):  # all other announcements have been read by then
             await asyncio.wait_for(anext(changes), 0.3)
 
     assert len(reads) < 10

@@ -1,4 +1,7 @@
-"""The store contract for jobs, on a real server: one worker holds a job at a time, and nobody who is late changes it."""
+"""The store contract for jobs, on a real server.
+
+One worker holds a job at a time, and a late worker cannot change it.
+"""
 
 import asyncio
 import time
@@ -29,7 +32,7 @@ async def put(store: Store, *ids: str) -> None:
 
 
 async def take(store: Store, owner: str = "w1", seconds: float = LONG) -> JobRecord:
-    """The next job that is due, as soon as one is."""
+    """Return the next due job as soon as there is one."""
     async with asyncio.timeout(10):
         while not isinstance(found := await store.take_job(KIND, owner, seconds), JobRecord):
             await asyncio.sleep(found)
@@ -131,7 +134,7 @@ async def test_a_silent_worker_counts_against_its_job_until_it_says_otherwise(st
         await take(store, worker, BRIEF)
 
     assert (await take(store, "w3")).failed_attempts == 2
-    await store.restore_job(KIND, await store.job(KIND, "a"), LONG, "w3")  # what somebody remembers has them, too
+    await store.restore_job(KIND, await store.job(KIND, "a"), LONG, "w3")  # a remembered job has them, too
     assert not await store.free_job(KIND, "a", "w1")
 
     left = await store.job(KIND, "a")

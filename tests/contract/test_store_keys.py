@@ -1,4 +1,7 @@
-"""API keys in a real store: written once, revoked for good, given back when a store has lost everything."""
+"""API keys in a real store.
+
+They are written once, revoked permanently, and restored to a store that lost its data.
+"""
 
 import asyncio
 from contextlib import aclosing
@@ -91,6 +94,6 @@ async def test_who_follows_hears_of_keys_and_gives_them_back_to_a_store_that_los
         assert await anext(changes) == {other.sha256: other}
 
         await raw.flushall()
-        await store.put_key(record("third"))  # a new life: what was known comes back, what was revoked does not
+        await store.put_key(record("third"))  # after a loss, known keys are restored and revoked ones are not
 
         assert {other.sha256, record("third").sha256} == set(await anext(changes))

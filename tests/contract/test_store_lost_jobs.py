@@ -1,4 +1,4 @@
-"""The store contract for jobs that a store has lost: what gateways remember is reviewed, and written again."""
+"""The store contract for lost jobs: gateways review and rewrite the jobs that they remember."""
 
 import itertools
 import time
@@ -89,7 +89,7 @@ async def test_one_of_those_who_held_a_lost_job_holds_it_again(store: Store):
     held = job(status="in_progress", attempt=1)
 
     assert await store.restore_job(KIND, held, LONG)
-    assert not await store.restore_job(KIND, held, LONG)  # nobody who remembers it puts off when it is due
+    assert not await store.restore_job(KIND, held, LONG)  # restoring it does not postpone its due time
     assert await store.restore_job(KIND, held, LONG, "w1")
     assert not await store.restore_job(KIND, held, LONG, "w2")
     assert await store.restore_job(KIND, held, LONG, "w1")  # said twice, by two tasks of one holder

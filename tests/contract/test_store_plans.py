@@ -1,4 +1,4 @@
-"""The store contract for plans that are to follow, that were, and that are held on to, on a real server."""
+"""The store contract for next, previous and pinned plans, on a server."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""The store contract for scores of plans and learned seconds, on a real server."""
+"""The store contract for plan scores and learned seconds, on a server."""
 
 import redis.asyncio as redis
 

@@ -1,4 +1,4 @@
-"""Plans and app records that are signed: what a stranger wrote into the store is refused."""
+"""Signed plans and app records: services reject unsigned entries in the store."""
 
 import json
 from collections.abc import AsyncIterator
@@ -35,7 +35,7 @@ async def store(valkey_url: str, raw: "redis.Redis[bytes]") -> AsyncIterator[Sto
 
 @pytest.fixture
 async def unsigned(valkey_url: str) -> AsyncIterator[Store]:
-    """A store of somebody who has no secret, or of an Omnibus that signed nothing yet."""
+    """A store of a client without the secret, or without signatures."""
     made = Store(StoreSettings(url=valkey_url))
     yield made
     await made.close()

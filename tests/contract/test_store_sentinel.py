@@ -1,4 +1,7 @@
-"""A primary, its replica and sentinels, as docs/nodes.md sets them up: the primary is lost, and the store goes on."""
+"""The store keeps working when its primary is lost.
+
+A primary, its replica and sentinels run as docs/nodes.md sets them up.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -22,7 +25,7 @@ FAILOVER_SECONDS = 40.0
 
 
 class Watched:
-    """The servers and sentinels that run, and a URL that names the sentinels."""
+    """The running servers and sentinels, and a URL that names the sentinels."""
 
     def __init__(self, servers: list[Owned], sentinels: list[Owned]) -> None:
         self.servers = servers
@@ -31,7 +34,7 @@ class Watched:
         self.url = f"redis+sentinel://:a%2Cword@{addresses}/omnibus/0"
 
     async def knows_all(self) -> bool:
-        """Every sentinel knows the others, and a replica that has what the primary has."""
+        """Every sentinel lists the others and a replica that is current."""
         for sentinel in self.sentinels:
             async with redis.Redis(port=sentinel.server.ports[0]) as client:
                 state = (await client.sentinel_masters())["omnibus"]
@@ -99,13 +102,13 @@ async def has(epochs: list[int], epoch: int) -> bool:
 
 
 async def is_at_replica(watched: Watched, key: str) -> bool:
-    """What is not there yet is lost with the primary."""
+    """Return True if ``key`` survives the loss of the primary."""
     async with redis.Redis(port=watched.servers[1].server.ports[0], password=PASSWORD) as client:
         return bool(await client.exists(key))
 
 
 async def test_a_primary_that_is_demoted_is_left(watched: Watched):
-    """An operator moves the primary: connections that are open find a server that takes no writes any more."""
+    """An operator moves the primary, so open connections reach a read-only server."""
     store = Store(StoreSettings(url=watched.url))
     await store.swap_plan(plan(1))
     stranger = Store(StoreSettings(url=watched.url.replace("/omnibus/", "/others/")))

@@ -1,4 +1,7 @@
-"""The store contract for streamed answers that another gateway can continue, on a real server."""
+"""The store contract for streamed answers that another gateway can continue.
+
+It runs on a real server.
+"""
 
 import asyncio
 import time

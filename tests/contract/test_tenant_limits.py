@@ -1,4 +1,4 @@
-"""Limits of tenants in the store: held in one step, by however many gateways, on a real server."""
+"""Tenant limits in a real store are atomic across gateways."""
 
 import asyncio
 from collections import Counter
@@ -43,7 +43,7 @@ async def bytes_held(store: Store, tenant: str) -> int:
 
 
 async def outcomes(*calls) -> Counter[str]:
-    """How often calls at the same time ended in which way."""
+    """Count the outcomes of concurrent calls."""
     ended = await asyncio.gather(*calls, return_exceptions=True)
     assert all(not isinstance(each, BaseException) or isinstance(each, OmnibusError) for each in ended)
     return Counter(type(each).__name__ if isinstance(each, OmnibusError) else "stored" for each in ended)

@@ -1,7 +1,8 @@
-"""The previous build's gateway with executors of this one, and the reverse, from what crossed its bus, over NATS.
+"""The previous build's gateway with current executors, and the reverse, over NATS.
 
-``tests/golden/releases/previous.json`` is what ``tests/golden/record_previous.py`` recorded in a tree of that build, with
-the schema of each kind of message there: a message that does not fit it would be refused by that build.
+The tests replay the messages that crossed its bus. ``tests/golden/record_previous.py`` recorded
+``tests/golden/releases/previous.json`` in a tree of that build, with the schema of each kind of message. That build
+would reject a message that does not match its schema.
 """
 
 import asyncio
@@ -80,7 +81,7 @@ class Recorded(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The name of its schema; ``record`` for those of the stream."""
+        """Name of a message's schema; ``record`` for those of the stream."""
         if self.subject.startswith("omnibus.inv."):
             return "record"
         return next((kind for start, kind in KINDS.items() if self.subject.startswith(start)), "")
@@ -90,7 +91,7 @@ CROSSED = [Recorded(each["subject"], each["data"].encode()) for each in KIT["mes
 
 
 def parts(message: Recorded) -> Iterator[tuple[str, Any]]:
-    """What the previous build reads of a message: the name of a schema, and the document."""
+    """Schema name and document of a message for the previous build."""
     document = json.loads(message.data)
     if message.kind in ("reply", "edge"):
         yield from ((message.kind, each) for each in document["msgs"])
@@ -109,13 +110,16 @@ def assert_previous_build_reads(crossed: list[Recorded]) -> None:
 
 
 def assert_fits(kind: str, document: Any) -> None:
-    """What the previous build reads as ``kind`` is what it takes, but for ``ADDED``."""
+    """Check that the previous build accepts a message as ``kind``.
+
+    Fields in ``ADDED`` are exempt.
+    """
     kept = without_fields(document, ADDED.get(kind, set()))
     jsonschema.validate(kept, KIT["schemas"][kind], jsonschema.Draft202012Validator)
 
 
 def without_fields(value: Any, fields: set[str]) -> Any:
-    """``value`` without ``fields``, named as in ``ADDED``."""
+    """Copy of ``value`` without ``fields``, named as in ``ADDED``."""
     if not isinstance(value, dict):
         return value
     found = {}
@@ -127,7 +131,7 @@ def without_fields(value: Any, fields: set[str]) -> Any:
 
 
 class Played(NamedTuple):
-    """A house of this build, the connection of what is played beside it, and all that crossed the server."""
+    """A house of this build, the replayed service's connection, and all messages."""
 
     home: House
     player: NatsBus
@@ -136,7 +140,7 @@ class Played(NamedTuple):
 
 @asynccontextmanager
 async def recorded_house(directory: Path, url: str) -> AsyncIterator[Played]:
-    """A house on the NATS server at ``url``; player and observer have connections of their own."""
+    """A house on the NATS server at ``url``; player and observer have separate connections."""
     crossed: list[Recorded] = []
     observer, player, bus = [await connect(url, name) for name in ("observer", "previous build", "this build")]
     await observer.subscribe("omnibus.>", lambda each: crossed.append(Recorded(each.subject, each.data)))
@@ -153,7 +157,7 @@ async def connect(url: str, name: str) -> NatsBus:
 
 
 def answer_shapes(replies: Iterable[Any]) -> set[tuple[str, int, str]]:
-    """Ends of nodes and outputs of the answer, by node; how chunks are cut is a matter of time."""
+    """Ends of nodes and outputs by node; chunk sizes depend on timing and are left out."""
     ends = {("end", each.node, "") for each in replies if isinstance(each, Hop)}
     return ends | {
         ("output", each.node, each.output)
@@ -233,7 +237,7 @@ async def test_executors_of_the_previous_build_serve_a_gateway_of_this_one(tmp_p
 
 @asynccontextmanager
 async def previous_executors(home: House, player: NatsBus) -> AsyncIterator[None]:
-    """Executors that send heartbeats, and answer each invocation, as those of the previous build did."""
+    """Executors that send heartbeats and answers as the previous build did."""
     recorded = ANSWERS[VL]["id"].encode()
     executors = [message for message in CROSSED if message.kind == "executor" and b'"toy-vl' in message.data]
 

@@ -1,7 +1,8 @@
-"""The previous build's sidecar with clients of this one, and the reverse; and pulls between nodes of both builds.
+"""The previous build's sidecar with current clients, the reverse, and mixed pulls.
 
-``tests/golden/releases/previous_sidecar.zip`` is that build's own code, of what a sidecar and its clients need, written by
-``tests/golden/zip_previous.py``. It runs in a process of its own (``tests/golden/previous_node.py``).
+Pulls are between nodes of both builds. ``tests/golden/releases/previous_sidecar.zip`` contains that build's code of a
+sidecar and its clients, written by ``tests/golden/zip_previous.py``. It runs in a separate process
+(``tests/golden/previous_node.py``).
 """
 
 import asyncio
@@ -34,7 +35,7 @@ class Previous:
         self._process = process
 
     async def __call__(self, *command: Any) -> Any:
-        """Let it do ``command``; returns its answer."""
+        """Send ``command`` and return the answer."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(command).encode() + b"\n")
         return await self.answer()
@@ -48,7 +49,7 @@ class Previous:
 
 @asynccontextmanager
 async def previous_build(directory: Path) -> AsyncIterator[Previous]:
-    """A process that runs the archive's code and nothing of this build."""
+    """A process that runs only the archive's code."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, str(HERE / "previous_node.py"), str(directory), cwd=directory,
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(CODE)},
@@ -108,7 +109,7 @@ async def test_a_client_of_this_build_is_served_by_a_sidecar_of_the_previous_one
             listed = [lease["invocation"] for lease in await client.ledger()]
             client.end_invocation("j")
             ended = (await client.stats())["blocks"]
-            # That sidecar knows no spare blocks: nobody requests any, however often a size is needed.
+            # That sidecar does not support spare blocks, so clients request none, however often a size is needed.
             for _ in range(4):
                 client.release(await client.put(np.array(VALUES, np.float32), invocation="k", deadline=soon()))
             repeated = await client.stats()

@@ -1,4 +1,4 @@
-"""Everything a gateway does, done by hand on the bus: the executors cannot tell the difference."""
+"""A gateway's work by hand on the bus; executors cannot distinguish the two."""
 
 import asyncio
 import time
@@ -21,7 +21,7 @@ _ME = "by-hand"
 
 
 class Answer(NamedTuple):
-    """The text of an answer, and its samples as they left the vocoder, float32 [n]."""
+    """Text of an answer, and its samples from the vocoder, float32 [n]."""
 
     text: str
     sound: np.ndarray
@@ -36,7 +36,10 @@ async def recorded(system: System, body: Mapping[str, Any], path: str) -> Invoca
 
 
 async def again(system: System, record: Invocation, question: Question) -> Answer:
-    """Send ``record``, which is that of ``question``, to the executors of its route and read what they answer."""
+    """Send ``record`` to the executors of its route and read the answer.
+
+    ``record`` is that of ``question``.
+    """
     async with system.bus() as bus, system.tensors() as tensors:
         invocation = await _mine(record, [value for kind, value in question.parts if kind != "text"], tensors)
         taken = _Taken(tensors, len(record.nodes))
@@ -54,7 +57,7 @@ async def again(system: System, record: Invocation, question: Question) -> Answe
 
 
 class _Taken:
-    """What has come of one invocation of ``count`` nodes."""
+    """Replies so far to one invocation of ``count`` nodes."""
 
     def __init__(self, tensors: TensorClient, count: int) -> None:
         self.replies: list[Reply] = []
@@ -77,7 +80,7 @@ class _Taken:
 
 
 async def _mine(record: Invocation, files: Sequence[bytes], tensors: TensorClient) -> Invocation:
-    """``record`` as an invocation of this test's own, with its media in the arena again."""
+    """Return ``record`` as this test's invocation, with its media stored again."""
     id, now = f"{_ME}-{time.time_ns():x}", time.time()
     nodes = list(record.nodes)
     for index, file in enumerate(files):

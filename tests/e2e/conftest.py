@@ -1,4 +1,4 @@
-"""Fixtures of the tests that run the whole system. Each directory here holds one system for its tests."""
+"""Fixtures of the tests that run the whole system; each directory has its own system."""
 
 from pathlib import Path
 

@@ -1,7 +1,7 @@
-"""A Docker engine for the tests: the one that runs, or one that is started here and stopped afterwards.
+"""A Docker engine for the tests: the running one, or a temporary one.
 
-Where the Hub cannot be reached, the Python base image is built from Debian packages under the Hub's
-name, so that the real Dockerfile is what gets built. Every step is bounded in time.
+If the Hub is unreachable, the Python base image is built from Debian packages under the Hub's name, so tests build the
+real Dockerfile. Every step has a timeout.
 """
 
 import os
@@ -27,7 +27,7 @@ _PACKAGES = "python3,python3-pip,python3-venv,ca-certificates"
 
 
 class NoEngine(Exception):
-    """No Docker engine or no base image can be had here; the text says why."""
+    """Docker engine or base image is not available; the message contains the reason."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ class Engine:
     compose: tuple[str, ...]
 
     def run(self, *arguments: str, within: float, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> str:
-        """Run ``docker arguments`` and return what it printed. Raises ``CalledProcessError`` and ``TimeoutExpired``."""
+        """Run ``docker arguments`` and return the output. Raises ``CalledProcessError`` and ``TimeoutExpired``."""
         return _run([*self.docker, *arguments], within, cwd, {"DOCKER_BUILDKIT": "1", **(env or {})})
 
     def run_compose(
         self, *arguments: str, within: float, cwd: Path | None = None, env: Mapping[str, str] | None = None
     ) -> str:
-        """The same for ``docker compose arguments``, or ``docker-compose`` where only that exists."""
+        """Run ``docker compose arguments``, or ``docker-compose`` on older installations."""
         # Compose v1 builds through the docker command that it finds first in PATH.
         path = f"{Path(self.docker[0]).parent}:{os.environ.get('PATH', '')}"
         builder = {"PATH": path, "DOCKER_BUILDKIT": "1", "COMPOSE_DOCKER_CLI_BUILD": "1"}
@@ -63,9 +63,9 @@ def engine() -> Iterator[Engine]:
 
 
 def ensure_image(engine: Engine, name: str = BASE_IMAGE) -> str:
-    """Make sure that a Python base image is there under ``name``; "present", "pulled" or "built".
+    """Ensure that a Python base image exists as ``name``; return "present", "pulled" or "built".
 
-    Raises ``NoEngine`` when the Hub does not answer and debootstrap cannot be used.
+    Raises ``NoEngine`` if the Hub does not answer and debootstrap is unavailable.
     """
     if _succeeds([*engine.docker, "image", "inspect", name], 30):
         return "present"
@@ -76,7 +76,7 @@ def ensure_image(engine: Engine, name: str = BASE_IMAGE) -> str:
 
 
 def _client() -> str:
-    # The client beside the daemon's package knows BuildKit; another one in PATH may lack its plugin.
+    # The client next to the daemon's package supports BuildKit; another one in PATH may lack its plugin.
     for candidate in ("/usr/bin/docker", shutil.which("docker")):
         if candidate and Path(candidate).exists():
             return candidate
@@ -96,7 +96,7 @@ def _started(docker: str) -> Iterator[None]:
         raise NoEngine("no Docker engine runs, and starting one takes dockerd and root")
     with tempfile.NamedTemporaryFile(prefix="dockerd-", suffix=".log") as log:
         # Without CAP_SYS_RESOURCE the engine may not raise limits for containers. Below a group of their own all containers
-        # together would get as much CPU as one session of processes: too little for their deadlines beside other tests.
+        # together would get as much CPU as one session of processes: too little for their deadlines during other tests.
         command = [daemon, "--default-ulimit", "nofile=1024:1024", "--cgroup-parent", "/"]
         process = subprocess.Popen(command, stdout=log, stderr=log, preexec_fn=die_with_parent(signal.SIGTERM))
         try:
@@ -144,7 +144,7 @@ def _bootstrap(command: list[str]) -> None:
 
 
 def _finish(root: Path) -> None:
-    """What the Hub's image has and Debian's packages lack, and what this machine needs to reach packages."""
+    """Add the Hub image's files that Debian lacks, and local package settings."""
     for name, target in {"python": "/usr/bin/python3", "pip": "/usr/bin/pip3"}.items():
         (root / "usr/local/bin" / name).symlink_to(target)
     for marker in root.glob("usr/lib/python3*/EXTERNALLY-MANAGED"):
@@ -157,7 +157,7 @@ def _finish(root: Path) -> None:
 
 
 def _local_wheels() -> list[Path]:
-    """Directories with wheels that pip uses on this machine: builds are to choose the same ones."""
+    """Directories with wheels for pip on this machine; builds must use the same."""
     named = os.environ.get("PIP_FIND_LINKS", "").split()
     return [Path(name).resolve() for name in named if Path(name).is_absolute() and Path(name).is_dir()]
 

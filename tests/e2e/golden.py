@@ -1,4 +1,4 @@
-"""Golden invocations on a running system: put where it keeps its own records and run again, or asked anew."""
+"""Golden invocations on a running system, replayed or sent again."""
 
 import base64
 import json
@@ -20,7 +20,7 @@ SAME_MODELS = tiny.RECIPE == corpus.RECIPE
 
 
 async def remember(system: System, golden: Golden) -> None:
-    """Put a golden invocation, its end and its media where ``system`` would have kept them itself."""
+    """Store a golden invocation, its end and its media as ``system`` would."""
     corpus.fill(Path(system.state.directory) / "media")
     subject = subjects.record_subject(golden.document["app"], golden.id)
     async with system.bus() as bus:
@@ -30,7 +30,7 @@ async def remember(system: System, golden: Golden) -> None:
 
 
 async def replayed(system: System, golden: Golden) -> list[dict[str, Any]]:
-    """All that ``omnibus.replay`` answers to the body of a record that ``system`` has."""
+    """Result of ``omnibus.replay`` for the body of a record in ``system``."""
     await remember(system, golden)
     return await published(system, golden)
 
@@ -42,7 +42,10 @@ async def published(system: System, golden: Golden) -> list[dict[str, Any]]:
 
 
 async def runs_as_it_ran(system: System, golden: Golden) -> None:
-    """Fails unless ``golden`` runs again on its path, with its answer, or says that it has another one."""
+    """Check that ``golden`` replays on its path with its answer.
+
+    A replay may also report that its answer has changed.
+    """
     first, last = await replayed(system, golden)
 
     assert (first["status"], first["replay_of"], first["path"]) == ("running", golden.id, golden.document["path"])
@@ -57,7 +60,7 @@ async def runs_as_it_ran(system: System, golden: Golden) -> None:
 
 
 async def is_recorded_as_it_was(system: System, golden: Golden) -> None:
-    """Fails unless the request that led to ``golden`` leads to the same calls and the same answer today."""
+    """Check that the request of ``golden`` causes the same calls and answer."""
     headers = {"x-omnibus-path": golden.document["path"]}
     async with Watch.on(system) as watch, system.http() as http:
         answer = await http.post("/v1/chat/completions", json=request(golden), headers=headers)
@@ -76,7 +79,7 @@ async def is_recorded_as_it_was(system: System, golden: Golden) -> None:
 
 
 def request(golden: Golden) -> dict[str, Any]:
-    """The body of the chat request that led to ``golden``, its seed given."""
+    """Body of the chat request that caused ``golden``, with its seed."""
     inputs = {node["component"]: node["inputs"] for node in golden.document["nodes"]}
     thinker = inputs["thinker"]
     media = [node["inputs"]["media"] for node in golden.document["nodes"] if "media" in node["inputs"]]

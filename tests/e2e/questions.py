@@ -1,4 +1,4 @@
-"""Requests as the HTTP API takes them and, the same ones, as the monolith takes them."""
+"""Requests for the HTTP API, and the same ones for the monolith."""
 
 import base64
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ class Question:
 
     @property
     def plain(self) -> list[dict[str, Any]]:
-        """For the monolith: media are named here and given apart."""
+        """Question for the monolith, with media by name and as separate files."""
         content = [{"type": kind, **({"text": value} if kind == "text" else {})} for kind, value in self.parts]
         return [{"role": "user", "content": content}]
 

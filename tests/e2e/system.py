@@ -1,4 +1,4 @@
-"""One running Omnibus, started as a person starts it (``omnibus up``) and seen from outside only."""
+"""One running Omnibus, started by ``omnibus up`` and observed from outside."""
 
 import asyncio
 import contextlib
@@ -53,19 +53,18 @@ _INLINE_BYTES = 256
 _UP_WITHIN = 240.0  # seconds; a dozen processes that import torch at once
 _STOP_WITHIN = 40.0  # seconds
 _BACK_WITHIN = 90.0  # seconds for an executor that was killed to load again
-#: Seconds for leases to be given back, on a busy machine; deadlines of what is not given back are later.
+#: Seconds until leases are released on a busy machine; unreleased ones expire later.
 LEASES_WITHIN = 5.0
 _SHOWN = 12_000  # characters of the log that a failure prints
 
 
 def declaration(family: str, checkpoint: Path, **changes: Any) -> dict[str, Any]:
-    """The usual deployment of a tiny model, with other ``options`` and ``paths`` if they are given."""
+    """Usual deployment of a tiny model, with ``changes`` such as ``options``."""
     return {**catalog.untrained_declaration(family, str(checkpoint)), **changes}
 
 
 def _executor_ids(models: Mapping[str, Any]) -> set[str]:
-    """Ids of the executors of the models that name their options, as they are planned: with cells, and without encoders
-    that another model's executors replace."""
+    """Planned ids of the executors of models with options: with cells, and without shared encoders."""
     named = {name: model for name, model in models.items() if model.get("options")}
     counts = {
         (name, option): spec.get("replicas", 1) for name, m in named.items() for option, spec in m["options"].items()
@@ -82,7 +81,7 @@ def _executor_ids(models: Mapping[str, Any]) -> set[str]:
 
 
 def command_line(process: psutil.Process) -> list[str]:
-    """The command line of ``process``; empty when it has just ended."""
+    """Command line of ``process``, or empty if it has just ended."""
     try:
         return list(process.cmdline())
     except psutil.Error:
@@ -97,10 +96,12 @@ def running(
     more: Mapping[str, Any] | None = None,
     **settings: str,
 ) -> Iterator["System"]:
-    """Run ``models`` until the block ends; ``flags`` are those of ``omnibus up``, ``settings`` environment variables.
+    """Run ``models`` until the block ends.
 
-    Models of one checkpoint have executors of their own each, unless they say ``share_equal``. ``more`` is declared beside the models. Fails when a process, a port or shared memory is left afterwards.
-    Libraries of executors and services are those of the session's fork server, see ``tests.e2e.warm``.
+    ``flags`` are those of ``omnibus up``, ``settings`` environment variables. Models of one checkpoint have separate
+    executors, unless they set ``share_equal``. ``more`` is declared in addition. Fails if a process, a port or shared
+    memory is left afterwards. Executors and services get their libraries from the session's fork server, see
+    ``tests.e2e.warm``.
     """
     if NODES > 1 and "--nodes" not in flags:
         flags = (*flags, "--nodes", str(NODES))
@@ -118,7 +119,7 @@ def running(
 
 
 class System:
-    """The processes of one ``omnibus up``; ``is_warm``: its fork servers import nothing, see ``tests.e2e.warm``."""
+    """Processes of one ``omnibus up``; ``is_warm``: its fork servers import nothing, see ``tests.e2e.warm``."""
 
     def __init__(
         self,
@@ -137,9 +138,9 @@ class System:
         declared.write_text(json.dumps({**(more or {}), "models": models}))
         self._models = ["--models", str(declared)] if models else ["--no-models"]
         paths = os.pathsep.join([str(ROOT), str(ROOT / "shared")])
-        # A private place for the file that says where everything is: other runs of this user stay apart.
+        # A private directory for the state file, to separate this from other runs of this user.
         own = {"PYTHONPATH": paths, "XDG_RUNTIME_DIR": str(directory), STORE_SECRET: token_hex(16), APP_ERRORS: "false"}
-        # What a test freezes is there until the test lets it go on or kills it.
+        # A frozen process stays until the test resumes or kills it.
         own["OMNIBUS_UP_FROZEN"] = "60"
         self.env = {**os.environ, **own, **settings}
         self.executors = _executor_ids(models)
@@ -169,7 +170,7 @@ class System:
         return "Omnibus is up" in self.log
 
     def command(self, *arguments: str) -> "subprocess.Popen[str]":
-        """``omnibus <arguments>`` beside this system, output and errors in one pipe."""
+        """Run ``omnibus <arguments>`` against this system, output and errors in one pipe."""
         return subprocess.Popen(
             self.program(*arguments),
             env=self.env,
@@ -196,11 +197,11 @@ class System:
 
     @property
     def log(self) -> str:
-        """What all processes have said so far."""
+        """Output of all processes so far."""
         return "".join(self._lines)
 
     def stop(self) -> list[str]:
-        """End everything by SIGTERM; what is left of it afterwards, in words. Stopping twice is harmless."""
+        """Stop everything by SIGTERM; return leftovers in words. It is idempotent."""
         process = self._process
         if process is None or process.poll() is not None:
             return []
@@ -229,7 +230,7 @@ class System:
     # Processes
 
     def processes(self) -> list[psutil.Process]:
-        """Everything that this system runs at this moment, the supervisor left out."""
+        """All processes of this system, except the supervisor."""
         found: dict[int, psutil.Process] = {}
         for command in self.commands():
             for pid in {command.pid, find_forked_pid(command.pid)}:
@@ -239,7 +240,7 @@ class System:
         return list(found.values())
 
     def commands(self) -> list[psutil.Process]:
-        """What the supervisor has started: what runs there, or what stands for it where a fork server has born it."""
+        """Processes that the supervisor started; a placeholder represents a forked one."""
         assert self._process is not None
         return psutil.Process(find_forked_pid(self._process.pid)).children()
 
@@ -252,7 +253,7 @@ class System:
         return psutil.Process(find_forked_pid(self._gateway_command(index).pid))
 
     def sidecar(self, node: int = 0) -> psutil.Process:
-        """The process of the sidecar of a node, which is counted from 0."""
+        """Sidecar process of a node, by index from 0."""
         sidecars = (one for one in self.commands() if "services.sidecar" in command_line(one))
         name = self.node_name(node)
         found = next(one for one in sidecars if one.environ()["OMNIBUS_SIDECAR_NODE"] == name)
@@ -263,13 +264,13 @@ class System:
         return dict(self._gateway_command(index).environ())
 
     def _gateway_command(self, index: int) -> psutil.Process:
-        """What was started as a gateway: it, or what stands for one that was born by a fork server."""
+        """Process started as a gateway: itself, or its placeholder if forked."""
         port = str(urlsplit(self.urls[index]).port)
         gateways = (one for one in self.commands() if "services.gateway" in command_line(one))
         return next(one for one in gateways if one.environ()["OMNIBUS_GATEWAY_PORT"] == port)
 
     async def statuses(self, bus: NatsBus) -> AsyncGenerator[ExecutorStatus, None]:
-        """What executors say of themselves from now on."""
+        """Stream the heartbeats of executors from now on."""
         heard: asyncio.Queue[bytes] = asyncio.Queue()
         stop = await bus.subscribe(subjects.event_subject(subjects.EXECUTOR), lambda d: heard.put_nowait(d.data))
         bus.publish(subjects.event_subject(subjects.CENSUS), b"{}")
@@ -280,7 +281,7 @@ class System:
             await stop()
 
     async def whole(self, within: float = _BACK_WITHIN, only: Sequence[str] = ()) -> dict[str, int]:
-        """Wait until all executors (or ``only`` these) are ready; returns their process ids."""
+        """Wait until all executors (or ``only`` these) are ready; return their process ids."""
         wanted = set(only) or self.executors
         pids: dict[str, int] = {}
         async with asyncio.timeout(within), self.bus() as bus, contextlib.aclosing(self.statuses(bus)) as heard:
@@ -303,7 +304,7 @@ class System:
 
     @contextlib.asynccontextmanager
     async def store(self) -> AsyncIterator[Store]:
-        """The store, to read and write what services take for their own."""
+        """The store, to read and write internal data of services."""
         store = Store(StoreSettings(url=self.state.store_url, secret=self.env[STORE_SECRET]))
         try:
             yield store
@@ -312,7 +313,7 @@ class System:
 
     @contextlib.asynccontextmanager
     async def tensors(self, node: int = 0) -> AsyncIterator[TensorClient]:
-        """A client of the sidecar of a node, which is counted from 0."""
+        """A client of a node's sidecar, by index from 0."""
         socket_path = str(Path(self.state.directory) / f"{sidecar_name(node)}.sock")
         async with await TensorClient.connect(socket_path, "test", self.node_name(node)) as client:
             yield client
@@ -322,7 +323,7 @@ class System:
         return self._nodes
 
     def node_name(self, node: int) -> str:
-        """The name of a node, which is counted from 0."""
+        """Name of a node, by index from 0."""
         return f"local-{self.state.pid}-{node}" if node else f"local-{self.state.pid}"
 
     def http(self, gateway: int = 0) -> httpx.AsyncClient:
@@ -333,7 +334,7 @@ class System:
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=150)
 
     def ready(self, gateway: int = 0) -> tuple[int, dict[str, Any]]:
-        """Status and body of ``/readyz``; 0 when nobody answers."""
+        """Status and body of ``/readyz``; 0 without an answer."""
         try:
             with urllib.request.urlopen(f"{self.urls[gateway]}/readyz", timeout=5) as answer:
                 return answer.status, json.loads(answer.read())
@@ -350,7 +351,7 @@ class System:
                     await asyncio.sleep(0.1)
 
     async def record(self, id: str, within: float = 30.0) -> tuple[bytes, dict[str, Any]]:
-        """The recorded invocation ``id`` as its very bytes, and its end, once both are in the stream."""
+        """Bytes and end of the recorded invocation ``id``, once both are stored."""
         async with asyncio.timeout(within), self.bus() as bus:
             while True:
                 parts = [split_records(each.data) for each in await bus.read_records(f"omnibus.inv.*.{id}")]
@@ -360,7 +361,7 @@ class System:
                 await asyncio.sleep(0.05)
 
     async def ledger_is_empty(self, within: float = LEASES_WITHIN, node: int | None = None) -> None:
-        """Fails unless every lease of a node's arena, or of all, is given back ``within`` seconds."""
+        """Check that leases of one arena or all are released ``within`` seconds."""
         end = time.monotonic() + within
         for each in range(self._nodes) if node is None else (node,):
             async with self.tensors(each) as tensors:
@@ -370,16 +371,17 @@ class System:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a file that others read at any time: they see the old text, or all of the new one."""
+    """Replace a file atomically: readers see the old text or all of the new one."""
     fresh = path.with_name(f"{path.name}.fresh")
     fresh.write_text(text)
     fresh.replace(path)
 
 
 async def missing_stages(system: System, model: str, why: str = "no executor") -> dict[str, str]:
-    """The stages of ``model`` that ``/readyz`` says are missing, once its thinker is and for this reason; "": for any.
+    """Stages of ``model`` that ``/readyz`` reports as missing.
 
-    An executor that was killed may be silent at first, to a gateway that does not know of its end.
+    Waits until the thinker is missing for the given reason; "" stands for any. A killed executor may only look silent
+    at first, to a gateway that has not noticed its end.
     """
     async with asyncio.timeout(30), system.http() as http:
         while True:

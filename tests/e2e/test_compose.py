@@ -1,4 +1,7 @@
-"""The compose files in a real Docker engine: built, started, asked, hurt, closed to strangers, watched, taken down."""
+"""The compose files in a real Docker engine.
+
+Containers are built, started, queried, damaged, secured, monitored and stopped.
+"""
 
 import re
 from collections.abc import Iterator
@@ -18,7 +21,7 @@ pytestmark = [pytest.mark.docker, pytest.mark.timeout(2400)]
 BASE = yaml.safe_load((FILES / "compose.yaml").read_text())["services"]
 OURS = sorted(name for name, spec in BASE.items() if "build" in spec and name != "models")
 STAY = sorted(BASE.keys() - {"models"})
-#: Who runs, with what privileges, and what comes of an attempt to write to the root, and to /tmp.
+#: User, privileges, and the results of writing to the root and to /tmp.
 LOOK = "id -u; grep -E '^(CapEff|NoNewPrivs):' /proc/1/status; touch /app/written; touch /tmp/written && echo tmp"
 STRANGER = (HERE / "stranger.py").read_text()
 
@@ -32,7 +35,10 @@ def stack(docker_engine: Engine) -> Iterator[Stack]:
 
 @pytest.fixture(scope="module")
 def closed(stack: Stack) -> Stack:
-    """The same project once users, keys and what watches it were laid over it: containers begin again, volumes stay."""
+    """The same project with the layers for users, keys and monitoring.
+
+    Containers restart, and volumes stay.
+    """
     stack.files = (*stacks.PLAIN, *stacks.LAYERS)
     stack.env.update(stacks.guards())
     stack.up(*BASE, "prometheus", "jaeger")
@@ -42,7 +48,7 @@ def closed(stack: Stack) -> Stack:
 
 @pytest.fixture(scope="module")
 def key(closed: Stack) -> str:
-    """A client's key, made as docs/security.md says it, that the gateway has heard of."""
+    """A client's key, created as in docs/security.md, and active."""
     said = closed.compose("exec", "-T", "gateway", "python", "-m", "omnibus.cli", "keys", "create", "someone")
     made = next(word for word in said.split() if word.startswith(api_key.PREFIX))
     closed.wait_for(lambda: closed.get("/v1/models", made).status == 200, "gateway that knows the key", within=30)
@@ -79,7 +85,7 @@ def test_every_container_is_healthy_and_the_models_were_built(stack: Stack) -> N
 
 
 def health(stack: Stack) -> dict[str, str]:
-    """What the health checks of running containers say."""
+    """Reports of the health checks of running containers."""
     states = {name: each["State"] for name, each in stack.containers().items()}
     return {name: state.get("Health", {}).get("Status", "none") for name, state in states.items() if state["Running"]}
 
@@ -213,7 +219,7 @@ def test_a_user_says_and_hears_its_own_alone(
     assert (f'permissions violation for subscription to "{subject}"' in said) != listens
 
 
-#: Prints what the store says to somebody without its password, or that it is not reached.
+#: Prints the store's answer to a client without its password, or that it is unreachable.
 KNOCK = """
 import socket
 try:
@@ -233,7 +239,7 @@ def test_executors_do_not_reach_the_store_and_it_asks_for_a_password(closed: Sta
 
 
 def as_somebody(stack: Stack, *who: str) -> str:
-    """What the bus refuses of somebody in a container beside it."""
+    """Subjects that the bus denies user ``who`` in another container."""
     return stack.exec("encoder", "python", "-c", STRANGER, *who)
 
 
@@ -269,7 +275,7 @@ def test_prometheus_counts_a_request(closed: Stack, key: str) -> None:
 
 
 def ask_prometheus(stack: Stack, what: str) -> Any:
-    """Its answer's data; empty while it has none."""
+    """Data of Prometheus' answer, or empty."""
     answer = stack.get(f"/api/v1/{what}", base=f"http://127.0.0.1:{stack.prometheus}")
     return answer.body["data"] if answer.status == 200 else {}
 

@@ -1,4 +1,4 @@
-"""Compose itself reads the layers in every combination, whichever version it is."""
+"""Compose itself reads the layers in every combination, with any version."""
 
 import json
 import subprocess
@@ -23,7 +23,7 @@ def config(engine: Engine, *layers: str, **env: str) -> str:
 
 
 def read(engine: Engine, *layers: str, **env: str) -> dict[str, Any]:
-    """The services that compose makes of the layers."""
+    """Services that compose reads from the layers."""
     try:
         printed = config(engine, *layers, **env)
     except subprocess.CalledProcessError as error:

@@ -1,4 +1,7 @@
-"""The demo is one command: it starts everything, shows an answer and its way, and leaves nothing."""
+"""The demo is one command that starts everything and shows an answer.
+
+It also shows the answer's path, and leaves nothing.
+"""
 
 import os
 import re
@@ -58,7 +61,10 @@ def test_the_demo_names_and_speaks_what_it_is_shown_draws_what_it_is_told_and_sh
 
 
 def check_readme(printed: str, generated: Any) -> None:
-    """The README shows lines of this output, except for its times, and the images of this run."""
+    """Check that the README shows this run's images and output.
+
+    Times may differ.
+    """
     readme = (ROOT / "README.md").read_text()
     (shown,) = re.findall(r"^```text\n(.*?)^```$", readme, re.DOTALL | re.MULTILINE)
     lines = iter(mask_times(printed).splitlines())
@@ -84,7 +90,7 @@ def test_the_demo_takes_a_picture_and_a_question_of_ones_own(tmp_path: Path):
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert "What do you see?" in done.stdout
-    assert "expected answer" not in done.stdout  # nobody knows it
+    assert "expected answer" not in done.stdout  # the output is unknown
     assert "qwen-image-world" not in done.stdout
 
 

@@ -1,4 +1,7 @@
-"""Mistakes at the command line are answered at once, in few lines, with cause and cure, and leave nothing behind."""
+"""Command-line mistakes get a short, immediate answer with cause and remedy.
+
+They leave nothing on the machine.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,7 @@
-"""However it is stopped, no process, port, shared memory or directory is left."""
+"""Every way to stop the system cleans up.
+
+No process, port, shared memory or directory is left.
+"""
 
 import asyncio
 import os
@@ -28,7 +31,7 @@ def system(tmp_path: Path, vl_checkpoint: Path) -> Iterator[System]:
 
 
 async def busy(system: System) -> "asyncio.Task[object]":
-    """A request that takes long, once it is being worked on."""
+    """Start a long request, and wait until it is in progress."""
     body = {"model": VL, "messages": ask(image(1), "describe").messages, "max_tokens": 3900, "ignore_eos": True}
 
     async def ask_long() -> object:
@@ -70,7 +73,7 @@ async def test_a_supervisor_that_was_killed_takes_all_with_it_and_the_next_one_s
 
 
 def start_another(system: System, directory: Path) -> None:
-    """``omnibus up`` until its first process says something."""
+    """Run ``omnibus up`` until its first process logs something."""
     (directory / "none.json").write_text('{"models": {}}')
     another = system.command("up", "--models", str(directory / "none.json"), "--port", "0")
     assert another.stdout is not None

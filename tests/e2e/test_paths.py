@@ -1,4 +1,4 @@
-"""Paths of a newcomer: every command is in the documentation, and leads to what it says there."""
+"""First paths of a newcomer: documented commands have the documented results."""
 
 from collections.abc import Callable
 
@@ -29,7 +29,7 @@ def test_every_command_stands_in_the_page_that_it_is_from(name: str, command: Co
 def test_a_newcomer_gets_an_answer_an_app_a_graph_a_replay_and_a_plan(
     record_property: Callable[[str, object], None],
 ):
-    """The report of the tests prints what is recorded here."""
+    """The test report prints these measurements."""
     walked = []
     for each in walk(PATHS):
         walked.append(each.path.name)

@@ -1,4 +1,4 @@
-"""The README's commands do what it says, exactly as they stand there."""
+"""The README's commands work verbatim."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def blocks(language: str) -> list[str]:
 
 
 def commands() -> list[str]:
-    """Shell commands of the README, continued lines joined and comments cut off."""
+    """Shell commands of the README, with continued lines joined and without comments."""
     text = "\n".join(blocks("sh")).replace("\\\n", " ")
     return [line.partition("    # ")[0].strip() for line in text.splitlines() if line.strip()]
 
@@ -50,7 +50,7 @@ def run(command: str, cwd: Path) -> str:
 
 
 def here(command: str) -> str:
-    """The command as it runs in this environment: forked instead of started by a new .venv."""
+    """The command for this environment: forked instead of started from a new .venv."""
     return command.replace(".venv/bin/omnibus", shlex.join(warm.omnibus_command()))
 
 
@@ -103,10 +103,10 @@ def test_families_are_listed_and_shown(command: str) -> None:
 
 
 def test_no_command_is_left_out() -> None:
-    """Those of first paths are run by ``test_paths.py``."""
+    """Commands of first paths run in ``test_paths.py``."""
     walked = {command.text.replace("\\\n", " ") for path in PATHS for command in (*path.commands, *path.beyond)}
     walked |= {path.system.text for path in PATHS if path.system is not None}
-    watching = ".venv/bin/omnibus tail"  # it goes on until Ctrl-C
+    watching = ".venv/bin/omnibus tail"  # it runs until Ctrl-C
 
     left = [command for command in commands() if command not in walked and not command.startswith("make ")]
 
@@ -139,7 +139,7 @@ def test_the_demo_answers_in_text_and_speech_and_leaves_nothing_running(tmp_path
 
 
 async def test_the_commands_against_a_running_system_work(tmp_path: Path) -> None:
-    """`omnibus up`, then each curl, the Python example and each look at a request."""
+    """`omnibus up`, then each curl, the Python example and each inspection command."""
     (port,) = free_ports(1)
     warm_stack = warm.warm_stack_class(warm.fork_server_socket())
     async with warm_stack(await tiny_models([*catalog.WORLD]), port=port) as stack:

@@ -1,4 +1,4 @@
-"""Two nodes of ``omnibus up`` that pull over UCX: the answer of a path over both is that of one executor."""
+"""Two nodes of ``omnibus up`` with UCX: a path over both answers like one executor."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.ucx]
 
 
 async def answer(system: System, route: str, gateway: int) -> str:
-    """Of an image of its own for each gateway: an encoder does not pull what it has seen."""
+    """Answer about a different image for each gateway, because encoders cache images."""
     question = questions.ask(questions.image(gateway, 420, 336), "What is it?")
     body: dict[str, Any] = {"model": VL, "messages": question.messages, "max_tokens": 12, "temperature": 0, "seed": 1}
     async with system.http(gateway) as http:
@@ -24,7 +24,7 @@ async def answer(system: System, route: str, gateway: int) -> str:
 
 
 async def over_ucx(system: System) -> tuple[int, int]:
-    """Bytes that both nodes have pulled over UCX, and transfers that failed."""
+    """Bytes that both nodes have pulled over UCX, and failed transfers."""
     nbytes = failures = 0
     for node in range(2):
         async with system.tensors(node) as tensors:

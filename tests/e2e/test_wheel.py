@@ -1,4 +1,4 @@
-"""The wheel and the source distribution: all that a machine needs without the checkout."""
+"""The wheel and the source distribution work without the checkout."""
 
 import json
 import os
@@ -32,7 +32,7 @@ _BUILD, _INSTALL, _RUN = re.findall(r"^(?:pip|omnibus) .*$", (ROOT / "README.md"
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with a wheel and a source distribution of a copy of this checkout."""
+    """Build a wheel and a source distribution of this checkout."""
     copy = tmp_path_factory.mktemp("checkout")
     for package in _PACKAGES:
         shutil.copytree(ROOT / package, copy / package, ignore=_LEFT_OUT)
@@ -46,7 +46,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The command ``omnibus`` of an environment with the wheel, which borrows the libraries of this one."""
+    """Command ``omnibus`` of an environment with the wheel and borrowed libraries."""
     place = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place)], check=True, timeout=60)
     packages = place / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
@@ -70,7 +70,7 @@ def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def here(tmp_path: Path) -> Path:
-    """A directory that holds an app and nothing else, far from the checkout."""
+    """A directory with only an app, outside of the checkout."""
     (tmp_path / "shout.py").write_text(dedent(SHOUT))
     return tmp_path
 

@@ -1,4 +1,4 @@
-"""What one request moves between executors: over the bus, and through the arena."""
+"""Traffic of one request between executors, over bus and arena."""
 
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, NamedTuple
@@ -22,8 +22,10 @@ class Edge(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """What one request moved: edges, blocks of arenas that were given out, without copies of those of other nodes, and
-    those that messages named."""
+    """Traffic of one request.
+
+    It contains edges, blocks given out by arenas (without copies of other nodes' blocks), and blocks named in messages.
+    """
 
     edges: set[Edge]
     granted: int
@@ -52,7 +54,7 @@ async def traffic(system: System, request: Callable[[], Awaitable[httpx.Response
 
 
 async def _granted(system: System) -> int:
-    """Blocks that all arenas have given out for tensors that were made there."""
+    """Blocks that all arenas have given out for tensors made there."""
     count = 0
     for node in range(system.node_count):
         async with system.tensors(node) as tensors:
@@ -62,12 +64,12 @@ async def _granted(system: System) -> int:
 
 
 def _about(id: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-    """What ``body`` says of this invocation: what was held back of an earlier one may come meanwhile."""
+    """Messages of ``body`` about invocation ``id``; a batch may contain others."""
     return [each for each in body.get("msgs", [body]) if id in (each.get("inv"), each.get("id"))]
 
 
 def handles(value: Any) -> Iterator[tuple[int, int]]:
-    """Whatever names a block in a message, wherever it stands."""
+    """Block names anywhere in a message."""
     if isinstance(value, dict) and "generation" in value:
         yield value["id"], value["generation"]
     for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():

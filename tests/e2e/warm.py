@@ -1,10 +1,11 @@
-"""One fork server for all systems of a session of tests: theirs are born by it, instead of importing the libraries.
+"""One fork server for all systems of a test session.
 
-The import takes most of the processor time of a start. ``python -m tests.e2e.warm SOCKET EXECUTORS up ...`` is
-``omnibus up ...`` with that one difference: its fork servers are children of those at SOCKET and EXECUTORS, and bear
-services and executors as any other. Both are one where vLLM is not installed; where it is, the one at EXECUTORS has
-imported it too, and bears executors of vLLM as well. The command itself imports as long, and is forked as well: see
-``omnibus_command``.
+Their fork servers are its children, so they need not import the libraries. The import takes most of the processor time
+of a start. ``python -m tests.e2e.warm SOCKET EXECUTORS up ...`` is ``omnibus up ...`` with that one difference. Its
+fork servers are children of those at SOCKET and EXECUTORS, and fork services and executors as usual.
+
+Both are one process without vLLM. If it is installed, the one at EXECUTORS has also imported it, and forks executors of
+vLLM as well. The command itself would import for as long, so it is forked as well: see ``omnibus_command``.
 """
 
 import atexit
@@ -56,15 +57,16 @@ _VLLM_ENGINE = "services.engines:vllm"
 
 
 def may_start_warm(settings: Mapping[str, str]) -> bool:
-    """Return whether no library of the fork server reads one of ``settings``: they do so while they are imported."""
+    """Return True if the fork server's libraries ignore ``settings`` on import."""
     return all(name.startswith(_READ_LATE) for name in settings)
 
 
 @lru_cache(2)
 def fork_server_socket(for_vllm: bool = False) -> str:
-    """The socket of the session's fork server, which is started by the first call and ends with this process.
+    """Socket of the session's fork server.
 
-    The one ``for_vllm`` bears executors alone, and knows what those of vLLM import.
+    The first call starts the server, which ends with this process. With ``for_vllm``, it forks executors alone and has
+    imported the modules of vLLM's executors.
     """
     directory = tempfile.mkdtemp(prefix="omnibus-warm-")
     path = str(Path(directory) / "fork-server.sock")
@@ -105,20 +107,23 @@ def has_vllm() -> bool:
 
 
 def can_fork_vllm(environ: Mapping[str, str]) -> bool:
-    """Return whether executors with this environment are forked in tests: as elsewhere, and those of vLLM."""
+    """Return True if tests fork executors with this environment.
+
+    This adds vLLM's executors to those that are forked in production.
+    """
     own = {**environ, "OMNIBUS_EXECUTOR_ENGINE": ExecutorSettings().engine}
     is_vllm = read_settings(ExecutorSettings, environ).engine == _VLLM_ENGINE
     return can_fork_executors(own if is_vllm else environ)
 
 
 def omnibus_command(*arguments: str) -> tuple[str, ...]:
-    """The command line of ``omnibus arguments`` that imports nothing itself, nor do its systems."""
+    """Command line of ``omnibus arguments`` that imports nothing, as do its systems."""
     fork_server, of_executors = fork_server_socket(), fork_server_socket(has_vllm())
     return fork_client.fork_server_command(fork_server, "tests.e2e.warm", fork_server, of_executors, *arguments)
 
 
 def wait_for_fork(command: "subprocess.Popen[str]") -> int:
-    """Wait until a process of ``omnibus_command`` stands for a forked one, or has ended; the id of the forked one."""
+    """Wait until a placeholder process has forked or ended; return the forked id."""
     give_up = time.monotonic() + _IMPORT_SECONDS
     while (pid := find_forked_pid(command.pid)) == command.pid and command.poll() is None:
         assert time.monotonic() < give_up, "the command was not forked"
@@ -127,7 +132,10 @@ def wait_for_fork(command: "subprocess.Popen[str]") -> int:
 
 
 def fork_modules(patch: "pytest.MonkeyPatch") -> None:
-    """Have what ``omnibus.process.run_module`` runs of ``omnibus_models`` forked by the session's fork server."""
+    """Fork modules of ``omnibus_models`` from the session's fork server.
+
+    ``omnibus.process.run_module`` runs them.
+    """
 
     def command(module: str, *arguments: str) -> tuple[str, ...]:
         if not module.startswith("omnibus_models."):
@@ -138,7 +146,7 @@ def fork_modules(patch: "pytest.MonkeyPatch") -> None:
 
 
 def listener_process_id(path: str) -> int | None:
-    """The process that listens at the socket ``path``; None when there is none."""
+    """Process that listens at the socket ``path``, or None."""
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(path)
@@ -150,7 +158,7 @@ def listener_process_id(path: str) -> int | None:
 
 
 class _WarmStack(Stack):
-    """A stack whose fork servers are born by another one."""
+    """A stack whose fork servers are children of another one."""
 
     services_socket = executors_socket = ""
 
@@ -162,7 +170,10 @@ class _WarmStack(Stack):
 
 
 def warm_stack_class(services_socket: str, executors_socket: str = "") -> type[Stack]:
-    """The class of stacks whose fork servers are born by those at these sockets; by default both by the first one."""
+    """Class of stacks whose fork servers are children of others.
+
+    These listen at the given sockets. By default the first one serves both.
+    """
     _WarmStack.services_socket = services_socket
     _WarmStack.executors_socket = executors_socket or services_socket
     return _WarmStack
@@ -173,7 +184,7 @@ def main(services_socket: str, executors_socket: str, *arguments: str) -> int:
     if has_vllm():
         executor_specs.can_fork_executors = can_fork_vllm
     stack.Stack = up.Stack = warm_stack_class(services_socket, executors_socket)  # type: ignore[misc]
-    tempfile.tempdir = None  # that of whoever started this
+    tempfile.tempdir = None  # that of the parent process
     return run_command(arguments)
 
 

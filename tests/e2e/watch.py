@@ -1,4 +1,4 @@
-"""What goes over the bus and over HTTP, for tests to look at."""
+"""Messages on the bus and over HTTP, for tests to inspect."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from tests.e2e.system import System
 
 
 class Watch:
-    """Everything on the bus, in the server's order, from the moment it is opened."""
+    """All messages on the bus since the opening, in the server's order."""
 
     def __init__(self) -> None:
         self.seen: list[Delivery] = []
@@ -32,7 +32,7 @@ class Watch:
         self._news.set()
 
     async def until(self, true: Callable[[], object], within: float = 60.0) -> None:
-        """Wait until ``true``, which is asked after every message."""
+        """Wait until ``true``, which is evaluated after every message."""
         async with asyncio.timeout(within):
             while not true():
                 self._news.clear()
@@ -44,7 +44,10 @@ class Watch:
         return next(one for one in self.seen if one.subject.startswith(subject))
 
     async def heartbeat(self, executor: str) -> None:
-        """The next word of ``executor`` that it is ready: from here on it counts as alive for a while, come what may."""
+        """Wait for the next ready heartbeat of ``executor``.
+
+        It then counts as alive for a while in any case.
+        """
         before = len(self.seen)
         status = subjects.event_subject(subjects.EXECUTOR)
         named = f'"id":"{executor}"'.encode()
@@ -54,7 +57,7 @@ class Watch:
         return messages.decode_end((await self.first(subjects.end_subject(invocation))).data)
 
     def replies(self) -> list[Any]:
-        """What executors said to a gateway, in order."""
+        """Replies of executors to a gateway, in order."""
         frames = [d.data for d in self.seen if d.subject.startswith("omnibus.reply.") and d.data.startswith(b"{")]
         return [message for frame in frames for message in messages.decode_replies(frame)]
 

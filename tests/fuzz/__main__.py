@@ -1,4 +1,7 @@
-"""Fuzzing for as long as one likes: ``python -m tests.fuzz --minutes 60``; a failure names the round's seed."""
+"""Fuzz for a given time: ``python -m tests.fuzz --minutes 60``.
+
+A failure names the round's seed.
+"""
 
 import argparse
 import os

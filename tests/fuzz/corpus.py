@@ -1,7 +1,7 @@
-"""Saved inputs of each parser: ``corpus/<parser>/`` holds small files that once did harm, or nearly.
+"""Saved inputs of each parser: ``corpus/<parser>/`` contains small files from earlier failures.
 
-A property that fails writes the smallest input that it saw to ``corpus/<parser>/failing``. Give the file a name that
-says what is wrong with it and commit it together with the repair: from then on it is tried in each run.
+A failing property writes its smallest input to ``corpus/<parser>/failing``. Rename that file after its defect, and
+commit it together with the fix. Each later run then tries it.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,7 +20,10 @@ def saved(parser: str) -> list[bytes]:
 
 
 def tries(parser: str, **fixed: object) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A decorator that tries each saved input of ``parser`` as the argument ``data``, beside ``fixed`` ones."""
+    """Decorate a test to try saved inputs of ``parser`` as ``data``.
+
+    ``fixed`` inputs are tried as well.
+    """
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         for data in saved(parser):
@@ -32,7 +35,7 @@ def tries(parser: str, **fixed: object) -> Callable[[Callable[..., None]], Calla
 
 @contextmanager
 def recorded(parser: str, data: bytes) -> Iterator[None]:
-    """Keep ``data`` when the block fails. Each smaller failing input replaces the one before."""
+    """Save ``data`` if the block fails; each smaller failing input replaces the previous one."""
     try:
         yield
     except (StopTest, UnsatisfiedAssumption):

@@ -1,7 +1,11 @@
-"""A process that decodes what it is sent, so that a crash costs only it, and its memory has a limit.
+"""A process that decodes its input, to isolate crashes.
 
-``python -m tests.fuzz.decoder``: a modality, a blank, a length and a line break, then so many bytes, on standard input;
-a line of JSON each on standard output.
+Its memory is limited.
+
+    python -m tests.fuzz.decoder
+
+It reads a header line (a modality, a blank and a length), then so many bytes, from standard input. It writes a line of
+JSON for each to standard output.
 """
 
 import json
@@ -20,7 +24,10 @@ _WITHIN_SECONDS = 120.0
 
 
 class Outcome(NamedTuple):
-    """``word``: ``ok``, the code of a typed error, ``untyped: ...`` or ``died: ...``; what it took."""
+    """Outcome of decoding one file.
+
+    ``word`` is ``ok``, the code of a typed error, ``untyped: ...`` or ``died: ...``. The other fields are its cost.
+    """
 
     word: str
     seconds: float = 0.0  # of the processor
@@ -28,7 +35,7 @@ class Outcome(NamedTuple):
 
 
 class Decoder:
-    """The process, started again when it has died."""
+    """The decoder process, restarted after a crash."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -83,7 +90,7 @@ def _decoded(decode: Any, data: bytes) -> Outcome:
         word = "ok"
     except errors.Rejected as error:
         word = error.code
-    except BaseException as error:  # noqa: BLE001 - any other exception is what is looked for
+    except BaseException as error:  # noqa: BLE001 - any other exception is a finding
         word = f"untyped: {type(error).__name__}: {error}"
     return Outcome(word, time.process_time() - began, max(0, _resident("VmHWM") - before))
 

@@ -1,4 +1,4 @@
-"""Media made to harm a decoder, each of a few kilobytes, built here instead of kept as files."""
+"""Media that attack a decoder, built in code, a few kilobytes each."""
 
 import io
 import struct
@@ -13,12 +13,15 @@ from PIL import Image
 
 from tests.unit.gateway import samples
 
-#: More channels than most decoders were tried with; 8 is a legitimate file (7.1 sound).
+#: More channels than most decoders were tried with; 8 is a legitimate file (7.1 audio).
 CHANNELS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 24, 32)
 
 
 class Hostile(NamedTuple):
-    """A file by name. ``modality`` is what it is sent as; ``fine`` files are to be decoded, not refused."""
+    """A file by name.
+
+    ``modality`` is the modality of the request. ``fine`` files must be decoded, not rejected.
+    """
 
     name: str
     modality: str
@@ -56,7 +59,10 @@ def element(key: bytes, body: bytes) -> bytes:
 def matroska(
     rate: float, samples: int, channels: int = 1, codec: bytes = b"A_PCM/INT/LIT", seconds: float = 1
 ) -> bytes:
-    """PCM in Matroska whose header says ``rate`` samples a second: at 1.0 a few kilobytes last an hour."""
+    """PCM in Matroska with a declared ``rate`` in samples a second.
+
+    At 1.0 a few kilobytes last an hour.
+    """
     head = element(b"\x1a\x45\xdf\xa3", element(b"\x42\x82", b"matroska"))
     info = element(
         b"\x15\x49\xa9\x66",
@@ -81,7 +87,7 @@ def matroska(
 
 
 def opus_channels(channels: int) -> bytes:
-    """An Ogg page that promises Opus with many channels, and nothing after it."""
+    """An Ogg page that declares Opus with many channels, without data."""
     head = b"OpusHead\1" + bytes([channels]) + struct.pack("<HIhB", 0, 48_000, 0, 255)
     head += bytes([channels, 0]) + bytes(range(channels))
     return _ogg(head, 0) + _ogg(b"OpusTags" + _sized(b"x") + _sized(b""), 1) + _ogg(b"\xfc" * 40, 2, granule=960)
@@ -119,7 +125,10 @@ def long_wav(seconds: int) -> bytes:
 
 
 def png(width: int, height: int, body: bytes | None = None, *more: tuple[bytes, bytes]) -> bytes:
-    """A PNG of one grey, whose pixels compress to nothing; ``body`` replaces them, ``more`` are chunks before it."""
+    """A grey PNG whose pixels compress to almost nothing.
+
+    ``body`` replaces the pixels, and ``more`` are chunks before it.
+    """
     if body is None:
         squeeze = zlib.compressobj(9)
         row = bytes(1 + width)
@@ -134,7 +143,7 @@ def _chunk(name: bytes, data: bytes) -> bytes:
 
 
 def animation(frames: int, format: str) -> bytes:
-    """A moving picture: only its first frame is to be decoded."""
+    """An animated image, of which only the first frame is decoded."""
     out = io.BytesIO()
     pictures = [Image.new("L", (64, 64), number % 256) for number in range(frames)]
     pictures[0].save(out, format, save_all=True, append_images=pictures[1:])
@@ -142,7 +151,7 @@ def animation(frames: int, format: str) -> bytes:
 
 
 def tiff(width: int, height: int) -> bytes:
-    """A TIFF header that promises a large picture in one strip that is not there."""
+    """A TIFF header that declares a large image in one missing strip."""
     entries = [(256, width), (257, height), (258, 8), (259, 1), (262, 1), (273, 8), (277, 1), (278, height), (279, 9)]
     table = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in entries)
     return b"II*\0" + struct.pack("<IH", 8, len(entries)) + table + bytes(4)
@@ -168,7 +177,7 @@ def gif_frame(width: int, height: int) -> bytes:
 
 
 def coded(codec: str, container: str = "matroska", pixels: str = "yuv420p", frames: int = 3) -> bytes:
-    """A grey video by this codec; empty where this build cannot write it."""
+    """A grey video in this codec; empty if it cannot be encoded."""
     out = io.BytesIO()
     try:
         with av.open(out, "w", format=container) as file:
@@ -186,7 +195,7 @@ def coded(codec: str, container: str = "matroska", pixels: str = "yuv420p", fram
 
 
 def nested_boxes(depth: int) -> bytes:
-    """An MP4 whose boxes hold each other."""
+    """An MP4 with nested boxes."""
     body = b""
     for _ in range(depth):
         body = struct.pack(">I4s", 8 + len(body), b"moov") + body

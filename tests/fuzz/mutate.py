@@ -15,7 +15,7 @@ JUNK: st.SearchStrategy[Any] = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_TEXT, inner, max_size=3),
     max_leaves=6,
 )
-#: What is no JSON, or hardly any.
+#: Invalid or unusual JSON.
 NO_JSON = [
     b"",
     b"{",
@@ -69,7 +69,10 @@ _HEAD_BYTES = 128
 
 @st.composite
 def mutated(draw: st.DrawFn, seeds: Sequence[bytes], most: int = 6) -> bytes:
-    """One of ``seeds`` with up to ``most`` edits, half of them near the front, where headers are."""
+    """Apply up to ``most`` edits to one of ``seeds``.
+
+    Half of them are near the beginning, where headers are.
+    """
     data = bytearray(draw(st.sampled_from(seeds)))
     for edit, place, more, front in draw(
         st.lists(st.tuples(st.sampled_from(_EDITS), _PLACES, _BYTES, st.booleans()), max_size=most)
@@ -81,7 +84,10 @@ def mutated(draw: st.DrawFn, seeds: Sequence[bytes], most: int = 6) -> bytes:
 
 @st.composite
 def spoilt(draw: st.DrawFn, documents: Sequence[Any], most: int = 3) -> Any:
-    """One of the JSON ``documents`` with up to ``most`` values changed, removed or added, at any depth."""
+    """Change up to ``most`` values in one of the JSON ``documents``.
+
+    Values at any depth are changed, removed or added.
+    """
     document = json.loads(json.dumps(draw(st.sampled_from(documents))))
     for _ in range(draw(st.integers(0, most))):
         document = _spoil(draw, document)

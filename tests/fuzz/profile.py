@@ -11,9 +11,9 @@ _SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_to
 
 
 def examples(short: int = 200, cost: int = 1) -> settings:
-    """Settings of a property that tries ``short`` examples in the short run.
+    """Settings of a property with ``short`` examples in the short run.
 
-    ``cost`` is how many cheap examples one of it takes, for a long round.
+    ``cost`` is the number of cheap examples that one of it equals, for a long round.
     """
     count = max(LONG_EXAMPLES // cost, short) if LONG_EXAMPLES else short
     return settings(

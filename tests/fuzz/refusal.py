@@ -1,4 +1,4 @@
-"""Outcomes of parsers that may refuse."""
+"""Outcomes of parsers, which may reject their input."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,10 @@ from omnibus.errors import Rejected
 
 
 def value_or_refusal(parse: Callable[..., Any], *arguments: Any) -> Any:
-    """Value of ``parse``, or the ``Rejected`` that it raised, which must be a 400 or a 413. Others pass."""
+    """Value of ``parse``, or the ``Rejected`` error that it raised.
+
+    The error must be a 400 or a 413. Other errors propagate.
+    """
     try:
         return parse(*arguments)
     except Rejected as error:

@@ -1,4 +1,7 @@
-"""Whole media files to damage, by modality; made when first used, so that collecting tests costs nothing."""
+"""Valid media files to damage, by modality.
+
+They are built on first use, so collecting tests costs nothing.
+"""
 
 from functools import lru_cache
 

@@ -1,4 +1,7 @@
-"""Hostile media end as samples or pixels or as one typed refusal, within bounds of memory and time; never as a crash."""
+"""Hostile media decode or get one typed error, and never crash.
+
+Memory and time stay within bounds.
+"""
 
 from collections.abc import Iterator
 
@@ -13,7 +16,7 @@ from tests.fuzz.mutate import mutated
 from tests.fuzz.profile import examples
 from tests.fuzz.seeds import MODALITIES
 
-#: The most that one file may take: a picture of 50 megapixels has 150 MB in each of its forms.
+#: The most that one file may take: an image of 50 megapixels has 150 MB in each of its forms.
 PEAK_BYTES = 768 << 20
 CPU_SECONDS = 20.0
 REFUSALS = {"bad_media", "too_large"}
@@ -27,7 +30,7 @@ def decoder() -> Iterator[Decoder]:
 
 
 def fault(outcome: Outcome) -> str:
-    """Text that says which promise is broken; empty when none is."""
+    """Describe the broken promise; empty if there is none."""
     if outcome.word != "ok" and outcome.word not in REFUSALS:
         return "neither decoded nor refused"
     if outcome.peak_bytes > PEAK_BYTES:

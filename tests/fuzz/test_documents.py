@@ -1,4 +1,7 @@
-"""Documents from the bus, the store and the disk: read as what they are, or refused with one typed error."""
+"""Documents of bus, store and disk are read, or rejected by type.
+
+A rejection is one typed error.
+"""
 
 import json
 from collections.abc import Callable
@@ -37,7 +40,7 @@ MAX_REFUSAL = 2000
 
 
 def typed(decode: Decode, data: bytes, errors: tuple[type[Exception], ...] = (ProtocolError,)) -> Any:
-    """Value of ``decode``; None when it refuses with one of ``errors``. Any other exception is a fault."""
+    """Value of ``decode``, or None for one of ``errors``; other exceptions are faults."""
     try:
         return decode(data)
     except errors as error:
@@ -184,7 +187,7 @@ FRAMES = [
 
 
 def link(data: bytes) -> None:
-    """The bytes of both directions, as both ends take them."""
+    """Bytes of both directions, as both ends receive them."""
     for body in framing.Frames().feed(data):
         typed(framing.to_worker, body)
         message = typed(framing.from_worker, body)
@@ -215,7 +218,7 @@ def test_an_array_of_an_app_is_taken_or_refused(dtype: str, shape: list[int], da
     typed(lambda _: array_codec.unpack_items([array_codec.PackedItem({}, array)]), data)
 
 
-# Outputs on the disk, and what the fork server is asked for
+# Outputs on the disk, and requests to the fork server
 
 _ROWS = capture.RecordedChunk({"tokens": 2}, np.ones((2, 3), "float32"))
 OUTPUTS = [

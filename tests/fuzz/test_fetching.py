@@ -1,4 +1,7 @@
-"""Answers of media servers, however they are made: bytes, or one typed refusal, and a loop that is not held up."""
+"""Any answer of a media server gives bytes or one typed error.
+
+It never blocks the event loop.
+"""
 
 import asyncio
 import time
@@ -43,7 +46,7 @@ LOCATIONS = [
 
 
 async def fetched(answer: bytes) -> None:
-    """Fetch from a server that sends ``answer`` to whoever comes, and closes."""
+    """Fetch from a server that sends ``answer`` on each connection and closes."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
@@ -99,7 +102,7 @@ async def test_a_hostile_server_is_refused_and_the_loop_goes_on(name: str):
     beating = asyncio.create_task(beat())
     async with media_server() as server, asyncio.timeout(20):
         assert await outcome(f"{server}/{name}.png") in ("bad_media", "too_large")
-        await asyncio.sleep(0.05)  # what takes less than a beat is seen in the next one
+        await asyncio.sleep(0.05)  # delays shorter than a beat appear in the next one
     beating.cancel()
 
     assert max(stalls) < STALL_SECONDS

@@ -1,4 +1,4 @@
-"""Multipart forms, well made and ill made: their parts, or one typed refusal, in time that grows with their length."""
+"""Multipart forms give parts or one typed error, in linear time."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""What comes over the network between nodes: frames of other sidecars, from strangers and from a node that lies."""
+"""Network input between nodes: frames of strangers and of a malicious node."""
 
 import asyncio
 import tempfile
@@ -77,7 +77,10 @@ def test_hostile_frames_cost_their_sender_the_connection_and_no_pull_of_others(d
 
 
 async def _speak(data: bytes, known: bool) -> None:
-    """Send ``data`` to a node, as a stranger or after the handshake of a node that is ``known``."""
+    """Send ``data`` to a node, with or without a handshake.
+
+    The handshake is that of a node that is ``known``.
+    """
     with tempfile.TemporaryDirectory() as name:
         async with two_nodes(Path(name)) as (a, b), asyncio.timeout(nodes.PATIENCE * 2):
             there, here = await a.client(), await b.client()

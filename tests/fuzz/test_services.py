@@ -1,4 +1,7 @@
-"""Hostile messages for live services: a gateway, its executors and a sidecar go on serving, and nothing stays behind."""
+"""Services survive hostile messages: a gateway, its executors, and a sidecar.
+
+They keep serving, and nothing is left.
+"""
 
 import asyncio
 import json
@@ -61,7 +64,7 @@ INVOCATIONS = list(golden.invocations().values())
 
 
 def subject_names(home: Any) -> list[str]:
-    """Subjects on which something listens, and some beside them."""
+    """Subjects with a listener, and some similar ones."""
     executor = f"{OMNI.replace('.', '_')}-M-0"
     task = next(iter(home.place.executors[executor].identity.tasks))
     reply = home.dispatcher.reply
@@ -112,7 +115,7 @@ def test_hostile_messages_harm_neither_gateway_nor_executors(running: Running, c
 
 
 def for_here(home: Any, document: dict[str, Any]) -> dict[str, Any]:
-    """An invocation that these executors may take: a chat of one component."""
+    """An invocation that these executors accept: a chat of one component."""
     executor = home.place.executors[f"{OMNI.replace('.', '_')}-M-0"]
     task, component = next((task, name) for task, name in executor.identity.tasks.items() if name == "thinker")
     inputs = {"messages": [{"role": "user", "content": "hi"}], "items": [], "params": {"max_tokens": 4, "say": None}}
@@ -268,7 +271,10 @@ async def _strange(data: bytes) -> None:
 
 
 async def _own_is_whole(client: Any, mine: Handle) -> None:
-    """The block of the good client is as it was, unless its stranger named that very block."""
+    """Check that the block of the good client is unchanged.
+
+    Only a stranger's message that names this very block may change it.
+    """
     array = client.view(mine)
     assert array.sum() == np.arange(50).sum()
     client.release(mine)

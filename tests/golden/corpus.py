@@ -1,16 +1,18 @@
-"""The golden files: what builds of every released wire version wrote, read and replayed for ever.
+"""The golden files: messages of every released wire version, permanently readable and replayable.
 
-``v<n>/<kind>_*.json``          one message of each kind, and invocations that show a detail
-``v<n>/recorded/<name>.json``   an invocation of a tiny model, the very bytes that lay in the record stream
-``v<n>/recorded/<name>.end.json``  its end, from the same stream
-``media/<sha256>``              what these name by content hash: images, sounds, long messages, spoken answers
-``v<n>/recorded/<name>_to_the_end.json``  the same request where an earlier build answered wrongly, see ``CORRECTED``
+    v<n>/<kind>_*.json          one message of each kind, and invocations that show a detail
+    v<n>/recorded/<name>.json   an invocation of a tiny model, the very bytes that lay in the record stream
+    v<n>/recorded/<name>.end.json  its end, from the same stream
+    media/<sha256>              what these name by content hash: images, audio, long messages, spoken answers
+    v<n>/recorded/<name>_to_the_end.json  the same request where an earlier build answered wrongly, see ``CORRECTED``
 
-They stand for what lies in somebody's record stream, so they are never edited. A change that only adds a
-field with a default keeps the version, and all of them pass as they are. A change that they do not survive
-needs a new version: raise ``omnibus.graph.WIRE_VERSION``, add ``v<n+1>/`` with files of every kind (``nats
-stream get OMNIBUS_INVOCATIONS`` gives an invocation and its end, ``nats sub 'omnibus.>'`` the rest), and add
-to ``REFUSED`` what the new build no longer reads, or a reader for it.
+They represent records in users' streams, so never edit them. A change that only adds a field with a default keeps the
+version, and all files pass unchanged. Any other change needs a new version:
+
+- Raise ``omnibus.graph.WIRE_VERSION``.
+- Add ``v<n+1>/`` with files of every kind. ``nats stream get OMNIBUS_INVOCATIONS`` gives an invocation and its end,
+  ``nats sub 'omnibus.>'`` the rest.
+- Add to ``REFUSED`` the files that the new build no longer reads, or write a reader for them.
 """
 
 import json
@@ -64,7 +66,10 @@ class Golden(NamedTuple):
 
     @property
     def full(self) -> bool:
-        """Whether it was recorded in ``full`` mode: with all that is needed to run it again."""
+        """Return True if it was recorded in ``full`` mode.
+
+        Such a record contains everything for a replay.
+        """
         return b'"$digest"' not in self.body
 
     @property
@@ -73,24 +78,27 @@ class Golden(NamedTuple):
 
     @property
     def drawn_by_rank(self) -> bool:
-        """Whether this build runs it again with another answer, for a seed meant other tokens."""
+        """Return True if its seed selects other tokens in this build.
+
+        The replay then gives another answer.
+        """
         return self.name in DRAWN_BY_RANK
 
     @property
     def corrected(self) -> bool:
-        """Whether this build runs it again with another answer, for the recorded one was wrong."""
+        """Return True if its recorded answer was wrong; a replay differs."""
         return self.name in CORRECTED
 
     @property
     def right_answer(self) -> dict[str, Any]:
-        """What this build answers."""
+        """Answer of this build."""
         name = f"{self.name}_to_the_end" if self.corrected else self.name
         [found] = [golden.end["answer"] for golden in recorded() if golden.name == name]
         return dict(found)
 
     @property
     def media(self) -> set[str]:
-        """Content hashes of the inputs that travelled by handle, and of the sound that came out."""
+        """Content hashes of inputs sent by handle, and of output audio."""
         spoken = self.end["answer"].get("audio_sha256")
         return {literal["sha256"] for literal in handles(self.document)} | ({spoken} if spoken else set())
 
@@ -119,7 +127,7 @@ def recorded(model: str = "") -> list[Golden]:
 
 
 def messages() -> list[Path]:
-    """Files that hold one message each, of every version; their names begin with its kind."""
+    """Files with one message each, of every version; their names begin with the kind."""
     return sorted(HERE.glob("v*/*.json"))
 
 
@@ -128,7 +136,7 @@ def _files(pattern: str) -> list[Path]:
 
 
 def invocations() -> dict[str, bytes]:
-    """Every invocation that this build reads, by name, whether recorded or written to show a detail."""
+    """Every readable invocation by name, recorded or written as an example."""
     shown = _files("v*/invocation_*.json")
     return {
         **{f"{path.parts[-2]}/{path.stem}": path.read_bytes().rstrip(b"\n") for path in shown},
@@ -137,7 +145,7 @@ def invocations() -> dict[str, bytes]:
 
 
 def fill(directory: Path) -> None:
-    """Put all media where a gateway keeps them by content hash."""
+    """Store all media as a gateway does, by content hash."""
     for path in MEDIA.iterdir():
         place = directory / path.name[:2]
         place.mkdir(parents=True, exist_ok=True)
@@ -145,7 +153,10 @@ def fill(directory: Path) -> None:
 
 
 def contains(whole: Any, part: Any) -> bool:
-    """Whether ``whole`` says everything that ``part`` says. A newer build may say more, never less."""
+    """Return True if ``whole`` contains everything in ``part``.
+
+    A newer build may add fields, but not remove any.
+    """
     if isinstance(whole, dict) and isinstance(part, dict):
         return all(key in whole and contains(whole[key], value) for key, value in part.items())
     if isinstance(whole, list) and isinstance(part, list):

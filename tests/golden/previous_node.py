@@ -1,9 +1,10 @@
-"""A node of the previous build as a process: its sidecar, and clients of its own and of other sidecars.
+"""A node of the previous build as a process: its sidecar and clients.
 
     PYTHONPATH=releases/previous_sidecar.zip python previous_node.py DIRECTORY
 
-runs the code of that build, which ``zip_previous.py`` has put into the archive. Each line that it reads is a command, a
-list of JSON whose first element is a name of ``COMMANDS``; it answers each by one line.
+runs the code of that build, which ``zip_previous.py`` has put into the archive. Clients connect to its own and other
+sidecars. Each input line is a command: a JSON list whose first element is a name of ``COMMANDS``. The process answers
+each by one line.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ INVOCATION = "i"
 
 
 class PreviousNode:
-    """What it is told to do, one command after the other."""
+    """Run commands one after another."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -41,7 +42,7 @@ class PreviousNode:
         return self._client
 
     async def serve(self, name: str, secret: str) -> dict[str, int]:
-        """Start the sidecar of node ``name``; returns where other nodes reach it."""
+        """Start the sidecar of node ``name``; return its address for other nodes."""
         peers = PeerConfig(host="127.0.0.1", secret=secret.encode())
         socket, size = str(self._directory / "s"), 1 << 22
         self._sidecar = Sidecar(
@@ -54,7 +55,7 @@ class PreviousNode:
         return {"port": self._sidecar.peers.port, "boot": self._sidecar.peers.boot}
 
     async def meet(self, name: str, port: int, boot: int) -> None:
-        """Learn where node ``name`` is."""
+        """Set the address of node ``name``."""
         assert self._sidecar is not None
         assert self._sidecar.peers is not None
         self._sidecar.peers.addresses[name] = PeerAddress("127.0.0.1", port, boot)
@@ -69,7 +70,7 @@ class PreviousNode:
         return msgspec.to_builtins(handle)
 
     async def read(self, handle: dict[str, Any]) -> list[float]:
-        """The values of a tensor of this node or another; its lease is given back."""
+        """Return the values of any node's tensor, and release its lease."""
         known = msgspec.convert(handle, Handle)
         array = await self.client.open_tensor(known, invocation=INVOCATION, deadline=time.time() + SECONDS)
         values = [float(value) for value in array]
@@ -86,7 +87,7 @@ class PreviousNode:
         self.client.end_invocation(INVOCATION)
 
     async def blocks(self) -> int:
-        """Leased blocks of the sidecar that it is a client of."""
+        """Leased blocks of this client's sidecar."""
         return int((await self.client.stats())["blocks"])
 
 

@@ -1,13 +1,14 @@
-"""``python record_previous.py FILE``: messages and schemas of an earlier build, for ``tests/contract/test_upgrade.py``.
+"""``python record_previous.py FILE``: record messages and schemas of an earlier build.
 
-Run it in a tree of that build, with this file's path and that tree as PYTHONPATH:
+``tests/contract/test_upgrade.py`` uses them. Run it in a tree of that build, with this file's path and that tree as
+PYTHONPATH:
 
     git archive COMMIT | tar -x -C TREE
     cd TREE && PYTHONPATH=TREE:TREE/shared python .../tests/golden/record_previous.py FILE COMMIT
 
-It sends a chat and a spoken chat through a whole gateway with executors of toys, and writes all that crossed the bus, as
-text, the plans with what its planner says of each, and the JSON schema of what each kind of message may have in the eyes of
-that build: what it refuses is in it. ``zip_previous.py`` writes that build's code of sidecars in the same way.
+It sends a chat and a spoken chat through a whole gateway with toy executors. It writes all messages of the bus as text,
+the plans with their planner's events, and the JSON schema of each kind of message. The schema defines which messages
+that build rejects. ``zip_previous.py`` writes that build's code of sidecars in the same way.
 """
 
 import asyncio
@@ -60,7 +61,7 @@ async def record(file: Path, commit: str) -> None:
 
 
 def _plan_of(home: House) -> dict[str, str]:
-    """A plan as that build's planner stores it, and the event that it publishes."""
+    """A plan as that build's planner stores it, and its event."""
     plan = home.router.plan
     assert plan is not None
     event = msgspec.json.encode(messages.PlanEvent(plan.epoch)).decode()
@@ -68,7 +69,10 @@ def _plan_of(home: House) -> dict[str, str]:
 
 
 def _key(message: dict[str, str]) -> tuple[str, str]:
-    """What of several messages like this is kept once: of the heartbeats of an executor the last one."""
+    """Key of a message, by which similar ones are deduplicated.
+
+    Of the heartbeats of an executor, the last one is stored.
+    """
     beat = message["subject"] == "omnibus.event.executor"
     return message["subject"], json.loads(message["data"])["id"] if beat else message["data"]
 

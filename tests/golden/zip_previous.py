@@ -1,15 +1,15 @@
-"""``python zip_previous.py FILE``: an earlier build's code of sidecars and their clients, for
-``tests/contract/test_upgrade_sidecar.py``.
+"""``python zip_previous.py FILE``: archive an earlier build's code of sidecars and clients.
 
-Run it in a tree of that build, as ``record_previous.py``. The archive has what ``previous_node.py`` imports, and with it all
-modules of sidecars and tensors; equal trees give equal archives.
+``tests/contract/test_upgrade_sidecar.py`` uses it. Run it in a tree of that build, as ``record_previous.py``. The
+archive contains the imports of ``previous_node.py``, and all modules of sidecars and tensors. Equal trees give equal
+archives.
 """
 
 import sys
 import zipfile
 from pathlib import Path
 
-import omnibus.tensors.client  # noqa: F401 - what the archive is to have, with all that it imports
+import omnibus.tensors.client  # noqa: F401 - the archive must contain it and its imports
 import services.sidecar.server
 import services.sidecar.service
 
@@ -18,7 +18,7 @@ EPOCH = (2000, 1, 1, 0, 0, 0)
 
 
 def find_modules() -> set[Path]:
-    """Files of what was imported, and of the rooms of sidecars and tensors."""
+    """Files of imported modules, and of the sidecar and tensor rooms."""
     imported = [module for name, module in sys.modules.items() if name.partition(".")[0] in ("omnibus", "services")]
     files = {Path(file) for module in imported if (file := getattr(module, "__file__", None))}
     rooms = (TREE / "services" / "sidecar", TREE / "shared" / "omnibus" / "tensors")

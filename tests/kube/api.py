@@ -1,6 +1,7 @@
-"""What an API server of a cluster knows and answers, without the wire: objects, kinds, owners, and conflicts.
+"""State and answers of a cluster's API server, without HTTP.
 
-It has no controllers: nothing runs, but what an owner leaves behind goes with it, as the garbage collector does.
+It has objects, kinds, owners, and conflicts. It has no controllers, so nothing runs. Objects of a deleted owner are
+deleted, as by the garbage collector.
 """
 
 import itertools
@@ -9,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 Object = dict[str, Any]
-#: How one asks for an object to become what is sent.
+#: Content type of a server-side apply.
 APPLY = "application/apply-patch+yaml"
 
 #: Kinds that run pods of executors.
@@ -34,7 +35,7 @@ ADDED = {
 }
 
 
-#: Their objects are replaced only by who says which one it has seen.
+#: Replacing their objects requires the resource version that the client has read.
 _OPERATED = frozenset(name for names in ADDED.values() for name in names.split())
 
 
@@ -60,7 +61,10 @@ class Refusal(Exception):
 
 
 class Api:
-    """``objects`` by path; ``asked`` is every request that is no discovery."""
+    """The API server.
+
+    ``objects`` by path; ``asked`` contains every request except discovery.
+    """
 
     def __init__(self, added: Mapping[str, str] | None = None, version: str = "1.33") -> None:
         told = {**BUILT_IN, **(ADDED if added is None else added)}
@@ -81,7 +85,7 @@ class Api:
 
     @property
     def changes(self) -> list[tuple[str, str]]:
-        """Method and plural of what has changed workloads."""
+        """Method and plural of each change to workloads."""
         kinds = {kind.path("ns"): kind.plural for kind in self.kinds if kind.name in WORKLOADS}
         asked = [(method, kinds.get(path) or kinds.get(path.rpartition("/")[0])) for method, path in self.asked]
         return [(method, kind) for method, kind in asked if kind is not None and method != "GET"]

@@ -1,8 +1,10 @@
-"""Lint and render the chart with Helm's library, where there is no ``helm``: ``python -m tests.kube.chart``.
+"""Lint and render the chart with Helm's library, without ``helm``.
 
-python -m tests.kube.chart lint                       # the chart, with every overlay
-python -m tests.kube.chart template mine.yaml ...     # what an install with these values makes
-python -m tests.kube.chart package --into dist        # the archive that is published
+    python -m tests.kube.chart lint                       # the chart, with every overlay
+    python -m tests.kube.chart template mine.yaml ...     # the objects of an install with these values
+    python -m tests.kube.chart package --into dist        # the archive to publish
+
+Each command renders the chart as an install would.
 """
 
 import argparse
@@ -24,7 +26,7 @@ _OVERLAYS = sorted(path.name for path in CHART.glob("values-*.yaml"))
 
 
 def render(files: Sequence[Path], release: str = "omnibus") -> list[dict[str, Any]]:
-    """The objects that an install makes, in a cluster that is played. Raises what Helm raises."""
+    """Objects of an install in a simulated cluster. Raises Helm's errors."""
     values: Values = {}
     for path in files:
         merge(values, yaml.safe_load(path.read_text()) or {})
@@ -33,12 +35,15 @@ def render(files: Sequence[Path], release: str = "omnibus") -> list[dict[str, An
 
 
 def lint() -> list[str]:
-    """What is wrong with the chart: what Helm refuses, and objects that some version of Kubernetes does not take."""
+    """Describe faults of the chart.
+
+    They are Helm's errors, and objects that some version of Kubernetes rejects.
+    """
     found: list[str] = []
     for overlay in ("", *_OVERLAYS):
         try:
             objects = render([CHART / overlay] if overlay else [])
-        except Exception as error:  # noqa: BLE001 whatever Helm says is the answer
+        except Exception as error:  # noqa: BLE001 any error of Helm is the answer
             found.append(f"{overlay or 'values.yaml'}: {error}")
             continue
         found += [

@@ -1,4 +1,4 @@
-"""The real Helm, as a library, against an ``Api`` that is served here."""
+"""The real Helm as a library, against an ``Api`` served here."""
 
 import os
 from collections.abc import Mapping
@@ -15,9 +15,9 @@ Values = dict[str, Any]
 
 
 class Helm:
-    """Releases in ``namespace`` of the cluster at ``url``. Raises ``HelmError`` with what Helm says.
+    """Releases in ``namespace`` of the cluster at ``url``. Raises ``HelmError`` with Helm's message.
 
-    ``home`` is where Helm keeps what it keeps; the first one counts, for the library reads the environment once.
+    ``home`` is Helm's data directory. The first one stays in effect, because the library reads the environment once.
     """
 
     def __init__(self, url: str, home: Path, namespace: str = "ns") -> None:

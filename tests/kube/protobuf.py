@@ -1,4 +1,7 @@
-"""Secrets as Kubernetes' own clients write them: protobuf, behind four magic bytes. Only what Helm stores."""
+"""Secrets in the encoding of Kubernetes' clients: protobuf after four magic bytes.
+
+It covers only the fields that Helm stores.
+"""
 
 import base64
 from collections.abc import Iterator

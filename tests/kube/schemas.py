@@ -1,4 +1,7 @@
-"""What Kubernetes takes, version by version, where an unknown field is a wrong one; of operators' kinds what is used."""
+"""Schemas of Kubernetes by version, which reject unknown fields.
+
+For operators' kinds they cover the fields in use.
+"""
 
 import json
 from functools import cache
@@ -15,7 +18,7 @@ SCHEMAS = files("kubernetes_validate") / "kubernetes-json-schema"
 
 
 def faults(made: dict[str, Any], version: str) -> list[str]:
-    """What is wrong with an object for this version of Kubernetes; empty when nothing is."""
+    """Describe faults of an object for this version of Kubernetes; empty without faults."""
     name = f"{made['kind']} {made['metadata'].get('name', '')}"
     return [
         f"{name}: {'.'.join(map(str, error.absolute_path))}: {error.message}"

@@ -18,8 +18,11 @@ TOKEN = "the token"
 
 
 class Door:
-    """What is between the wire and an ``Api``: ``refusals`` are answered first, but for leases; ``tokens`` were shown;
-    who asks for what is ``forbidden``, by a part of its path, may not."""
+    """HTTP layer of an ``Api``.
+
+    ``refusals`` are the first answers, except to leases. ``tokens`` collects the tokens of requests. A request whose
+    path contains an element of ``forbidden`` is denied.
+    """
 
     def __init__(self, api: Api) -> None:
         self.api = api

@@ -1,7 +1,7 @@
-"""What of the chart follows from the code: ``python -m tests.kube.values`` writes it.
+"""Generate parts of the chart from code: ``python -m tests.kube.values``.
 
-Parts of ``values.schema.json``: which settings may be set, but for those that the chart sets itself, and what a
-declared model may say. And the users of the bus.
+It writes parts of ``values.schema.json``. They are the settings that a user may set, and the fields of a declared
+model. Settings that the chart sets itself are left out. It also writes the users of the bus.
 """
 
 import json
@@ -33,7 +33,7 @@ CHARTS = {
 
 
 def settable() -> dict[str, list[str]]:
-    """The fields of each area that values may set."""
+    """Fields of each area that values may set."""
     found = {}
     modules = (settings.__name__, executor_settings.__name__)
     areas = {each for each in settings.Settings.__subclasses__() if each.__module__ in modules}
@@ -45,7 +45,7 @@ def settable() -> dict[str, list[str]]:
 
 
 def parts() -> dict[str, Any]:
-    """Definitions of the schema that the code says."""
+    """Definitions of the schema that come from code."""
     value = {"type": ["string", "number", "boolean"]}
     areas = {area: _object(dict.fromkeys(fields, value)) for area, fields in settable().items()}
     known = json.loads(SCHEMA.read_text())["$defs"]
@@ -59,7 +59,7 @@ def parts() -> dict[str, Any]:
 
 
 def _kept(known: dict[str, Any], fields: Iterable[str]) -> dict[str, Any]:
-    """What the schema says of each field; of new ones nothing yet."""
+    """Descriptions of fields in the current schema; new fields have none."""
     return {field: known.get(field, {}) for field in fields}
 
 

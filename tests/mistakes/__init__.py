@@ -1,4 +1,4 @@
-"""Mistakes that people make at the command line, and the answers they get; ``docs/mistakes.md`` is made from them."""
+"""Command-line mistakes and their answers, the source of ``docs/mistakes.md``."""
 
 from tests.mistakes.table import ALONE, RUNNING, Mistake
 

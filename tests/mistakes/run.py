@@ -1,4 +1,4 @@
-"""One mistake, made for real: what the command printed, and what is wrong with that."""
+"""Make one mistake for real, and check the command's output."""
 
 import os
 import re
@@ -24,7 +24,10 @@ OMNIBUS = (sys.executable, "-m", "omnibus.cli")
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command printed, and in how many seconds; ``problems`` is empty when it is what the table has."""
+    """Output of a command, and its seconds.
+
+    ``problems`` is empty if the output matches the table.
+    """
 
     printed: str
     seconds: float
@@ -34,9 +37,9 @@ class Answer:
 def run_mistake(
     mistake: Mistake, directory: Path, environ: Mapping[str, str] | None = None, omnibus: Sequence[str] = OMNIBUS
 ) -> Answer:
-    """Make ``mistake`` in an empty ``directory``, which is also the home and the place of temporary files.
+    """Make ``mistake`` in an empty ``directory``.
 
-    ``omnibus`` starts the command.
+    It is also the home and the directory for temporary files. ``omnibus`` starts the command.
     """
     work, home = directory / "work", directory / "home"
     for each in (work, home):
@@ -94,5 +97,5 @@ def _fill(text: str, values: Mapping[str, str]) -> str:
 
 
 def _left(home: Path) -> list[str]:
-    """Files that the command left: it failed, so there should be none."""
+    """Files that the command left; a failed command must not leave any."""
     return [str(each.relative_to(home)) for each in home.rglob("*") if each.is_file()]

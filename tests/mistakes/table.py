@@ -1,4 +1,4 @@
-"""The table: what is typed, in which files and variables, and what is printed."""
+"""The table of mistakes: commands, files, variables, and expected output."""
 
 import json
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Any
 
 from omnibus.process.spec import EXIT_MISCONFIGURED
 
-#: Any text, in what is printed.
+#: Any text, in expected output.
 ANY = "…"
 #: Exit codes: of a command that failed, and of one that cannot be understood.
 FAILED, USAGE = 1, 2
@@ -15,9 +15,9 @@ FAILED, USAGE = 1, 2
 
 @dataclass(frozen=True)
 class Mistake:
-    """A mistake: ``command`` in a directory with ``files`` (name to text) and with the variables ``environ``.
+    """A mistake: ``command`` in a directory with ``files`` (name to text) and variables ``environ``.
 
-    ``answer`` is all that is printed, with ``…`` for what differs from run to run, ``code`` the exit code.
+    ``answer`` is the complete output, with ``…`` for parts that vary, ``code`` the exit code.
     """
 
     what: str

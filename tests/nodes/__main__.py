@@ -1,11 +1,14 @@
-"""Thousands of requests over nodes that share nothing, beside faults: ``python -m tests.nodes --requests 10000 --seed 7``.
+"""Thousands of requests over isolated nodes under faults.
 
-Engines are those of ``tests.nodes.summing``, so that every byte that crosses is checked; gateway, planner, executors,
-bus, store, sidecars and cables are real ones. Every stage has two executors, and every node a sidecar. Meanwhile cables
-are cut, slow or deaf in one direction, sidecars are frozen and killed, and executors are killed: see ``tests.nodes.soak``.
+    python -m tests.nodes --requests 10000 --seed 7
 
-Ends with 0 when each request was answered right or refused by a typed error, none took longer than its deadline, and
-nothing is left on any node afterwards. The same seed draws the same requests and faults. Needs root.
+Engines are those of ``tests.nodes.summing``, so every byte that crosses is checked. Gateway, planner, executors, bus,
+store, sidecars and cables are real. Every stage has two executors, and every node a sidecar. Meanwhile faults cut
+cables or make them slow or deaf in one direction. They also freeze and kill sidecars, and kill executors: see
+``tests.nodes.soak``.
+
+The exit status is 0 under three conditions. Each request got the right answer or a typed error. None took longer than
+its deadline. No node has leftovers. The same seed draws the same requests and faults. Needs root.
 """
 
 import argparse
@@ -39,7 +42,10 @@ _SHOWN_FAULTS, _SHOWN_LOG = 20, 20_000
 
 @contextlib.contextmanager
 def running(nodes: int) -> Iterator[tuple[NamespaceSystem, list[Node]]]:
-    """The system over ``nodes``, and those of them that are not the gateway's. Fails when something is left of it."""
+    """Run the system over ``nodes``; yield it and its other nodes.
+
+    Fails if something is left of it.
+    """
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="omnibus-nodes-")))
         switch = stack.enter_context(Switch())
@@ -68,7 +74,7 @@ def running(nodes: int) -> Iterator[tuple[NamespaceSystem, list[Node]]]:
 
 
 async def run(system: NamespaceSystem, others: list[Node], options: argparse.Namespace) -> list[str]:
-    """Send the requests; what is wrong, in words."""
+    """Send the requests; return failures in words."""
     load = Load(system, SummedRequests(options.seed), at_once=options.at_once, hang_seconds=_HANG_SECONDS)
     await load_again(load, _CALM_REQUESTS)
     await system.ledger_is_empty(_SETTLE_SECONDS)
@@ -104,7 +110,7 @@ def _received_bytes(nodes: list[Node]) -> int:
 
 
 def _descriptors(system: NamespaceSystem) -> dict[str, int]:
-    """How many descriptors each process has open, by its id and its command."""
+    """Count the open descriptors of each process, by id and command."""
     found = {}
     for process in system.processes():
         with contextlib.suppress(psutil.Error):

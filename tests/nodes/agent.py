@@ -1,9 +1,11 @@
-"""A client of a node's sidecar that does what lines of JSON say: ``python -m tests.nodes.agent SOCKET NODE OWNER``.
+"""A client of a node's sidecar that executes lines of JSON.
+
+    python -m tests.nodes.agent SOCKET NODE OWNER
 
     {"id": 1, "do": "put", "nbytes": 1000, "value": 7, "invocation": "i"}   ->   {"id": 1, "handle": {...}}
     {"id": 2, "do": "open", "handle": {...}, "invocation": "i"}             ->   {"id": 2, "counts": {"7": 1000}}
 
-Lines are served side by side; an error is answered as ``{"id": 3, "error": code, "message": text}``.
+Lines run concurrently. An error is answered as ``{"id": 3, "error": code, "message": text}``.
 """
 
 import asyncio
@@ -25,7 +27,7 @@ _SECONDS = 60.0  # of a deadline that is not given
 
 
 class Agent:
-    """The commands. ``seconds`` is what remains until the deadline."""
+    """The commands; ``seconds`` is the time until the deadline."""
 
     def __init__(self, client: TensorClient) -> None:
         self._client = client
@@ -43,7 +45,10 @@ class Agent:
     async def open(
         self, handle: dict[str, Any], invocation: str, seconds: float = _SECONDS, count: bool = True
     ) -> dict[str, Any]:
-        """How often each byte occurs in a tensor, whose read is begun; only its size if not ``count``."""
+        """Open a tensor for reading and count bytes by value.
+
+        Only the size is returned if ``count`` is false.
+        """
         found = await self._client.open_tensor(
             msgspec.convert(handle, Handle), invocation=invocation, deadline=time.time() + seconds
         )
@@ -65,7 +70,10 @@ class Agent:
         return {"stats": await self._client.stats()}
 
     async def lag(self, count: int) -> dict[str, Any]:
-        """The 99th percentile of the seconds that the sidecar takes to answer, of ``count`` calls 5 ms apart."""
+        """99th percentile of the sidecar's response time in seconds.
+
+        ``count`` calls are sent 5 ms apart.
+        """
         taken = []
         for _ in range(count):
             began = time.perf_counter()
@@ -78,12 +86,12 @@ class Agent:
         return {"ledger": await self._client.ledger()}
 
     async def wait_ready(self) -> dict[str, Any]:
-        """Wait until the sidecar is there, which may have been restarted."""
+        """Wait until the sidecar, which may have been restarted, is ready."""
         await self._client.wait_ready(20.0)
         return {}
 
     async def shared_files(self) -> dict[str, Any]:
-        """Names of files in this node's shared memory, and where each process id of it begins."""
+        """Files in this node's shared memory, and this process's id."""
         return {"files": sorted(os.listdir("/dev/shm")), "pid": os.getpid()}
 
 

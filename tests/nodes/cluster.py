@@ -1,4 +1,7 @@
-"""Sidecars in nodes of namespaces, as an operator would run them, with NATS in the hub and agents beside them."""
+"""Sidecars in namespaces as nodes, with agents, and NATS in the hub.
+
+They run as an operator would run them.
+"""
 
 import asyncio
 import ctypes
@@ -41,7 +44,7 @@ class AgentProcess:
         self._reading = asyncio.create_task(self._read())
 
     async def ask(self, do: str, **request: Any) -> Answer:
-        """Have something done; the answer, also if it is an error."""
+        """Run a command and return the answer, including errors."""
         number, future = next(self._numbers), asyncio.get_running_loop().create_future()
         self._waiting[number] = future
         assert self._process.stdin is not None
@@ -144,18 +147,18 @@ class Machine:
         await self.agent.ask("wait_ready")
 
     def restart_node(self) -> None:
-        """Give a node that is off power again; its sidecar and agents are to be started anew."""
+        """Restore the power of a node; its sidecar and agents must be restarted."""
         self.close()
         self._agents.clear()
         self.node.power_on()
 
     async def is_empty(self) -> bool:
-        """Nothing is leased, held or waited for here."""
+        """Wait until no block is leased, held or requested here."""
         stats = await self.agent.stats()
         return (stats["blocks"], stats["used_bytes"], stats["waiting"]) == (0, 0, 0)
 
     def close(self) -> None:
-        """Stop talking with its processes; they end with the node, whose end waits for them."""
+        """Close the connections to its processes, which end together with the node."""
         self._wake_sidecar()
         for agent in self._agents:
             agent.close()
@@ -165,9 +168,10 @@ class Machine:
 async def nodes(
     *names: str, ahead: Mapping[str, float] | None = None, small_pages: bool = False, **env: str
 ) -> AsyncIterator[list[Machine]]:
-    """Nodes that know each other, until the end of the block; ``env`` is of their sidecars and agents.
+    """Connected nodes, until the end of the block.
 
-    ``ahead`` is by how many seconds clocks of nodes are ahead; ``small_pages``: arenas have no pages of 2 MiB.
+    ``env`` is the environment of sidecars and agents. ``ahead`` contains by how many seconds the clocks of nodes are
+    ahead. ``small_pages``: arenas have no pages of 2 MiB.
     """
     async with AsyncExitStack() as stack:
         directory = Path(tempfile.mkdtemp(prefix="omnibus-nodes-"))  # short: sockets have at most 107 bytes
@@ -193,7 +197,7 @@ async def nodes(
 
 
 def _in_child(small_pages: bool) -> Callable[[], None]:
-    """What a process does before it runs its program."""
+    """Prepare a child process before it runs its program."""
     bind, prctl = die_with_parent(), ctypes.CDLL(None).prctl
 
     def prepare() -> None:
@@ -216,14 +220,14 @@ async def start_machine(machine: Machine) -> None:
 
 
 async def knows_others(reader: Machine, machines: list[Machine]) -> None:
-    """Wait until ``reader`` pulls from all others."""
+    """Wait until ``reader`` can pull from all others."""
     for other in machines:
         if other is not reader:
             await until(lambda other=other: has_pulled(reader, other))  # type: ignore[misc]
 
 
 async def has_pulled(reader: Machine, other: Machine, nbytes: int = 1000) -> bool:
-    """A small tensor of ``other`` is pulled by ``reader``; nothing is left of it afterwards."""
+    """Let ``reader`` pull a small tensor of ``other``, and release it."""
     invocation = f"probe-{secrets.token_hex(4)}"
     handle = await other.agent.get("put", "handle", nbytes=nbytes, value=1, invocation=invocation)
     answer = await reader.agent.ask("open", handle=handle, invocation=invocation, seconds=10.0)
@@ -233,7 +237,7 @@ async def has_pulled(reader: Machine, other: Machine, nbytes: int = 1000) -> boo
 
 
 async def start_nats(switch: Switch, directory: Path) -> str:
-    """Start NATS in the hub, until the hub ends; its URL as nodes see it."""
+    """Start NATS in the hub, until the hub ends; return its URL for nodes."""
     server = infra.prepare_nats(directory, port=NATS_PORT, monitor_port=MONITOR_PORT)
     argv = ["0.0.0.0" if word == infra.LOOPBACK else word for word in server.spec.argv]
     await asyncio.create_subprocess_exec(
@@ -245,7 +249,7 @@ async def start_nats(switch: Switch, directory: Path) -> str:
 
 
 async def until(holds: Callable[[], bool | Awaitable[bool]]) -> None:
-    """Wait for something that another process or the kernel brings about."""
+    """Wait for an effect of another process or the kernel."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             answer = holds()

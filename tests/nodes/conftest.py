@@ -1,4 +1,4 @@
-"""Tests of several nodes, each with a network and shared memory of its own."""
+"""Tests of several nodes, each with a separate network and shared memory."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ from tests.nodes.system import NODES, NamespaceSystem, network_of, node_settings
 
 @pytest.fixture(autouse=True, scope="session")
 def has_namespaces() -> None:
-    """Skip what cannot run here, and say why."""
+    """Skip tests that cannot run here, with the reason."""
     if reason := missing_reason():
         pytest.skip(reason)
 

@@ -1,7 +1,10 @@
-"""The fork server of a node: ``python -m tests.nodes.fork_server SOCKET MODULE...``.
+"""The fork server of a node.
 
-Nodes have their own ``/proc`` while their services have process ids of the outside, so it can neither count its threads
-there nor see what it holds open. That its modules start no thread is tested elsewhere: ``tests/unit/up/test_fork_server.py``.
+    python -m tests.nodes.fork_server SOCKET MODULE...
+
+Nodes have their own ``/proc``, while their services have process ids of the host. The fork server can therefore neither
+count its threads there nor list its open files. ``tests/unit/up/test_fork_server.py`` tests that its modules start no
+thread.
 """
 
 import sys

@@ -1,14 +1,15 @@
-"""Nodes as Linux namespaces: a network, mounts, ``/dev/shm``, IPC, a host name and process ids of their own.
+"""Nodes as Linux namespaces of network, mounts, IPC, host name and processes.
 
     with Switch() as switch, switch.add_node("a") as a, switch.add_node("b") as b:
         process = subprocess.Popen([*a.command_prefix, sys.executable, "-m", "services.sidecar"])
         a.cut_cable(DATA)
 
-Each node has two cables to a *hub*, a namespace with two bridges: ``BUS`` reaches NATS, which runs in the hub, and
-``DATA`` the other nodes. A node off a bridge loses packets in silence, as behind a switch whose cable is cut: its own
-link is up, and nobody is sent a FIN or a reset. Everything ends with the process that made it.
+Each node also has its own ``/dev/shm`` and two cables to a *hub*, a namespace with two bridges. ``BUS`` reaches NATS,
+which runs in the hub, and ``DATA`` the other nodes. A node off a bridge loses packets silently, as at a switch whose
+cable is cut. Its own link is up, and its peers get neither a FIN nor a reset. Everything ends with the process that
+made it.
 
-Needs root, or a kernel that lets everybody make user namespaces; iproute2 and util-linux.
+Needs iproute2, util-linux, and either root or a kernel that lets every user create user namespaces.
 """
 
 import json
@@ -34,7 +35,7 @@ _OWN_SYS = (
     "mkdir /dev/shm/groups && mount --rbind /sys/fs/cgroup /dev/shm/groups && mount -t sysfs sysfs /sys"
     " && mount --move /dev/shm/groups /sys/fs/cgroup && rmdir /dev/shm/groups"
 )
-#: The start of a MAC address that nobody has.
+#: Prefix of an unused MAC address.
 _NOBODY_MAC = "02:00:00:00:00:fe"
 _IS_ROOT = os.geteuid() == 0
 
@@ -61,7 +62,7 @@ class Namespaces(AbstractContextManager["Namespaces"]):
         self._outer: subprocess.Popen[bytes] | None = None
 
     def start(self, prefix: tuple[str, ...] = ()) -> None:
-        """Start the first process, as a child of ``prefix``. Raises ``RuntimeError`` with what it printed."""
+        """Start the first process as a child of ``prefix``. Raises ``RuntimeError`` with its output."""
         command = [*prefix, "unshare", *self._kinds, "--kill-child", "--fork", "sh", "-c", self._script]
         self._outer = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=die_with_parent()
@@ -79,7 +80,7 @@ class Namespaces(AbstractContextManager["Namespaces"]):
         return last_descendant(self._outer.pid)
 
     def stop(self) -> None:
-        """Kill the first process, and with it all others of its process namespace. Stopping twice is harmless."""
+        """Kill the first process, and with it its process namespace; idempotent."""
         if self._outer is None or self._outer.poll() is not None:
             return
         os.kill(self.first_process, signal.SIGKILL)
@@ -111,7 +112,7 @@ class Switch(Namespaces):
 
     @property
     def command_prefix(self) -> tuple[str, ...]:
-        """The start of a command line that runs the rest of it in the hub."""
+        """Command prefix that runs the rest in the hub."""
         return (*self.network_prefix, "--pid")
 
     @property
@@ -121,7 +122,7 @@ class Switch(Namespaces):
 
     @property
     def user_prefix(self) -> tuple[str, ...]:
-        """``nsenter`` of the hub's user namespace, if it has one of its own."""
+        """``nsenter`` of the hub's user namespace, if it has one."""
         user = () if _IS_ROOT else ("--user", "--preserve-credentials")
         return ("nsenter", "--target", str(self.first_process), *user)
 
@@ -153,7 +154,7 @@ class Node(Namespaces):
         return self
 
     def power_on(self) -> None:
-        """Start it, with nothing in its memory and both cables in."""
+        """Start the node with empty memory and both cables connected."""
         # The hub's network too: it is where the other ends of its cables are.
         self.start(self._switch.network_prefix)
         self._run("ip link set lo up")
@@ -172,12 +173,15 @@ class Node(Namespaces):
 
     @property
     def command_prefix(self) -> tuple[str, ...]:
-        """The start of a command line that runs the rest of it in this node, in a process of its own."""
+        """Command prefix that runs the rest as a process in this node."""
         return (*self._user_prefix, "--net", "--mount", "--ipc", "--uts", "--pid")
 
     @property
     def visitor_prefix(self) -> tuple[str, ...]:
-        """The same with process ids of the outside: the process itself goes in, and takes signals as any child."""
+        """Command prefix that enters the node with host process ids.
+
+        The process itself enters, and receives signals as any child.
+        """
         return (*self._user_prefix, "--net", "--mount", "--ipc", "--uts")
 
     @property
@@ -188,7 +192,7 @@ class Node(Namespaces):
     # What may happen to a machine and its cables
 
     def power_off(self) -> None:
-        """End all processes at once; nothing of it gets out."""
+        """End all processes at once, without any further packet."""
         for cable in _SUBNETS:
             self.cut_cable(cable)
         self.stop()
@@ -204,7 +208,10 @@ class Node(Namespaces):
         self._switch.run(f"ip link set {self._port(cable)} master {cable}")
 
     def deafen(self, speaker: "Node") -> None:
-        """Lose what ``speaker`` sends here over ``DATA``; what this node sends arrives there."""
+        """Drop packets that ``speaker`` sends here over ``DATA``.
+
+        The opposite direction works.
+        """
         speaker._run(f"ip neigh replace {self.address(DATA)} lladdr {_NOBODY_MAC} dev {DATA} nud permanent")
 
     def hear_again(self, speaker: "Node") -> None:
@@ -212,7 +219,7 @@ class Node(Namespaces):
         speaker._run(f"ip neigh del {self.address(DATA)} dev {DATA}")
 
     def limit_rate(self, rate: str) -> None:
-        """Let what comes here over ``DATA`` come at ``rate`` at most, in the units of ``tc``: ``100mbit``."""
+        """Limit incoming ``DATA`` traffic to ``rate``, in units of ``tc``: ``100mbit``."""
         port = self._port(DATA)
         self._switch.run(f"tc qdisc replace dev {port} root tbf rate {rate} burst 256kb latency 20ms")
 
@@ -221,7 +228,7 @@ class Node(Namespaces):
         self._switch.run(f"tc qdisc del dev {self._port(DATA)} root")
 
     def received_bytes(self) -> int:
-        """Bytes that have come here over ``DATA``, headers of packets included."""
+        """Bytes received over ``DATA``, including packet headers."""
         rows: list[dict[str, Any]] = json.loads(self._switch.run(f"ip -json -statistics link show {self._port(DATA)}"))
         return int(rows[0]["stats64"]["tx"]["bytes"])
 
@@ -233,7 +240,7 @@ class Node(Namespaces):
 
 
 def last_descendant(pid: int) -> int:
-    """The process at the end of the line that begins with ``pid``: each has one child."""
+    """Last process in the chain from ``pid``, where each has one child."""
     while children := Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         pid = int(children[0])
     return pid

@@ -1,4 +1,4 @@
-"""Load of many requests over three nodes, and faults of nodes beside it.
+"""Load of many requests over three nodes, with faults of nodes.
 
 | environment | |
 |---|---|
@@ -37,11 +37,11 @@ _CALM_SECONDS = (1.0, 6.0)
 SLOW_RATE = "200kbit"
 #: Questions by turns, and whether the answer is spoken, which is ten times the work.
 TURNS = (*(("image", False), ("audio", False)) * 6, ("text", True), ("image", True), ("audio", True))
-#: Requests after which a long run says how far it is.
+#: Requests between two progress reports of a long run.
 _REPORT_EVERY = 500
 _SHOWN_CHARACTERS = 600
 ANSWERED = "answered"
-#: No request may take longer: its deadline and what a client waits besides.
+#: Time limit of a request: its deadline and a client's additional wait.
 _HANG_SECONDS = 90.0
 _TYPED = {
     "node_unreachable", "unavailable", "stage_unavailable", "stage_failed", "stale_handle", "deadline_exceeded",
@@ -52,7 +52,7 @@ Fault = Callable[["FaultDrawer"], Awaitable[None]]
 
 
 class Case(NamedTuple):
-    """A request: its body as JSON, its headers, and ``check``, which fails for an answer that is not right."""
+    """A request: its JSON body, its headers, and ``check``, which fails for a wrong answer."""
 
     body: bytes
     headers: Mapping[str, str]
@@ -64,7 +64,7 @@ def text_body(question: Question) -> dict[str, Any]:
 
 
 class FaultDrawer:
-    """Faults of nodes at random times, one after the other, each of which is undone."""
+    """Draw faults of nodes at random times, and undo each one."""
 
     def __init__(self, system: System, nodes: list[Node], *, seed: int = _SEED, slow_rate: str = SLOW_RATE) -> None:
         """``slow_rate`` is that of a slow cable, in the units of ``tc``."""
@@ -75,7 +75,7 @@ class FaultDrawer:
         self.done: Counter[str] = Counter()
 
     async def run(self) -> None:
-        """Draw every kind once in each round. Never ends by itself."""
+        """Draw every kind once in each round, until cancelled."""
         while True:
             for fault in self.dice.sample(_FAULTS, len(_FAULTS)):
                 self.done[fault.__name__] += 1
@@ -83,11 +83,11 @@ class FaultDrawer:
                 await asyncio.sleep(self.dice.uniform(*_CALM_SECONDS))
 
     async def last(self) -> None:
-        """Let the fault be there for a while."""
+        """Wait while the fault lasts."""
         await asyncio.sleep(self.dice.uniform(*_FAULT_SECONDS))
 
     def process(self, module: str) -> psutil.Process:
-        """One of the processes that run ``module``."""
+        """Choose one of the processes that run ``module``."""
         return self.dice.choice([one for one in self.system.processes() if module in command_line(one)])
 
 
@@ -141,8 +141,8 @@ _FAULTS: tuple[Fault, ...] = (cut_cable, slow_cable, kill_executor, deafen, free
 class Load:
     """Requests at ``at_once`` connections; ``case_of`` gives that of a number.
 
-    ``outcomes`` counts answers that were right, and typed errors by their code; ``faults`` says what is neither: a
-    wrong answer, an error that is none of ``_TYPED``, a request that took more than ``hang_seconds``.
+    ``outcomes`` counts right answers, and typed errors by their code. ``faults`` describes all others: a wrong answer,
+    an error outside of ``_TYPED``, or a request that took more than ``hang_seconds``.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class Load:
 
 
 async def learned_cases(system: System) -> list[Case]:
-    """The questions by turns, each held against the answer of one executor."""
+    """Questions in turn, each compared with the answer of one executor."""
     truths: dict[tuple[str, bool], Case] = {}
     for name, speech in dict.fromkeys(TURNS):
         question = OMNI_QUESTIONS[name]

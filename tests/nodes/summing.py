@@ -1,10 +1,11 @@
-"""Engines that compute nothing but a checksum of every byte that reached them, which is in the answer.
+"""Engines that compute only a checksum of their inputs, for the answer.
 
     OMNIBUS_EXECUTOR_ENGINE=tests.nodes.summing:engine
 
-A request names the size of its tensors in its image, and its number by its seed. From the encoder to the language model,
-and from there to the talker, goes a tensor that no other request has; the text of the answer has the checksum of the
-first one, and the level of the sound that of the second. So an answer with bytes of somebody else is a wrong one.
+Every received byte counts. A request encodes the size of its tensors in its image, and its number in its seed. The
+encoder sends a unique tensor to the language model, which sends another one to the talker. The text of the answer
+contains the checksum of the first tensor, and the level of the audio that of the second. An answer with another
+request's bytes is therefore wrong.
 """
 
 import asyncio
@@ -28,13 +29,13 @@ from tests.nodes.soak import Case
 #: Bytes of tensors: within a message, by the connection for small ones, and by those for large ones.
 _SIZES = (4 << 10, 20 << 10, 100 << 10, 600 << 10)
 _WEIGHTS = (4, 3, 2, 1)
-_CODES = 25  # of half a second of sound, which is pulled by the gateway
+_CODES = 25  # of half a second of audio, which the gateway pulls
 #: A large prime number: tensors of two requests differ in each of their numbers.
 _STEP = 2_654_435_761
 
 
 def engine(component: str, settings: ExecutorSettings) -> NullRunner:
-    """Raises ``BadRequest`` for a component that there is none for."""
+    """Create the engine. Raises ``BadRequest`` for an unknown component."""
     if component not in _WORK:
         raise BadRequest(f"no summing engine for component {component!r}; there is one for {sorted(_WORK)}")
     return NullRunner(_WORK[component])
@@ -102,7 +103,7 @@ async def _vocode(job: Job) -> None:
     codes = [code async for item in job.stream("codes") for code in item.data["codes"]]
     samples = np.repeat(np.array(codes, np.float32) / 32767, bodies.CODE_SAMPLES)
     await job.send("audio", {"rate": bodies.RATE}, samples)
-    await asyncio.sleep(0)  # what was sent goes before the end of it
+    await asyncio.sleep(0)  # sent chunks must precede the end
     job.close("audio", {"samples": len(samples)})
 
 

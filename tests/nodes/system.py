@@ -1,4 +1,4 @@
-"""``omnibus up`` over nodes that share nothing, seen from outside."""
+"""``omnibus up`` over isolated nodes, seen from outside."""
 
 import asyncio
 import contextlib
@@ -17,13 +17,13 @@ from tests.e2e.system import LEASES_WITHIN, System
 from tests.nodes.namespaces import BUS, DATA, Node, Switch
 
 NODES = 3
-#: Every component in an executor of its own, and all in one.
+#: Every component in a separate executor, and all in one.
 APART, TOGETHER = "EV>EA>Th>Ta>V", "M"
 _CLONE_NEWNET = 0x40000000
 
 
 def node_settings(switch: Switch, others: Sequence[Node]) -> dict[str, str]:
-    """Environment of a system whose first node is the hub, and whose others are ``others``."""
+    """Environment of a system with the hub as first node, and ``others``."""
     places = [
         {BUS: place.address(BUS), DATA: place.address(DATA), "enter": getattr(place, "visitor_prefix", ())}
         for place in (switch, *others)
@@ -32,16 +32,17 @@ def node_settings(switch: Switch, others: Sequence[Node]) -> dict[str, str]:
 
 
 class NamespaceSystem(System):
-    """``omnibus up`` of which all nodes but the first are namespaces."""
+    """``omnibus up`` with namespaces as all nodes except the first."""
 
     def program(self, *arguments: str) -> Sequence[str]:
         module = "tests.nodes.up" if arguments[:1] == ("up",) else "omnibus.cli"
         return (sys.executable, "-u", "-m", module, *arguments)
 
     async def ledger_is_empty(self, within: float = LEASES_WITHIN, node: int | None = 0) -> None:
-        """Fails unless the first node's leases are given back, and other nodes say that nothing of theirs is in use.
+        """Check that no node has leases.
 
-        Arenas of nodes that share no memory cannot be mapped from here.
+        The first node's arena is checked directly. The sidecars of other nodes report on theirs, which cannot be mapped
+        from here.
         """
         await super().ledger_is_empty(within, node)
         used = dict.fromkeys((self.node_name(each) for each in range(1, self._nodes)), -1)
@@ -53,7 +54,7 @@ class NamespaceSystem(System):
                     return
 
     async def _node_statuses(self, bus: NatsBus) -> AsyncGenerator[NodeStatus, None]:
-        """What sidecars say of themselves from now on."""
+        """Stream the heartbeats of sidecars from now on."""
         heard: asyncio.Queue[bytes] = asyncio.Queue()
         stop = await bus.subscribe(subjects.event_subject(subjects.NODE), lambda d: heard.put_nowait(d.data))
         bus.publish(subjects.event_subject(subjects.CENSUS), b"{}")
@@ -66,7 +67,7 @@ class NamespaceSystem(System):
 
 @contextlib.contextmanager
 def network_of(pid: int) -> Iterator[None]:
-    """Let this thread, and what it starts, have the network of another process."""
+    """Let this thread and its children use the network of another process."""
     libc = ctypes.CDLL(None, use_errno=True)
     own = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     other = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY)
@@ -81,7 +82,7 @@ def network_of(pid: int) -> Iterator[None]:
 
 
 async def ask(system: System, body: object, route: str) -> Any:
-    """Return the answer to a chat request that is sent along ``route``, as JSON."""
+    """Send a chat request along ``route`` and return its JSON answer."""
     async with system.http() as http:
         answer = await http.post("/v1/chat/completions", json=body, headers={"x-omnibus-path": route})
     assert answer.status_code == 200, answer.text

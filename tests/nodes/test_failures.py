@@ -1,4 +1,4 @@
-"""What a node's loss costs the others: a typed answer in time, and nothing left in any ledger."""
+"""Losing a node causes typed errors in time, and releases leases."""
 
 import asyncio
 import os
@@ -14,13 +14,13 @@ from tests.nodes.test_pulls import end, moves, nothing_is_left, put
 pytestmark = pytest.mark.netns
 
 LOSSES = ("killed", "frozen", "cut", "powered off")
-#: Ten seconds for what is pulled in the middle of a loss.
+#: Ten seconds for a pull during a loss.
 _SLOW = "25mbit"
 _LARGE = 32 * MIB
 
 
 async def lose(machine: Machine, how: str) -> None:
-    """Take a node from the others. Only of a killed process its kernel tells them."""
+    """Make a node fail; only for a killed process does its kernel notify others."""
     if how == "killed":
         machine.signal_sidecar(signal.SIGKILL)
     elif how == "frozen":
@@ -32,7 +32,7 @@ async def lose(machine: Machine, how: str) -> None:
 
 
 async def come_back(machine: Machine, how: str) -> None:
-    """Undo ``lose``; a machine without power comes back with nothing that it had."""
+    """Undo ``lose``; a machine without power restarts empty."""
     if how == "killed":
         await machine.start_sidecar()
         await machine.agent.ask("wait_ready")
@@ -199,7 +199,7 @@ def threads(machine: Machine) -> int:
 
 
 async def holds(machine: Machine) -> tuple[int, int]:
-    """Of the only block: how often it is held, and how many reads are expected."""
+    """Holders and expected reads of the only block."""
     (row,) = await machine.agent.get("ledger", "ledger")
     return int(row["held"]), int(row["readers"])
 

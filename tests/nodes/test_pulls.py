@@ -1,4 +1,7 @@
-"""Pulls between nodes that share nothing but cables: the same bytes, each once, nothing left, whatever is full or slow."""
+"""Pulls between nodes that share only cables.
+
+They deliver the same bytes once each and leave nothing, whether memory is full or cables are slow.
+"""
 
 import asyncio
 import re
@@ -21,7 +24,7 @@ async def put(machine: Machine, nbytes: int, value: int = 7, invocation: str = "
 
 
 async def end(*machines: Machine, invocation: str = "i") -> None:
-    """What the gateway of an invocation does at its end."""
+    """End an invocation as its gateway does."""
     for machine in machines:
         await machine.agent.ask("end", invocation=invocation)
 
@@ -33,7 +36,7 @@ async def nothing_is_left(*machines: Machine) -> None:
 
 
 async def moves(reader: Machine) -> None:
-    """Wait until bytes of a large tensor come to ``reader``."""
+    """Wait until ``reader`` receives bytes of a large tensor."""
     before = reader.node.received_bytes()
     await until(lambda: reader.node.received_bytes() > before + MIB)
 
@@ -63,7 +66,7 @@ async def test_readers_of_one_node_cause_one_pull_and_one_read_each(readers):
         assert b.node.received_bytes() - before < _OVERHEAD * 8 * MIB
         for agent in agents:
             await agent.ask("release", handle=handle)
-        await until(a.is_empty)  # without an end: each read is over by itself
+        await until(a.is_empty)  # without an end: each read completes alone
         await end(b)
         await nothing_is_left(b)
 
@@ -174,7 +177,7 @@ async def test_a_clock_that_is_three_seconds_ahead_shortens_deadlines_by_three_s
 
 
 def seconds_off(machine: Machine, node: str) -> float:
-    """What the sidecar of ``machine`` says first by how much the clock of ``node`` is off."""
+    """First clock offset of ``node`` that the sidecar of ``machine`` reports."""
     found = re.search(rf"the clock of node {node} is off by (-?[0-9.]+) s", machine.log.read_text())
     assert found is not None
     return float(found[1])

@@ -26,7 +26,7 @@ def answer(number: int, seen: np.ndarray, heard: np.ndarray) -> dict[str, object
 
 
 def spoken_request() -> tuple[int, Case, int]:
-    """A request whose answer is spoken: its number, what is sent, and the bytes of its tensors."""
+    """A request for a spoken answer: its number, body, and tensor bytes."""
     requests = summing.SummedRequests(seed=1)
     number, case = next((n, case) for n in range(50) if b"modalities" in (case := requests(n)).body)
     image = json.loads(case.body)["messages"][0]["content"][1]["image_url"]["url"]

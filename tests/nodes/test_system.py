@@ -1,6 +1,6 @@
-"""The whole system over nodes that share nothing: the same answers, failures that clients see by name, no hang.
+"""The whole system over isolated nodes: equal answers, typed failures, no hang.
 
-One system for all of it: each of its nodes imports the libraries of executors, which takes most of a minute.
+All tests share one system, because each of its nodes imports the libraries of executors, which takes most of a minute.
 """
 
 import asyncio

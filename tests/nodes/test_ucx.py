@@ -1,4 +1,7 @@
-"""Losses in the middle of a pull over UCX, which itself notices few of them; and memory that is used again afterwards."""
+"""Losses during a pull over UCX, which itself detects few of them.
+
+The memory is reusable afterwards.
+"""
 
 import asyncio
 import signal

@@ -1,7 +1,9 @@
-"""``omnibus up`` over namespaces: ``python -m tests.nodes.up up ... --nodes 3``; its first node is the hub.
+"""``omnibus up`` over namespaces, whose first node is the hub.
 
-``TEST_NODES`` holds, as JSON, the addresses of all nodes on both cables and the commands that enter all but the first.
-A fork server bears processes where it is itself, so each node has one for executors, and sidecars are not forked.
+    python -m tests.nodes.up up ... --nodes 3
+
+``TEST_NODES`` contains, as JSON, the addresses of all nodes on both cables, and the commands that enter all but the
+first. A fork server forks in its own node, so each node has one for executors, and sidecars are not forked.
 """
 
 import json
@@ -25,7 +27,7 @@ _PLACES: list[dict[str, Any]] = json.loads(os.environ.get("TEST_NODES", "[]"))
 
 
 class NamespaceNodes(Nodes):
-    """Nodes that reach each other by cables, and NATS and Valkey in the hub."""
+    """Nodes connected by cables, with NATS and Valkey in the hub."""
 
     servers: Mapping[str, str]
 
@@ -60,7 +62,7 @@ class NamespaceNodes(Nodes):
 
 
 class NamespaceStack(Stack):
-    """A stack whose servers all nodes reach."""
+    """A stack whose servers all nodes can reach."""
 
     def _choose_ports(self) -> None:
         super()._choose_ports()

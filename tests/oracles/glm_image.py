@@ -1,4 +1,7 @@
-"""What the pipeline of GLM-Image paints. As ``tests.models_oracle``: all of it is the library's own."""
+"""Images of the pipeline of GLM-Image.
+
+As in ``tests.models_oracle``, all code is the library's own.
+"""
 
 import functools
 from pathlib import Path
@@ -7,11 +10,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from tests import models_oracle  # noqa: F401 - installs what the library needs
+from tests import models_oracle  # noqa: F401 - installs the library's requirements
 
 
 class Painted(NamedTuple):
-    """``prior`` [positions]: tokens, each four times; ``pixels`` [height, width, 3] in [0, 255], not rounded."""
+    """Tokens and pixels of an image.
+
+    ``prior`` [positions]: tokens, each four times. ``pixels`` [height, width, 3] in [0, 255], not rounded.
+    """
 
     prior: torch.Tensor
     pixels: np.ndarray
@@ -19,7 +25,7 @@ class Painted(NamedTuple):
 
 @functools.cache
 def painted(checkpoint: Path, prompt: str, **wish: Any) -> Painted:
-    """The picture of a ``wish``, in the words of ``DrawInput``."""
+    """Image of a ``wish``, with the field names of ``DrawInput``."""
     pipe = pipeline(checkpoint)
     drawn: list[torch.Tensor] = []
     hook = pipe.transformer.prior_token_embedding.register_forward_pre_hook(lambda _, args: drawn.append(args[0]))

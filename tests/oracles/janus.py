@@ -1,4 +1,7 @@
-"""What the whole of Janus paints. As ``tests.models_oracle``: tokens and colours are the library's own."""
+"""Images of the whole Janus model.
+
+As in ``tests.models_oracle``, tokens and colours are the library's own.
+"""
 
 import functools
 from pathlib import Path
@@ -7,11 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests import models_oracle  # noqa: F401 - installs what the library needs
+from tests import models_oracle  # noqa: F401 - installs the library's requirements
 
 
 def picture(checkpoint: Path, prompt: str, seed: int, guidance: float | None = None) -> tuple[list[int], np.ndarray]:
-    """Tokens of a picture, and the picture before it is rounded, [height, width, 3] in [0, 255]."""
+    """Tokens of an image, and its pixels before rounding.
+
+    Pixels are [height, width, 3] in [0, 255].
+    """
     model, processor = _whole(checkpoint)
     told = {} if guidance is None else {"guidance_scale": guidance}
     with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -26,7 +32,7 @@ def picture(checkpoint: Path, prompt: str, seed: int, guidance: float | None = N
 
 
 def inputs(checkpoint: Path, prompt: str) -> dict[str, torch.Tensor]:
-    """The joint processor's tensors for a picture."""
+    """Tensors of the joint processor for an image."""
     _, processor = _whole(checkpoint)
     said = [{"role": "user", "content": [{"type": "text", "text": prompt}]}]
     text = processor.apply_chat_template(said, add_generation_prompt=True, tokenize=False)

@@ -1,4 +1,4 @@
-"""Language models that take text alone, as the library runs them, whole and in one process."""
+"""Text-only language models in the library, whole and in one process."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ Messages = Sequence[Mapping[str, str]]
 
 
 def answer(checkpoint: Path, messages: Messages, max_tokens: int, **more: Any) -> tuple[list[int], str]:
-    """Greedy ids and text; ``more`` goes to ``generate``."""
+    """Greedy ids and text; ``more`` is passed to ``generate``."""
     model, tokenizer = _whole(checkpoint)
     ids = torch.tensor([prompt(checkpoint, messages)])
     mask = torch.ones_like(ids)

@@ -1,4 +1,4 @@
-"""What the library's own pipeline of LTX-2 makes of a prompt."""
+"""Output of the library's own pipeline of LTX-2."""
 
 import functools
 import io
@@ -25,9 +25,10 @@ PLAIN = {
 
 
 class Film(NamedTuple):
-    """Frames, float32 [frames, height, width, 3] in [0, 255] before they are rounded, and samples [n, 2].
+    """Frames and audio samples, or latents of both.
 
-    Or latents of both, as the VAEs take them: [channels, frames, height, width] and [channels, time, bins].
+    Frames are float32 [frames, height, width, 3] in [0, 255] before rounding, and samples [n, 2]. Latents are those of
+    the VAEs: [channels, frames, height, width] and [channels, time, bins].
     """
 
     frames: Any
@@ -49,7 +50,10 @@ def filmed(
     first: bytes = b"",
     **guidance: Any,
 ) -> Film:
-    """A film; ``guidance`` are the pipeline's own settings, ``first`` the file of the image that it begins with."""
+    """Generate a video.
+
+    ``guidance`` are the pipeline's own settings; ``first`` is the file of its first image.
+    """
     begun = {"image": Image.open(io.BytesIO(first)).convert("RGB")} if first else {}
     made = (image_pipeline if first else pipeline)(checkpoint)(
         prompt=prompt,
@@ -72,7 +76,7 @@ def filmed(
 
 
 def guides(checkpoint: Path, prompt: str) -> torch.Tensor:
-    """[tokens, width]: what guides film and sound, beside each other."""
+    """Conditioning of video and audio, side by side: [tokens, width]."""
     made = pipeline(checkpoint)
     with torch.no_grad():
         embeds, mask, *_ = made.encode_prompt(prompt, do_classifier_free_guidance=False)
@@ -91,7 +95,7 @@ def pipeline(checkpoint: Path) -> Any:
 
 @functools.cache
 def image_pipeline(checkpoint: Path) -> Any:
-    """The library's pipeline from an image to a video, with the same components."""
+    """The library's image-to-video pipeline, with the same components."""
     from diffusers import LTX2ImageToVideoPipeline
 
     made = LTX2ImageToVideoPipeline(**pipeline(checkpoint).components)

@@ -1,10 +1,12 @@
-"""Rotary positions of Qwen2-VL and Qwen2.5-VL, written down from the papers, one token at a time.
+"""Rotary positions of Qwen2-VL and Qwen2.5-VL, token by token.
 
-Qwen2-VL, arXiv:2409.12191, section 2.1: "In scenarios where the model's input encompasses multiple modalities, position
-numbering for each modality is initialized by incrementing the maximum position ID of the preceding modality by one."
-Qwen2.5-VL, arXiv:2502.13923, section 2.1.1: temporal ids follow absolute time. Its authors' code in transformers 4.49 to
-4.57 and vLLM 0.32 (``qwen2_5_vl.py: get_mrope_input_positions``) count so. In ``get_rope_index`` of transformers 5.16 to
-5.24 text after a video begins ``max(height, width)`` behind the video's first position, so time is left out.
+They follow the papers. Qwen2-VL, arXiv:2409.12191, section 2.1: "In scenarios where the model's input encompasses
+multiple modalities, position numbering for each modality is initialized by incrementing the maximum position ID of the
+preceding modality by one."
+
+Qwen2.5-VL, arXiv:2502.13923, section 2.1.1: temporal ids follow absolute time. Its authors' code in transformers 4.49
+to 4.57 and vLLM 0.32 (``qwen2_5_vl.py: get_mrope_input_positions``) count so. In ``get_rope_index`` of transformers
+5.16 to 5.24, text after a video begins ``max(height, width)`` after the video's first position, so time is left out.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,7 +40,10 @@ def _grid(start: int, grid: tuple[int, int, int], pace: float) -> Iterator[list[
 
 
 def correct_positions(model: Any) -> None:
-    """Let the library's whole ``model`` of Qwen2-VL or Qwen2.5-VL count positions by the rule above."""
+    """Patch the library's whole ``model`` to count positions by the rule above.
+
+    It is a Qwen2-VL or Qwen2.5-VL.
+    """
     merge = model.config.vision_config.spatial_merge_size
     per_second = getattr(model.config.vision_config, "tokens_per_second", None)
 

@@ -1,6 +1,7 @@
-"""What whole models with a vision tower and plain positions answer: LLaVA-1.5, NeXT, OneVision and InternVL3.
+"""Answers of whole models with a vision tower and plain positions.
 
-As ``tests.models_oracle``: files are decoded there, the rest is the library's own.
+They are LLaVA-1.5, NeXT, OneVision and InternVL3. As in ``tests.models_oracle``, files are decoded there, and the rest
+is the library's own.
 """
 
 import functools
@@ -25,7 +26,7 @@ def answer(checkpoint: Path, messages: Messages, media: Media, max_tokens: int) 
 
 
 def inputs(checkpoint: Path, messages: Messages, media: Media) -> dict[str, torch.Tensor]:
-    """The joint processor's tensors, from a chat as ``apply_chat_template`` makes them of one."""
+    """Tensors of the joint processor, from a chat by ``apply_chat_template``."""
     _, processor = _whole(checkpoint)
     waiting = {
         "image": map(oracle._picture, media.get("image", ())),

@@ -22,7 +22,7 @@ class Answer(NamedTuple):
 
 
 def answer(checkpoint: Path, messages: Messages, media: Media, max_tokens: int, voice: str, max_frames: int) -> Answer:
-    """The greedy answer, spoken: all of its tokens, as ``models_oracle.omni_answer`` says."""
+    """Spoken greedy answer, with all of its tokens (see ``models_oracle.omni_answer``)."""
     model, processor = whole(checkpoint)
     given = inputs(checkpoint, messages, media)
     heard: list[torch.Tensor] = []
@@ -77,6 +77,6 @@ def whole(checkpoint: Path) -> tuple[Any, Any]:
     from transformers import AutoProcessor, Qwen3OmniMoeForConditionalGeneration
 
     model = Qwen3OmniMoeForConditionalGeneration.from_pretrained(checkpoint).eval()
-    # The library counts the talker's positions by a configuration that says nothing of audio.
+    # The library counts the talker's positions by a configuration without audio.
     model.talker.config.audio_config = model.thinker.config.audio_config
     return model, AutoProcessor.from_pretrained(checkpoint)

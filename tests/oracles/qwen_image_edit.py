@@ -1,4 +1,4 @@
-"""What the library's own pipeline of Qwen-Image-Edit makes of a file and a prompt."""
+"""Output of the library's own pipeline of Qwen-Image-Edit."""
 
 import functools
 import io
@@ -29,7 +29,10 @@ def edited(
     negative: str | None = "",
     output: str = "np",
 ) -> Any:
-    """The picture, float32 [height, width, 3] in [0, 255] before it is rounded, or latents [tokens, channels]."""
+    """The edited image, or its latents [tokens, channels].
+
+    The image is float32 [height, width, 3] in [0, 255] before rounding.
+    """
     with _smaller(checkpoint):
         [made] = pipeline(checkpoint)(
             image=_picture(data),
@@ -46,7 +49,7 @@ def edited(
 
 
 def guides(checkpoint: Path, data: bytes, prompt: str) -> torch.Tensor:
-    """[tokens, width]: what guides the transformer."""
+    """Conditioning of the transformer: [tokens, width]."""
     made = pipeline(checkpoint)
     with _smaller(checkpoint) as module, torch.no_grad():
         picture = _picture(data)
@@ -59,7 +62,10 @@ def guides(checkpoint: Path, data: bytes, prompt: str) -> torch.Tensor:
 
 @functools.cache
 def pipeline(checkpoint: Path) -> Any:
-    """The pipeline, whose text encoder is told which tokens are a picture's (huggingface/diffusers#14194)."""
+    """The pipeline, with image tokens marked for its text encoder.
+
+    See huggingface/diffusers#14194.
+    """
     made = bare(checkpoint)
     encoder, plain = made.text_encoder, made.text_encoder.forward
 
@@ -73,7 +79,7 @@ def pipeline(checkpoint: Path) -> Any:
 
 
 def bare(checkpoint: Path) -> Any:
-    """The pipeline as it is."""
+    """The unmodified pipeline."""
     from diffusers import QwenImageEditPipeline
 
     made = QwenImageEditPipeline.from_pretrained(checkpoint)
@@ -83,7 +89,10 @@ def bare(checkpoint: Path) -> Any:
 
 @contextmanager
 def _smaller(checkpoint: Path) -> Iterator[Any]:
-    """Bring pictures to what the tiny language model is shown: a megapixel is written into the pipeline's module."""
+    """Scale images to the tiny language model's input size.
+
+    The pipeline's module has a megapixel as a constant.
+    """
     import diffusers.pipelines.qwenimage.pipeline_qwenimage_edit as module
 
     plain, most = module.calculate_dimensions, pipeline(checkpoint).processor.image_processor.size["longest_edge"]

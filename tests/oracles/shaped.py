@@ -1,4 +1,7 @@
-"""Answers of a given shape, and changed logits, as a plain loop around transformers' ``generate`` makes them."""
+"""Shaped answers and changed logits in a plain loop around ``generate``.
+
+The loop uses transformers' ``generate``.
+"""
 
 import functools
 from collections.abc import Sequence
@@ -62,7 +65,7 @@ class _Bias(LogitsProcessor):  # type: ignore[misc]
 
 
 class _Grammar(LogitsProcessor):  # type: ignore[misc]
-    """Allows what the matcher says, token by token, with nothing kept between two steps."""
+    """Allow the matcher's tokens, one at a time, without state between steps."""
 
     def __init__(self, start: int, tokenizer: Any, width: int, grammar: str) -> None:
         self._start, self._grammar, self.width = start, grammar, width
@@ -78,7 +81,7 @@ class _Grammar(LogitsProcessor):  # type: ignore[misc]
 def answer(
     checkpoint: Path, messages: Sequence[Any], max_tokens: int, params: dict[str, Any], grammar: str = ""
 ) -> tuple[list[int], str]:
-    """Ids and text of the answer to ``params``, which leave no choice."""
+    """Ids and text of the answer to deterministic ``params``."""
     start = len(language.prompt(checkpoint, messages))
     processors: list[LogitsProcessor] = []
     if grammar:
@@ -103,7 +106,10 @@ def _grammar(checkpoint: Path, start: int, grammar: str) -> _Grammar:
 
 
 def logprobs(checkpoint: Path, messages: Sequence[Any], ids: Sequence[int]) -> torch.Tensor:
-    """The natural logarithms of all probabilities before each of ``ids``, [n, V], in one pass."""
+    """Natural logarithms of all probabilities before each of ``ids``, [n, V].
+
+    They are computed in one pass.
+    """
     model, _ = language._whole(checkpoint)
     prompt = language.prompt(checkpoint, messages)
     with torch.no_grad():

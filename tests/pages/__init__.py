@@ -1,4 +1,4 @@
-"""Pages that are made from definitions: ``python -m tests.pages`` writes them into ``docs/``."""
+"""Pages generated from definitions: ``python -m tests.pages`` writes them into ``docs/``."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +19,7 @@ from tests.pages import (
 )
 
 DOCS = Path(__file__).parents[2] / "docs"
-#: File in ``docs/`` to what makes its text.
+#: Generator of the text by file in ``docs/``.
 PAGES: dict[str, Callable[[], str]] = {
     "behaviours.md": behaviours.page,
     "clients.md": clients.page,

@@ -1,4 +1,4 @@
-"""``python -m tests.pages`` writes the pages that are made from definitions."""
+"""``python -m tests.pages`` writes the generated pages."""
 
 from tests.pages import write_pages
 

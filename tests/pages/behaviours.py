@@ -1,4 +1,7 @@
-"""The page of what libraries, formats and clients do otherwise than expected, from the tests that show it."""
+"""The page of surprising behaviours of libraries, formats and clients.
+
+It is generated from the tests that show them.
+"""
 
 import ast
 from collections.abc import Iterator
@@ -20,7 +23,10 @@ This page is made from the marker `behaviour` of tests, by `python -m tests.page
 
 
 class Behaviour(NamedTuple):
-    """One marker: the library with its version, what it does, what Omnibus does, and the source of the rule."""
+    """One marker: library, version, behaviours, and source.
+
+    The behaviours are the library's and that of Omnibus.
+    """
 
     subject: str
     does: str
@@ -34,7 +40,7 @@ def page() -> str:
 
 
 def read_behaviours() -> Iterator[Behaviour]:
-    """The behaviours of all tests. Raises ``ValueError`` for a marker whose texts are not literal."""
+    """Behaviours from all tests. Raises ``ValueError`` for markers with computed texts."""
     for file in sorted((ROOT / "tests").rglob("test_*.py")):
         text = file.read_text()
         if "mark.behaviour(" in text:

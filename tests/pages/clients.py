@@ -1,4 +1,7 @@
-"""The table of docs/clients.md: what is installed for its examples, and in which version. All else of the page is written."""
+"""The table of docs/clients.md: packages and versions of its examples.
+
+The rest of the page is written by hand.
+"""
 
 import json
 import re
@@ -12,7 +15,7 @@ _VOICE = "[conversations by voice](#conversations-by-voice)"
 
 
 class Client(NamedTuple):
-    """A client: its name on the page, the section with its example, its package, and what the example does."""
+    """A client: name, section of its example, package, and purpose."""
 
     name: str
     section: str
@@ -63,7 +66,7 @@ CLIENTS = (
 
 
 def page() -> str:
-    """The page with its table as it has to be."""
+    """The page with its current table."""
     python, node = _python_versions(), _node_versions()
     rows = ["| client | version | works, as the examples show |", "|---|---|---|"]
     for each in CLIENTS:
@@ -74,7 +77,7 @@ def page() -> str:
 
 
 def _python_versions() -> dict[str, str]:
-    """The pinned version of each package; the first file counts that has it."""
+    """Pinned version of each package, from the first file that contains it."""
     found: dict[str, str] = {}
     for name in ("clients", "clients-openai2", "clients-voice", "clients-commands"):
         for line in (ROOT / f"requirements-{name}.txt").read_text().splitlines():

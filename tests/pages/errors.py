@@ -1,4 +1,4 @@
-"""The page of all errors that clients see, from the tree of ``omnibus.errors``."""
+"""The page of all client errors, from the tree of ``omnibus.errors``."""
 
 import re
 from collections.abc import Iterator
@@ -37,13 +37,13 @@ def page() -> str:
 
 
 def meanings() -> dict[str, str]:
-    """Meaning of each class that the tree in the docstring of ``omnibus.errors`` describes; "" where it says none."""
+    """Meaning of each class in the docstring of ``omnibus.errors``, or "" without one."""
     found = map(_LINE.fullmatch, (errors.__doc__ or "").splitlines())
     return {line["name"]: line["text"].strip() for line in found if line}
 
 
 def subclasses_of(root: type[OmnibusError]) -> Iterator[type[OmnibusError]]:
-    """The classes below ``root`` that ``omnibus.errors`` defines, as the tree has them."""
+    """Classes below ``root`` that ``omnibus.errors`` defines, in tree order."""
     for child in root.__subclasses__():
         if child.__module__ == errors.__name__:
             yield child

@@ -1,4 +1,4 @@
-"""The page of first steps, from the paths and what they took."""
+"""The page of first steps, from the paths and their durations."""
 
 from pathlib import Path
 

@@ -1,4 +1,7 @@
-"""The table of accepted formats in ``docs/routes.md``, from the lists that the gateway and the decoders go by."""
+"""The table of accepted formats in ``docs/routes.md``.
+
+It comes from the lists that the gateway and the decoders use.
+"""
 
 from pathlib import Path
 
@@ -8,7 +11,7 @@ from services.gateway.media.headers.sniff import AUDIO_OR_VIDEO, FORMATS
 PAGE = Path(__file__).parents[2] / "docs" / "routes.md"
 BEGIN, END = "<!-- formats: made by python -m tests.pages -->", "<!-- /formats -->"
 
-#: Rows about what is done with each kind of media.
+#: Rows about the processing of each kind of media.
 _IMAGE_ROWS = (
     ("frames", "the first one of an animation or of several pages"),
     ("rotation", "turned as EXIF, or the boxes of AVIF and HEIC, say; damaged metadata are left out"),
@@ -38,7 +41,7 @@ _ROWS = {"image": _IMAGE_ROWS, "audio": _AUDIO_ROWS, "video": _VIDEO_ROWS}
 
 
 def page() -> str:
-    """``docs/routes.md`` with the table as it has to be."""
+    """``docs/routes.md`` with its current table."""
     text = PAGE.read_text()
     head, _, rest = text.partition(BEGIN)
     _, _, tail = rest.partition(END)
@@ -46,7 +49,7 @@ def page() -> str:
 
 
 def table() -> str:
-    """Formats, codecs, and what is done with them."""
+    """Table of formats, codecs, and their use."""
     rows = ["| | | |", "|---|---|---|"]
     for modality in ("image", "audio", "video"):
         rows.append(f"| **{modality}** | formats | {_formats(modality)} |")

@@ -34,7 +34,10 @@ def _with(mistake: Mistake) -> str:
 
 
 def _code(text: str) -> str:
-    """``text`` in a cell: a line of code for each of its lines, of which those with backquotes need two."""
+    """``text`` as code in a cell, line by line.
+
+    Lines with backquotes need two.
+    """
     text = text.replace("{taken}", "8000")
     return "<br>".join(
         f"`` {line} ``" if "`" in line else f"`{line}`" for line in text.replace("|", "\\|").splitlines()

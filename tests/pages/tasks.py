@@ -29,7 +29,7 @@ The unit tasks and composite tasks of `omnibus.task.library`, and what `omnibus.
 
 This page is made from `shared/omnibus/task`, by `python -m tests.pages`.
 """
-#: Fields of all unit tasks, which the page says once.
+#: Fields of all unit tasks, which the page lists once.
 COMMON = {
     "model": "Model that the component is of, as the plan names it.",
     "component": "The component's name in the plan; empty: `kind`.",
@@ -66,7 +66,10 @@ def request_and_answer(task: type[CompositeTask]) -> tuple[type[BaseModel], type
 
 
 def raised_errors(task: type) -> list[str]:
-    """Names of the errors that the docstring of ``task`` says it raises, or that of the task which it raises as."""
+    """Names of the errors in the ``Raises`` of the docstring of ``task``.
+
+    "Raises as" another task stands for the errors of that task.
+    """
     _, _, raised = (inspect.getdoc(task) or "").partition("Raises ")
     names = _RAISED.findall(raised)
     if raised.startswith("as "):
@@ -75,7 +78,7 @@ def raised_errors(task: type) -> list[str]:
 
 
 def _library_classes(base: type) -> list[Any]:
-    """Classes of the library that derive from ``base``, module by module as they are written."""
+    """Library classes derived from ``base``, by module in their written order."""
     found = [each for name in library.__all__ if isinstance(each := getattr(library, name), type)]
     order = ["media", "language", "speech", "diffusion", "chat", "images", "videos"]
     return sorted(
@@ -127,7 +130,7 @@ def _composite_section() -> Iterator[str]:
 
 
 def _model_section(title: str, kind: type[BaseModel], task: type, shown: dict[type, type]) -> Iterator[str]:
-    """Fields of ``kind``, or the task below which they are ``shown`` already."""
+    """Fields of ``kind``, or a link to the task that shows them."""
     first = shown.setdefault(kind, task)
     if first is not task:
         yield f"{title}, `{kind.__name__}`: as of [{first.__name__}](#{first.__name__.lower()}).\n"
@@ -145,7 +148,7 @@ def _functions_section() -> Iterator[str]:
 
 
 def _signature(name: str, function: Any) -> str:
-    """Head of ``function`` as it is called: ``async def``, ``def``, or ``with`` for a context manager."""
+    """Head of ``function``: ``async def``, ``def``, or ``with`` for a context manager."""
     function = inspect.unwrap(function)
     parameters, _, result = str(inspect.signature(function)).partition(" -> ")
     if inspect.isgeneratorfunction(function):
@@ -159,7 +162,7 @@ def _short_names(text: str) -> str:
 
 
 def _table(title: str, owner: type[BaseModel], fields: Any) -> str:
-    """Rows of ``fields``; those without a comment of their own share that of the field before them."""
+    """Rows of ``fields``; a field without a comment shares the previous one."""
     is_output = title == "outputs"
     rows = [f"| {title} | type | {'made' if is_output else 'default'} | meaning |", "|---|---|---|---|"]
     comments = field_comments(owner)

@@ -1,4 +1,4 @@
-"""The page of what tests run when, from ``tests/slow.toml`` and ``tests/by_night.toml``."""
+"""The page of test schedules, from ``tests/slow.toml`` and ``tests/by_night.toml``."""
 
 import re
 
@@ -56,7 +56,7 @@ def page() -> str:
 
 
 def _coverage() -> list[str]:
-    """The figures of coverage that were kept, a table for each run."""
+    """Stored coverage figures, a table for each run."""
     kept = covered.kept()
     tables = [
         [f"{name}, {run['date']}:", "", "| package | lines | branches |", "|---|---|---|"]
@@ -75,7 +75,7 @@ def _listed(tests: tuple[str, ...]) -> str:
 
 
 def _short(test: str) -> str:
-    """A node id without what all have."""
+    """A node id without the common prefix."""
     path, _, name = test.removeprefix("tests/").partition("::")
     return f"{_code(path)}: {_words(name)}"
 

@@ -1,4 +1,7 @@
-"""The table of docs/tools.md: what the official test suite of JSON Schema says of each keyword. All else is written."""
+"""The table of docs/tools.md: results of JSON Schema's test suite by keyword.
+
+The rest of the page is written by hand.
+"""
 
 import re
 from pathlib import Path
@@ -10,7 +13,7 @@ _TABLE = re.compile(r"(?<=<!-- schemas -->\n).*?(?=<!-- end of schemas -->)", re
 
 
 def page() -> str:
-    """The page with its table as it has to be."""
+    """The page with its current table."""
     results = run_suite()
     rows = ["| file of the suite | schemas | enforced | rejected | valid, but not written |", "|---|---|---|---|---|"]
     for name, each in results.items():

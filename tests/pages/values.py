@@ -1,4 +1,7 @@
-"""The page of the chart's values, from ``values.yaml``, its comments, and the schema."""
+"""The page of the chart's values, from ``values.yaml`` and the schema.
+
+Comments become descriptions.
+"""
 
 import json
 from collections.abc import Iterator
@@ -19,7 +22,7 @@ This page is made from `deploy/helm/omnibus/values.yaml` and its schema, by `pyt
 
 
 class ChartValue(NamedTuple):
-    """A value that has no values below it. ``line`` is that of the file, from 0."""
+    """A value without nested values; ``line`` is that of the file, from 0."""
 
     path: tuple[str, ...]
     default: Any
@@ -62,7 +65,10 @@ def _walk(node: yaml.Node, path: tuple[str, ...]) -> Iterator[ChartValue]:
 
 
 def comment_of(lines: list[str], line: int) -> str:
-    """Return the comment behind the value, else that above it or above the map that it begins."""
+    """Return the comments above a value and on its line.
+
+    Those above may precede the map that the value begins.
+    """
     behind = lines[line].partition(" # ")[2].strip()
     above = line - 1
     while above >= 0 and lines[above].strip().endswith(":") and not lines[above].lstrip().startswith("#"):

@@ -1,1 +1,4 @@
-"""First paths of a newcomer, with commands as the documentation has them, run and timed: ``python -m tests.paths``."""
+"""First paths of a newcomer: documented commands, run and timed.
+
+Run them with ``python -m tests.paths``.
+"""

@@ -1,6 +1,7 @@
-"""``python -m tests.paths``: walk all paths, print a table, and write it into docs/first-steps.md.
+"""``python -m tests.paths``: walk all paths and print a table.
 
-With ``--install`` the environment is made first, in a directory of its own, and its seconds are in the table.
+It also writes the table into docs/first-steps.md. With ``--install`` it first creates the environment, in a new
+directory, and includes the seconds in the table.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from tests.paths.table import PATHS
 
 
 def main() -> None:
-    """Read the options, walk the paths, and write what was measured."""
+    """Read the options, walk the paths, and write the measurements."""
     parser = argparse.ArgumentParser(prog="python -m tests.paths", description=__doc__)
     parser.add_argument("--install", action="store_true", help="also make a new environment, and time it")
     parser.add_argument("--print", action="store_true", help="write no page")
@@ -40,7 +41,7 @@ def _measure() -> Iterator[tuple[str, list[float]]]:
 
 
 def _install_seconds() -> float:
-    """Seconds of what ``make demo`` does before the demo."""
+    """Seconds of the steps of ``make demo`` before the demo."""
     with tempfile.TemporaryDirectory(prefix="omnibus-install-") as directory:
         venv = Path(directory) / ".venv"
         begun = time.monotonic()

@@ -1,4 +1,4 @@
-"""What the paths took the last time that somebody measured, as a table."""
+"""Latest measured durations of the paths, as a table."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Walk the paths in an empty directory: each command is run, timed, and held against what it has to print."""
+"""Walk the paths in an empty directory: run, time and check each command."""
 
 import os
 import re
@@ -21,12 +21,12 @@ TIMEOUT_SECONDS = 240
 
 
 class WrongOutputError(Exception):
-    """A command of a path failed, or did not print what is right."""
+    """A command of a path failed, or its output was wrong."""
 
 
 @dataclass(frozen=True)
 class Walked:
-    """A path that was walked: seconds of the start of its system (0 without one), and of each command."""
+    """A completed path: seconds of its system's start (0 without one), and of each command."""
 
     path: Path
     start_seconds: float
@@ -39,7 +39,7 @@ class Walked:
 
 @dataclass
 class _System:
-    """A run of ``omnibus up`` in the background, or the place for one that is not started yet."""
+    """A background run of ``omnibus up``, or the slot for one."""
 
     directory: File
     port: int
@@ -77,9 +77,9 @@ class _System:
 
 
 def walk(paths: Iterable[Path]) -> Iterator[Walked]:
-    """Walk ``paths`` one after the other; those that begin with the same command share one system.
+    """Walk ``paths`` in sequence; those that begin with the same command share one system.
 
-    Raises ``WrongOutputError`` for the first command that is not right.
+    Raises ``WrongOutputError`` for the first command with wrong output.
     """
     waiting = list(paths)
     while waiting:
@@ -97,7 +97,7 @@ def walk(paths: Iterable[Path]) -> Iterator[Walked]:
 
 @contextmanager
 def _running(begins: Command | None) -> Iterator[_System]:
-    """An empty directory with the examples in it, and what ``begins`` starts; all of it is gone at the end."""
+    """Run ``begins`` in an empty directory with the examples; remove everything at the end."""
     (port,) = free_ports(1)
     with tempfile.TemporaryDirectory(prefix="omnibus-paths-") as name:
         system = _System(File(name), port)

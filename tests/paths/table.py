@@ -1,4 +1,4 @@
-"""The paths: their commands, what each has to print, and files of one's own."""
+"""The paths: their commands, expected outputs, and your own files."""
 
 from dataclasses import dataclass
 
@@ -19,9 +19,10 @@ ASK = """curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: applic
 
 @dataclass(frozen=True)
 class Command:
-    """A command as it stands in the ``page``, and a regular expression that finds what is right in its output.
+    """A command as in ``page``, and a pattern for its output.
 
-    A group named ``id`` in it replaces ``ID`` in commands after it. ``ending`` has it end, where it goes on until Ctrl-C.
+    A group of the regular expression named ``id`` replaces ``ID`` in later commands. ``ending`` stops a command that
+    would run until Ctrl-C.
     """
 
     text: str
@@ -34,8 +35,8 @@ class Command:
 class Path:
     """A way from a directory with nothing running to ``goal``.
 
-    It begins with the command ``system``, where it needs a running system; paths that begin alike may share that.
-    ``beyond`` are commands of the same page that are tried there as well, and are no part of the way.
+    It begins with the command ``system`` if it needs a running system. Paths with the same beginning may share that.
+    ``beyond`` are commands of the same page that are tried there but do not belong to the path.
     """
 
     name: str

@@ -1,4 +1,7 @@
-"""Programs as composite tasks: what a developer would write by hand, run by the task library."""
+"""Programs as composite tasks, as a developer would write them.
+
+The task library runs them.
+"""
 
 import asyncio
 from collections import Counter
@@ -29,7 +32,7 @@ from tests.unit.task.tasks import (
 
 
 class Log:
-    """What happened beside the graph: choices by their place in the program, and calls of tools."""
+    """Events outside of the graph: choices by place in the program, and tool calls."""
 
     def __init__(self) -> None:
         self.chosen: dict[tuple[int, ...], int] = {}
@@ -63,7 +66,7 @@ class Request:
 
 
 class Tasks(CompositeTask):
-    """The tasks that programs call, one by one and in a list and a dict."""
+    """Tasks that programs call, alone, in a list, and in a dict."""
 
     numbers: list[Number] = [ONE, TWO]
     others: dict[str, UnitTask] = {"add": ADD, "fold": FOLD, "echo": ECHO}
@@ -71,7 +74,7 @@ class Tasks(CompositeTask):
 
 
 class Inner(Tasks):
-    """A body of a program by itself."""
+    """A body of a program as a separate task."""
 
     def invoke(self, request: Request) -> None:
         drive(Walk(self, request).block(request.body, request.frame, request.path))
@@ -105,7 +108,7 @@ class LiveDrawn(Tasks):
 
 
 def drive(walk: Coroutine[Any, Any, None]) -> None:
-    """Run what never waits."""
+    """Run a static coroutine, which never waits."""
     try:
         walk.send(None)
     except StopIteration:
@@ -114,7 +117,7 @@ def drive(walk: Coroutine[Any, Any, None]) -> None:
 
 
 def answer(program: Program, frame: Frame) -> Any:
-    """What is returned, somewhere in nested containers: results with how they are read."""
+    """Results in nested containers, each with its way of reading."""
     found: list[tuple[Any, str]] = []
     for kind, at, how in program.returns:
         given = [flow.stream for flow in frame.flows if not flow.read] if kind == "flows" else getattr(frame, kind)
@@ -201,7 +204,7 @@ class Walk:
     async def nested(self, given: programs.Nested, frame: Frame, path: tuple[int, ...]) -> None:
         request = Request(self.request.program, self.request.log, frame, given.body, path)
         inner = getattr(self.tasks, "inner", None)
-        if inner is None:  # nested twice: the same composite goes on
+        if inner is None:  # nested twice: the same composite continues
             await self.block(given.body, frame, path)
             return
         task = [inner[0], self.tasks.more["a"], self.tasks.more["b"]][given.where % 3]
@@ -263,7 +266,10 @@ class Walk:
         frame.known.append(await tool(self.request.log.effect, list(path), x))
 
     async def strict(self, given: programs.Strict, frame: Frame, _: Any) -> None:
-        """A call that may fail, in a segment of its own: a failure takes along what runs beside it."""
+        """A call that may fail, in a separate segment.
+
+        Its failure also cancels calls that run in parallel.
+        """
         if not frame.alone or not frame.spend():
             return
         x = given.x.value(self.xs, frame.known)

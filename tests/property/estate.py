@@ -1,7 +1,7 @@
-"""A system of two models for tests: real bus, real sidecar, real executors' loops, a real gateway's inside.
+"""A system of two models for tests, with real parts.
 
-The tasks of ``tests.unit.task.tasks`` are spread over executors, alone and together, so that edges of one graph
-lie inside of executors and between them, and between models.
+Bus, sidecar, executors' loops and the inside of a gateway are real. The tasks of ``tests.unit.task.tasks`` are spread
+over executors, alone and together. Edges of one graph therefore are inside executors, between them, and between models.
 """
 
 import time
@@ -47,7 +47,7 @@ CREDITS = 64
 
 
 def model(tasks: dict[str, UnitTask], paths: tuple[tuple[str, ...], ...]) -> ModelPlan:
-    """Requests are spread evenly over ``paths``; an option is called after its components."""
+    """A model with equal shares of ``paths``; components name the options."""
     options = {name: DeploymentOption(tuple(name.split("+")), "generator") for path in paths for name in path}
     ways = tuple(
         Path(">".join(path), {component: option for option in path for component in option.split("+")}, 1.0)
@@ -58,7 +58,7 @@ def model(tasks: dict[str, UnitTask], paths: tuple[tuple[str, ...], ...]) -> Mod
 
 
 class Estate:
-    """The place, and one gateway's inside. ``ask`` runs one client's request to its end."""
+    """The place, and one gateway's inside; ``ask`` runs one client's request to its end."""
 
     def __init__(self, url: str, directory: File, sidecar: Sidecar, replicas: int) -> None:
         self.sidecar = sidecar
@@ -88,7 +88,10 @@ class Estate:
         await self.ready()
 
     async def ready(self) -> None:
-        """Wait until all executors have been heard of lately: their loop may have rested."""
+        """Wait for a recent heartbeat of every executor.
+
+        Their loop may have rested.
+        """
 
         def heard() -> bool:
             found = [self.members.get(executor.identity.id) for executor in self.executors]
@@ -126,7 +129,7 @@ class Estate:
             run.end(status)
 
     async def settled(self) -> None:
-        """Wait until nothing runs, nothing is owed and nothing lies in the arena."""
+        """Wait until nothing runs or is pending, and the arena is empty."""
         await nodes.until(lambda: self.dispatcher.inflight_count == 0)
         await nodes.until(lambda: not any(executor.status().inflight for executor in self.executors))
 
@@ -161,7 +164,7 @@ async def estate(url: str, directory: File, replicas: int = 1) -> AsyncIterator[
 
 
 def plain(value: Any) -> Any:
-    """Arrays as lists, so that answers can be compared."""
+    """Convert arrays to lists for comparisons."""
     return value.tolist() if isinstance(value, np.ndarray) else value
 
 

@@ -1,4 +1,7 @@
-"""Programs run directly in Python, without tasks, graphs or a system: what the answer must be."""
+"""Run programs directly in Python, to get the expected answer.
+
+This involves no tasks, graphs or systems.
+"""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -16,14 +19,14 @@ STRIDE = 0x9E3779B97F4A7C15
 
 @dataclass(frozen=True)
 class Made:
-    """A value, and which result it is: two results may have one value."""
+    """A value and its result, because two results may have one value."""
 
     value: Any
     id: int
 
 
 class Oracle:
-    """``chosen`` are the choices that were made, by their place; ``effects`` the tools that must have been called."""
+    """Reference interpreter; ``chosen`` are choices by place, ``effects`` the expected tool calls."""
 
     def __init__(self, program: Program, chosen: dict[tuple[int, ...], int]) -> None:
         self.program = program

@@ -1,7 +1,7 @@
-"""Random programs: what a composite task does, as data. Two interpreters run them: ``drawn`` and ``oracle``.
+"""Random programs for a composite task, as data.
 
-Statements refer to what there is so far by a number, modulo how much there is, so that every program has a
-meaning. ``Frame`` is what there is.
+Two interpreters run them: ``drawn`` and ``oracle``. Statements refer to existing values by a number, modulo their
+count, so every program has a meaning. ``Frame`` contains the existing values.
 """
 
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ Body = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Expr:
-    """A number that is known: a literal, one of the request's, or one that was read from a result."""
+    """A known number: a literal, one of the request, or one read from a result."""
 
     kind: str
     at: int
@@ -135,7 +135,7 @@ class Strict:
 
 @dataclass(frozen=True)
 class Program:
-    """``returns`` are (kind, index, how it is read)."""
+    """A program; ``returns`` are (kind, index, way of reading)."""
 
     xs: tuple[int, ...]
     body: Body
@@ -149,7 +149,10 @@ class Program:
 
 @dataclass
 class Flow:
-    """A stream, and whether ``invoke`` has read it. ``shared``: a branch must not read what others may."""
+    """A stream, and whether ``invoke`` has read it.
+
+    ``shared``: other branches may read it, so this branch must not.
+    """
 
     stream: Any
     read: str = ""
@@ -169,12 +172,12 @@ class Frame:
     alone: bool = True
 
     def spend(self) -> bool:
-        """Whether one more call may be made."""
+        """Return True if one more call is allowed."""
         self.budget -= 1
         return self.budget >= 0
 
     def two_flows(self, one: int, other: int) -> tuple[Flow | None, Flow | None]:
-        """Two different streams: no call takes the same one twice."""
+        """Draw two different streams, because a call cannot use one twice."""
         first, second = pick(self.flows, one), pick(self.flows, other)
         return first, second if second is None or second.stream is not first.stream else None
 
@@ -184,7 +187,7 @@ class Frame:
         return Frame(**{**given, "flows": flows, "budget": self.budget // branches, "alone": False})
 
     def join(self, forks: "list[Frame]") -> None:
-        """Take over what branches made, in their order."""
+        """Adopt the results of branches in their order."""
         before = {name: len(getattr(self, name)) for name in LISTS}
         self.budget -= sum(self.budget // len(forks) - max(fork.budget, 0) for fork in forks)
         for fork in forks:
@@ -196,7 +199,7 @@ LISTS = ("tensors", "values", "flows", "lates", "texts", "echoes", "known")
 
 
 def pick(given: list[Any], at: int) -> Any:
-    """One of ``given``; None when there is none, or none is wanted."""
+    """Return one of ``given``, or None if empty or chosen so."""
     return given[at % len(given)] if given and at >= 0 else None
 
 

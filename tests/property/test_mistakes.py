@@ -1,4 +1,7 @@
-"""What developers get wrong, each on a real bus: a typed error that says why, no wrong answer, nothing left behind."""
+"""Mistakes of developers get a typed error with the reason.
+
+The tests use a real bus. Mistakes cause no wrong answer and leave nothing.
+"""
 
 import random
 from collections.abc import AsyncIterator, Callable
@@ -44,7 +47,7 @@ async def place(nats_url: str, tmp_path_factory: pytest.TempPathFactory) -> Asyn
 
 
 class Hidden:
-    """Something that differs from call to call, where nobody can see it."""
+    """Values that differ from call to call, without a visible side effect."""
 
     def __init__(self, *given: Any) -> None:
         self._given = iter(given)
@@ -147,7 +150,7 @@ class Smuggled(CompositeTask):
 
 
 class Laundered(CompositeTask):
-    """Has an executor say what the client said, and gives that to another."""
+    """Await an executor's result, then pass a tool's answer to another."""
 
     async def invoke(self, request: Callable[[], Any]) -> Any:
         what = ECHO.invoke(EchoInput(what={"safe": [1]}))
@@ -202,7 +205,7 @@ async def test_a_mistake_is_explained_and_gives_no_answer(
 
 
 class Wasteful(CompositeTask):
-    """Nobody needs to use what there is."""
+    """Make calls whose results are not used."""
 
     def invoke(self, x: int) -> Any:
         TWO.invoke(NumberInput(x=x))

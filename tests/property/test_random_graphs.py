@@ -1,4 +1,4 @@
-"""Random composite tasks on a real bus give what the same programs give in plain Python."""
+"""Random composite tasks on a real bus match plain Python."""
 
 import asyncio
 import threading
@@ -27,7 +27,10 @@ T = TypeVar("T")
 
 
 class Loop:
-    """An event loop in a thread of its own: executors' hearts beat while the next programs are drawn."""
+    """An event loop in a separate thread.
+
+    Executors keep sending heartbeats while the next programs are drawn.
+    """
 
     def __init__(self) -> None:
         self._loop = uvloop.new_event_loop()
@@ -59,7 +62,7 @@ def place(loop: Loop, nats_url: str, tmp_path_factory: pytest.TempPathFactory) -
 
 
 async def answered(place: Estate, program: Program) -> tuple[list[Any], Log]:
-    """The answer of ``program`` as a client reads it, all outputs side by side."""
+    """Answer of ``program`` as a client reads it, with all outputs."""
     log = Log()
     task = LiveDrawn() if program.live else Drawn()
     async with place.request(seed=program.seed):

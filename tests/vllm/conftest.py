@@ -31,7 +31,7 @@ IN_PROCESS = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.usefixtures("forke
 
 @pytest.fixture(scope="session")
 def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Returns the tiny checkpoint of a family, which is built once."""
+    """Return the tiny checkpoint of a family, building it once."""
     directory = tmp_path_factory.mktemp("models")
     return functools.cache(lambda family: tiny.build(family, directory / family, wide=True))
 
@@ -63,7 +63,7 @@ def forked_cores() -> Iterator[None]:
 
 @asynccontextmanager
 async def vllm(family: str, checkpoint: Path, **changes: Any) -> AsyncIterator[VllmRunner]:
-    """A thinker as an executor makes it from its settings."""
+    """A thinker as an executor creates it from its settings."""
     settings = ExecutorSettings(family=family, checkpoint=str(checkpoint), context=CONTEXT, **changes)
     runner = engines.vllm("thinker", settings)
     assert isinstance(runner, VllmRunner)
@@ -83,7 +83,7 @@ async def transformers(family: str, checkpoint: Path) -> AsyncIterator[ThinkRunn
 
 
 def selected(request: pytest.FixtureRequest, *names: str) -> set[tuple[str, ...]]:
-    """What the parameters ``names`` are in the tests of this module that are going to run."""
+    """Values of the parameters ``names`` in this module's selected tests."""
     items = (item for item in request.session.items if item.path == request.path and isinstance(item, pytest.Function))
     found = [item.callspec.params for item in items if hasattr(item, "callspec")]
     return {tuple(params[name] for name in names) for params in found if {*names} <= params.keys()}

@@ -20,7 +20,7 @@ FAR_MIB = "2"
 
 @dataclass
 class Three:
-    """A prefill and a decode in one engine, and a decode in another one."""
+    """Prefill and decode in one engine, and another decode."""
 
     prefill: Any
     near: Any

@@ -1,7 +1,7 @@
-"""A checkpoint with its layers' weights rounded, in the formats that quantisers write, and as plain weights.
+"""A checkpoint with rounded layer weights, quantised and as plain weights.
 
-Each format is a function of one weight [outputs, inputs]: the tensors that the checkpoint has in its place, by the ends
-of their names, and the weight that they stand for.
+It covers the formats that quantisers write. Each format is a function of one weight [outputs, inputs]. It returns the
+tensors that replace the weight in the checkpoint, by name suffix, and the weight that they represent.
 """
 
 import json
@@ -26,7 +26,7 @@ class Format(NamedTuple):
 
 
 def write_checkpoint(base: Path, directory: Path, format: Format) -> tuple[Path, Path]:
-    """``base`` in ``format``, and with the weights that this leaves of it."""
+    """Write ``base`` in ``format``, and with the equivalent plain weights."""
     packed, rounded = directory / "packed", directory / "rounded"
     for path in (packed, rounded):
         shutil.copytree(base, path)
@@ -48,14 +48,20 @@ def write_checkpoint(base: Path, directory: Path, format: Format) -> tuple[Path,
 
 
 def _pack(values: Tensor) -> Tensor:
-    """[..., n] of 0 to 15 to int32 [..., n / 8], the first value in the lowest bits."""
+    """Pack [..., n] of 0 to 15 into int32 [..., n / 8].
+
+    The first value is in the lowest bits.
+    """
     eight = values.reshape(*values.shape[:-1], -1, 8).to(torch.int64) << torch.arange(0, 32, 4)
     whole = eight.sum(-1)
     return torch.where(whole >= 1 << 31, whole - (1 << 32), whole).to(torch.int32)
 
 
 def _round_groups(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Values 0 to 15 [outputs, inputs] around 8, scales [outputs, groups], and the weight that they stand for."""
+    """Round to 0 to 15 around 8, by groups.
+
+    Returns values [outputs, inputs], scales [outputs, groups], and the weight that they represent.
+    """
     grouped = weight.view(len(weight), -1, GROUP)
     scales = (grouped.abs().amax(-1, keepdim=True) / 7).to(torch.bfloat16).float()
     values = (grouped / scales).round().clamp(-8, 7)

@@ -122,7 +122,7 @@ async def test_an_adapter_of_another_model_keeps_the_engine_from_starting(
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def loading(base: Path, adapters: dict[str, Path]) -> AsyncIterator[VllmRunner]:
-    """Adapters come with requests, one at a time."""
+    """Load adapters with requests, one at a time."""
     root = str(adapters["poet"].parent)
     async with vllm("qwen2", base, batch=8, adapters_dir=root, adapter_slots=1, adapter_rank=8) as made:
         yield made

@@ -1,4 +1,4 @@
-"""The whole system with language models of other families in vLLM, behind an encoder or alone."""
+"""The whole system with other families in vLLM, with or without encoder."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -36,7 +36,7 @@ VISION = [
 
 
 def declared(family: str, checkpoint: Path, *shapes: str) -> dict[str, Any]:
-    """A model whose language model is in vLLM, in these shapes."""
+    """A model with its language model in vLLM, in these shapes."""
     if "P" in "".join(shapes):
         model = catalog.split_declaration(family, str(checkpoint), *shapes)
     else:

@@ -1,4 +1,7 @@
-"""Goals decide how many tokens of prompts are in a step of vLLM, and which prompt is first; never what is said."""
+"""Goals set vLLM's prompt tokens per step and the order of prompts.
+
+They never change the answers.
+"""
 
 import asyncio
 from pathlib import Path
@@ -23,7 +26,10 @@ async def answers(runner: VllmRunner, count: int = 4) -> list[list[int]]:
 
 
 async def tokens_meanwhile(runner: VllmRunner) -> tuple[int, int]:
-    """Tokens that an answer gets from the arrival of a long prompt to its first token; and the prompt's tokens."""
+    """Tokens that an answer gets before a long prompt's first token.
+
+    The count starts when the prompt arrives. Also returns the prompt's tokens.
+    """
     first, long = (
         job([{"role": "user", "content": "hi"}], max_tokens=200, ignore_eos=True),
         job(story(60), max_tokens=2),

@@ -1,4 +1,7 @@
-"""The whole system with two thinkers in vLLM: one is killed in the middle of an answer, and the other one goes on."""
+"""A second vLLM thinker continues the answer of a killed one.
+
+The whole system runs.
+"""
 
 import asyncio
 import json
@@ -29,7 +32,7 @@ THINKERS = [f"qwen2_5-vl-tiny-L-{number}" for number in range(2)]
 
 
 class Answer(NamedTuple):
-    """One streamed answer: ``tokens`` are those of its usage."""
+    """One streamed answer; ``tokens`` are those of its usage."""
 
     id: str
     text: str
@@ -40,7 +43,7 @@ class Answer(NamedTuple):
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory, vl: Path) -> Iterator[System]:
     declared = declaration("qwen2_5_vl", vl, options=OPTIONS, paths=[{"options": ["E", "L"], "share": 1}])
-    settings = {"OMNIBUS_VLLM_KV_MIB": "32", "OMNIBUS_GATEWAY_QUARANTINE": "0"}  # one input is killed again and again
+    settings = {"OMNIBUS_VLLM_KV_MIB": "32", "OMNIBUS_GATEWAY_QUARANTINE": "0"}  # one input is killed repeatedly
     with running(tmp_path_factory.mktemp("killed"), {VL: declared}, **settings) as system:
         yield system
 

@@ -1,4 +1,7 @@
-"""Language models that take text alone, in vLLM: whole and in halves they say what the library's ``generate`` says."""
+"""Text-only models in vLLM answer like the library's ``generate``.
+
+They run whole and in halves.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

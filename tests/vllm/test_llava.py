@@ -1,4 +1,4 @@
-"""LLaVA-1.5's language model in vLLM: plain positions, rows of a CLIP tower in the places of its pictures."""
+"""LLaVA-1.5's language model in vLLM: plain positions, CLIP rows as images."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -74,14 +74,17 @@ async def test_it_says_what_transformers_says(
 async def test_a_prompt_whose_sound_goes_on_is_prefilled_from_there_on(
     runner: VllmRunner, reference: ThinkRunner, encoders: list[Any], voice: str | None
 ) -> None:
-    """What was only prefilled is how the answer begins, and what its talker gets; nothing is generated for it."""
+    """A prefill-only request generates no tokens, and the next one continues it.
+
+    The next one's talker gets the rows of the prefill as well.
+    """
     question = ask("listen", audio(6.0))
     asked, other, ahead = (job(question, encoders, voice=voice) for _ in range(3))
     [sound] = asked.inputs["items"]
-    rows = 100  # of 4 s, after which its user goes on
+    rows = 100  # of 4 s, after which its user continues
     ahead._inputs["items"] = [Item({**sound.data, "n_tokens": rows, "audio_len": 4 * rows}, sound.array[:rows])]
     ahead._inputs["params"] = {**ahead.inputs["params"], "prefill_only": True}
-    ahead._wants = ()  # nobody waits for what is made of it
+    ahead._wants = ()  # its outputs have no reader
 
     await run(runner, ahead)
     await run(runner, asked)
@@ -122,12 +125,15 @@ CUTS = {
 
 
 def cut_params(text: str, name: str) -> dict[str, Any]:
-    """The parameters of the answer that is cut as ``name`` says; ``text`` is the whole one."""
+    """Parameters of the answer cut as ``name`` describes; ``text`` is the whole one."""
     return {key: [text[value]] if isinstance(value, slice) else value for key, value in CUTS[name].items()}
 
 
 def end_of(answer: MemoryJob) -> tuple[str, int]:
-    """Why it ends, and its tokens; what was cached of its prompt depends on the answers before."""
+    """Finish reason and tokens.
+
+    The cached part of its prompt is left out, because it depends on earlier answers.
+    """
     end = answer.end("text")
     return end["finish_reason"], end["usage"]["completion_tokens"]
 
@@ -163,7 +169,7 @@ async def test_a_long_prompt_in_several_steps_gives_all_its_rows(
     question = ask(" ".join(["the small cat sleeps on a warm red mat"] * 30), image(5), "describe")
     silent, *jobs = (job(question, encoders, voice=voice) for voice in (None, *["Ethan"] * 4))
 
-    await run(runner, silent)  # its rows are not kept, so nobody who speaks begins with its blocks
+    await run(runner, silent)  # its rows are not cached, so spoken answers do not reuse its blocks
     await run(runner, jobs[0])
     await asyncio.gather(*(run(runner, one) for one in jobs[1:-1]))  # in one step, with rows that are kept
     await run(reference, jobs[-1])
@@ -201,7 +207,7 @@ async def test_a_pipeline_says_and_speaks_the_same(
     encoders: list[Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Embeddings are read where the first layers are, and rows written where the last ones are."""
+    """The first stage reads embeddings, and the last one writes rows."""
     monkeypatch.setenv("OMNIBUS_VLLM_PIPELINE_PARALLEL", "2")
     question = QUESTIONS["everything"]
     mine, again, other = (job(question, encoders, voice="Ethan") for _ in range(3))
@@ -221,7 +227,7 @@ async def test_a_pipeline_says_and_speaks_the_same(
 
 
 def _assert_same_rows(mine: MemoryJob, other: MemoryJob) -> None:
-    """A talker gets of both the same, but for rounding."""
+    """Check that a talker gets equal rows from both, up to rounding."""
     assert np.array_equal(mine.array("layout"), other.array("layout"))
     np.testing.assert_allclose(mine.array("prompt"), other.array("prompt"), rtol=0, atol=1e-4)
     np.testing.assert_allclose(mine.whole("rows"), other.whole("rows"), rtol=0, atol=1e-4)

@@ -1,4 +1,4 @@
-"""Halves of a language model whose engines are split over several workers: a cache of the one is read by the other."""
+"""Language model halves with several workers read each other's cache."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -30,7 +30,7 @@ Runners = dict[int, tuple[Any, Any]]
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Qwen3 with two heads of keys and values, of which each of two workers has one."""
+    """A Qwen3 with two heads of keys and values, one per worker."""
     directory = tmp_path_factory.mktemp("two-heads")
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
     _language.write(Qwen3ForCausalLM, Qwen3Config, directory, 0, True, **heads)
@@ -42,7 +42,7 @@ def texts() -> list[MemoryJob]:
 
 
 def made(checkpoint: Path, degree: int) -> tuple[Any, Any]:
-    """Prefill and decode on one engine of so many workers."""
+    """Prefill and decode in one engine with several workers."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMNIBUS_VLLM_TENSOR_PARALLEL", str(degree))
         settings = ExecutorSettings(

@@ -1,4 +1,7 @@
-"""An architecture whose family is not taken apart here, at the port itself: ids in, tokens out."""
+"""An architecture without a split family, directly at the port.
+
+Its inputs are ids and its outputs tokens.
+"""
 
 import asyncio
 import dataclasses
@@ -107,7 +110,7 @@ async def delivered(core: VllmEngineProcess, generation: Generation, tasks: set[
 
 
 async def fail_or_stop(core: VllmEngineProcess, ids: Sequence[int]) -> None:
-    """One request whose tokens cannot be used, and one of which no more are wanted: neither goes on."""
+    """Send one request with unusable tokens, and one that ends: both must stop."""
 
     def fail(_: Tokens) -> bool:
         raise ValueError("of no use")

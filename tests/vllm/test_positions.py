@@ -1,4 +1,4 @@
-"""vLLM's own positions of videos are the family's, which take their place."""
+"""The family's video positions equal vLLM's own, which they replace."""
 
 from pathlib import Path
 from types import MethodType, SimpleNamespace
@@ -33,7 +33,7 @@ def test_positions_of_a_long_video_are_vllms_own(tmp_path: Path, name: str, clas
 
 
 def count_in_vllm(class_name: str, config: Any, layout: PromptLayout, items: list[Encoded]) -> tuple[torch.Tensor, int]:
-    """Positions as vLLM's model counts them, without its weights."""
+    """Positions by vLLM's model, without its weights."""
     from vllm.model_executor.models import qwen2_5_vl, qwen2_vl
     from vllm.multimodal.inputs import (
         MultiModalBatchedField,

@@ -1,4 +1,4 @@
-"""Quantised checkpoints that vLLM reads on a CPU answer as the weights that they stand for."""
+"""Quantised checkpoints that vLLM reads on a CPU answer like plain weights."""
 
 import platform
 from collections.abc import Callable

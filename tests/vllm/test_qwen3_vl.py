@@ -1,4 +1,4 @@
-"""Qwen3-VL in vLLM: rows with deeper levels, and videos whose rows stand in several places."""
+"""Qwen3-VL in vLLM: rows with deeper levels, and videos with rows in several places."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

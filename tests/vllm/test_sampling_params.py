@@ -1,4 +1,4 @@
-"""Parameters that change which tokens come, and what is sent of them: vLLM gives what transformers gives."""
+"""Parameters that change or filter tokens work in vLLM as in transformers."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ from tests.vllm.conftest import IN_PROCESS, transformers, vllm
 
 pytestmark = [*IN_PROCESS, pytest.mark.asyncio(loop_scope="module")]
 
-#: Each at least one parameter beside a greedy answer of 16 tokens.
+#: Each changes at least one parameter of a greedy answer of 16 tokens.
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "repetition penalty": {"repetition_penalty": 1.7},
@@ -46,7 +46,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def checkpoint(build: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its authors recommend a penalty and a bound. A copy: other modules share the checkpoint as it was built."""
+    """A copy of the shared checkpoint with recommended penalty and bound."""
     made = shutil.copytree(build("qwen3"), tmp_path_factory.mktemp("sampling") / "qwen3")
     path = made / "generation_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "repetition_penalty": 1.3, "max_new_tokens": 16}))

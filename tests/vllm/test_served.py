@@ -1,4 +1,7 @@
-"""The whole system with a thinker in vLLM: the gateway, an encoder of its own, and the death of the engine."""
+"""The whole system with a vLLM thinker and a separate encoder.
+
+It includes the gateway, and the death of the engine.
+"""
 
 import asyncio
 import signal

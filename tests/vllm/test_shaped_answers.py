@@ -1,4 +1,4 @@
-"""Answers of a given shape in vLLM are those of transformers, token by token."""
+"""Shaped answers in vLLM equal those of transformers, token by token."""
 
 import asyncio
 import json

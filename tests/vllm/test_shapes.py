@@ -1,4 +1,4 @@
-"""The whole system with both halves in vLLM: apart, together, and with the encoder beside one or both."""
+"""The whole system with both halves in vLLM: separate, combined, and with the encoder."""
 
 import os
 import signal

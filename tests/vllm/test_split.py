@@ -1,4 +1,4 @@
-"""Prefill here and decode there, each in vLLM, give the whole model's answer, token by token."""
+"""Prefill and decode in separate vLLM engines give the whole model's answer."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""Halves of a model that speaks, in vLLM: the talker gets the rows of the whole model."""
+"""Halves of a speaking model in vLLM: the talker gets the whole model's rows."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

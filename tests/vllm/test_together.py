@@ -1,6 +1,7 @@
-"""Thinkers in vLLM that share an executor with other components: an encoder (EL), and all of an omni model (M).
+"""vLLM thinkers that share an executor with other components.
 
-What vLLM counts leaves with an executor's own metrics, and panels and alerts of it ask for no more.
+These are an encoder (EL), and all of an omni model (M). vLLM's metrics are exported with the executor's own, and panels
+and alerts use no others of it.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""A thinker in vLLM under load, with wrong input, without clients, and when its engine dies."""
+"""A vLLM thinker under load, invalid input, disconnects, and engine death."""
 
 import asyncio
 import gc
@@ -215,7 +215,7 @@ async def test_one_cancelled_before_its_first_token_harms_nobody(runner: VllmRun
 async def test_neither_process_keeps_memory_of_requests_that_are_over(runner: VllmRunner) -> None:
     await asyncio.gather(*(run(runner, job(picture(1), [embedding(40 + n)])) for n in range(24)))
 
-    await run(runner, job(text(1), max_tokens=8))  # steps after which nobody can need it any more
+    await run(runner, job(text(1), max_tokens=8))  # steps after which it cannot be needed any more
 
     assert descriptors() == []
     assert descriptors(engine_core(children()).pid) == []

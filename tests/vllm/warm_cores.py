@@ -1,7 +1,7 @@
-"""Engine cores forked from one process that has imported vLLM, instead of processes that import it one by one.
+"""Engine cores forked from one process that has imported vLLM.
 
-A core imports for seconds before it reads its model, and a run of these tests starts a score of them. Those of
-executors, in the tests of whole systems, start as in production.
+Otherwise each core would import for seconds before it reads its model, and a run of these tests starts a score of them.
+Executors' cores in tests of whole systems start as in production.
 """
 
 import functools
@@ -30,7 +30,10 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 @functools.cache
 def start_fork_server() -> ForkServerContext:
-    """Start the process that imports and forks, which ends with this one, and return without waiting for it."""
+    """Start the process that imports and forks, without waiting for it.
+
+    It ends with this process.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(_MODULES))
     with pytest.MonkeyPatch.context() as patch:
@@ -41,7 +44,7 @@ def start_fork_server() -> ForkServerContext:
 
 
 def fork_engine_cores(patch: pytest.MonkeyPatch) -> None:
-    """Let engines that this process makes fork their cores."""
+    """Let engines of this process fork their cores."""
     start_fork_server()
     patch.setattr(core_process, "run_core_process", _run_forked_core)
     patch.setattr("vllm.v1.engine.utils.get_mp_context", start_fork_server)

@@ -1,1 +1,1 @@
-"""Training of the models of the small world, from nothing but seeds: ``python -m tools.world_training``."""
+"""Training of the small world's models from seeds alone: ``python -m tools.world_training``."""

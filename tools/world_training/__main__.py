@@ -1,4 +1,4 @@
-"""``python -m tools.world_training DIR``: make both checkpoints; what is in ``DIR`` is not made again."""
+"""``python -m tools.world_training DIR``: make both checkpoints, reusing parts in ``DIR``."""
 
 import argparse
 from collections.abc import Callable, Container, Iterable
@@ -17,7 +17,7 @@ _THREADS = 1  # sums are rounded by how they are shared out, so another number m
 
 
 class Part(NamedTuple):
-    """Part of a model that is trained by itself; ``after`` is the part that must be trained before it."""
+    """Part of a model that is trained separately; ``after`` is trained before it."""
 
     name: str
     module: nn.Module
@@ -92,7 +92,10 @@ def _painting(directory: Path, seed: int, wanted: Container[str]) -> None:
 
 
 def _learnt(directory: Path, parts: list[Part], wanted: Container[str]) -> bool:
-    """Let the ``wanted`` of ``parts`` learn, unless what they learnt is in ``directory``; whether all have learnt."""
+    """Train the ``wanted`` of ``parts`` that ``directory`` lacks.
+
+    Returns True if all have been trained.
+    """
     found = set()
     for part in parts:
         path = directory / f"{part.name}.pt"

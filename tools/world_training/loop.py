@@ -1,4 +1,4 @@
-"""Training loop of all models: steps of AdamW, and of Muon, whose learning rates rise, then fall as a cosine."""
+"""Training loop of all models: steps of AdamW and Muon with warm-up and cosine decay."""
 
 import math
 import sys
@@ -22,10 +22,11 @@ def train(
     name: str, parameters: Iterable[nn.Parameter], loss: Callable[[int], Tensor], steps: int, rate: float = 2e-3,
     matrices: Iterable[nn.Parameter] = (), until: int | None = None, warm: int = WARM,
 ) -> None:  # fmt: skip
-    """Take ``steps`` down the ``loss`` of each step; the loss is printed now and then, above a bar on a terminal.
+    """Take ``steps`` down the ``loss`` of each step.
 
-    Those of the ``parameters`` that are among ``matrices`` are learnt by Muon, which needs fewer steps for layers of
-    transformers. The rates fall as for all ``steps``, also when there are only those ``until`` another one.
+    The loss is printed now and then, above a bar on a terminal. Muon trains the ``parameters`` among ``matrices``,
+    because it needs fewer steps for layers of transformers. Rates decay as for all ``steps``, even if a stage ends at
+    ``until``.
     """
     learned = [parameter.requires_grad_() for parameter in parameters]
     turned = {id(matrix) for matrix in matrices}
@@ -60,7 +61,7 @@ def train(
 
 
 def layers(module: nn.Module) -> list[nn.Parameter]:
-    """The matrices of the linear layers of ``module``, but for those whose rows are words or codes."""
+    """Matrices of the linear layers of ``module``, without word or code tables."""
     linear = {f"{name}.weight" for name, each in module.named_modules() if isinstance(each, nn.Linear)}
     return [each for name, each in module.named_parameters() if name in linear and not name.endswith("head.weight")]
 
@@ -76,9 +77,9 @@ def _share(step: int, steps: int, warm: int) -> float:
 
 
 def spread(module: nn.Module, seed: int) -> None:
-    """Begin with matrices whose deviation is 1/sqrt(fan in), and biases of nothing.
+    """Initialize matrices with deviation 1/sqrt(fan in), and biases with zeros.
 
-    The library's own 0.02 is meant for wider layers; small ones learn slowly from it.
+    The library's own 0.02 suits wider layers; small ones learn slowly from it.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""The model that sees, hears, answers and speaks: a small Qwen2.5-Omni."""
+"""A small Qwen2.5-Omni, which sees, hears, answers and speaks."""
 
 import json
 from pathlib import Path
@@ -14,10 +14,10 @@ torchvision_cpu.install_operators()
 
 FAMILY = "qwen2_5_omni"
 PATCH = 8  # pixels; a visual token is 16 by 16
-_TOKENS = 16  # of a picture, whatever its size
+_TOKENS = 16  # of an image of any size
 _HIDDEN, _SEEING, _HEARING, _SPEAKING, _SOUNDING = 96, 64, 64, 96, 64
 _CONTEXT = 1024
-_LISTENED = 10  # seconds of sound at most
+_LISTENED = 10  # seconds of audio at most
 MEL = 16  # bands; as many numbers of noise as one code takes are drawn at once
 REFERENCE = 20  # frames of the voice that a speaker is known by
 CODES = 1 + tone_synth.SYLLABLE_CODES * len(
@@ -59,7 +59,7 @@ def save(model: Any, directory: Path) -> None:
 
 
 def voices(made: Any) -> dict[str, dict[str, Any]]:
-    """Return the features of each speaker: the token that begins its speech, and the sound of its voice."""
+    """Return each speaker's features: its first speech token and its voice's audio."""
     return {
         name: {
             "bos_token": made.convert_tokens_to_ids(_BEGINS[name]),

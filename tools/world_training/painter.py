@@ -1,4 +1,7 @@
-"""To draw what is told: text encoder and transformer learn together how noise becomes the latents of a picture."""
+"""Train to draw a description: text encoder and transformer learn together.
+
+They learn how noise becomes the latents of an image.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +18,7 @@ from tools.world_training import painter_model as painter
 STEPS, BATCH, RATE = 4000, 48, 1.5e-3
 POLISHING, POLISHING_RATE = 1200, 1e-3
 _PICTURES = 8000
-_UNGUIDED = 0.1  # pictures that nothing is said of
+_UNGUIDED = 0.1  # images without a description
 
 
 class Reader:
@@ -25,7 +28,7 @@ class Reader:
         self._encoder, self._tokenizer = components["text_encoder"], components["tokenizer"]
 
     def read(self, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Hidden states [B, T, H] and which of them count, bool [B, T]."""
+        """Hidden states [B, T, H] and their mask, bool [B, T]."""
         ids = [torch.tensor(self._tokenizer(TEMPLATE.format(prompt))["input_ids"]) for prompt in prompts]
         padded = nn.utils.rnn.pad_sequence(ids, batch_first=True)
         hidden = self._encoder.get_decoder()(
@@ -38,13 +41,16 @@ class Reader:
 
 
 def learn(components: dict[str, Any], seed: int) -> None:
-    """Train the text encoder and the transformer of ``components``, whose VAE is trained already: begin and polish."""
+    """Train the text encoder and the transformer of ``components``: begin and polish.
+
+    The VAE must be trained already.
+    """
     begin(components, seed)
     polish(components, seed + 1)
 
 
 def begin(components: dict[str, Any], seed: int, steps: int = STEPS) -> None:
-    """Learn most of it: with more noise than usual, in which it is decided what is drawn, and where."""
+    """First stage: more noise than usual, which determines objects and places."""
     words, transformer = components["text_encoder"].model.language_model, components["transformer"]
     loop.spread(words, seed)
     loop.spread(transformer, seed)
@@ -62,7 +68,10 @@ def polish(components: dict[str, Any], seed: int, steps: int = POLISHING) -> Non
 def _lesson(
     components: dict[str, Any], seed: int, noisy: Callable[[torch.Generator], Tensor]
 ) -> Callable[[int], Tensor]:
-    """Return the flow-matching loss of a step, on pictures and ``noisy`` shares of noise that ``seed`` chooses."""
+    """Return the flow-matching loss of a step.
+
+    ``seed`` chooses images and ``noisy`` shares of noise.
+    """
     from diffusers import QwenImagePipeline
 
     transformer, reader = components["transformer"], Reader(components)
@@ -92,7 +101,7 @@ def _lesson(
 
 
 def _latents(autoencoder: Any, seed: int) -> tuple[Tensor, Sequence[scenes.ShapeScene]]:
-    """Latents of many pictures [n, channels, 8, 8], of deviation 1, and what they show."""
+    """Latents of many images [n, channels, 8, 8], of deviation 1, and their scenes."""
     pool = pools.pictures(scenes.training_scenes(), _PICTURES, seed)
     with vae.flat(), torch.no_grad():
         found = torch.cat([vae.encoded(autoencoder, part) for part in pool.pixels.split(500)])

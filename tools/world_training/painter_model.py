@@ -1,4 +1,4 @@
-"""The model that draws what it is told: a small Qwen-Image."""
+"""The model that draws descriptions: a small Qwen-Image."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ FAMILY = "qwen_image"
 LEARNT = ("vae", "text_encoder", "transformer")
 LATENTS = 8  # channels
 SCALE = 8  # pixels on a side of one latent
-#: Latents on a side of a picture.
+#: Latents on a side of an image.
 LATENT_SIDE = scenes.SIDE // SCALE
 _PATCH = 2
 _READING, _PAINTING, _HEADS, _LAYERS = 64, 32, 2, 4
@@ -28,7 +28,7 @@ def tokenizer() -> Any:
 
 
 def build(seed: int) -> dict[str, Any]:
-    """The parts of the pipeline before their training, by the names of its arguments."""
+    """Untrained parts of the pipeline, by the names of its arguments."""
     from diffusers import AutoencoderKLQwenImage, FlowMatchEulerDiscreteScheduler, QwenImageTransformer2DModel
     from transformers import Qwen2_5_VLForConditionalGeneration
 

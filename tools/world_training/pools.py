@@ -1,4 +1,4 @@
-"""Pictures and sounds to learn from, made once and used many times."""
+"""Images and audio for training, generated once and used many times."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from omnibus_models.world import dialogues, scenes, tone_synth
 from omnibus_models.world.scenes import ShapeScene
 from tools.world_training import omni
 
-_NOISE = 8.0  # most deviation of noise over a whole picture, of 255
+_NOISE = 8.0  # most deviation of noise over a whole image, of 255
 
 
 @dataclass(frozen=True)
 class Pictures:
-    """Pictures uint8 [n, 64, 64, 3] and what they show."""
+    """Images uint8 [n, 64, 64, 3] and their scenes."""
 
     pixels: Tensor
     scenes: Sequence[ShapeScene]
@@ -25,21 +25,21 @@ class Pictures:
 
 @dataclass(frozen=True)
 class Sounds:
-    """Log-mel features [bands, frames] of sounds, and the words for each."""
+    """Log-mel features [bands, frames] of audio clips, and the words for each."""
 
     features: Sequence[Tensor]
     words: Sequence[str]
 
 
 def pictures(of: Sequence[ShapeScene], count: int, seed: int, wild: float = scenes.WILD) -> Pictures:
-    """``count`` pictures, all scenes equally often; see ``scenes.drawn``."""
+    """``count`` images, all scenes equally often; see ``scenes.drawn``."""
     random = np.random.default_rng(seed)
     chosen = [of[index % len(of)] for index in range(count)]
     return Pictures(torch.from_numpy(np.stack([scenes.draw_scene(scene, random, wild) for scene in chosen])), chosen)
 
 
 def tones(hearing: Any, count: int, seed: int) -> Sounds:
-    """``count`` sounds of tones through the extractor of the library."""
+    """``count`` audio clips of tones through the extractor of the library."""
     random = np.random.default_rng(seed)
     heard = [dialogues.sample_tones(random) for _ in range(count)]
     features = [listened(hearing, tone_synth.synthesize_tones(list(tones), random)) for tones in heard]
@@ -50,13 +50,13 @@ def listened(hearing: Any, samples: np.ndarray) -> Tensor:
     """Log-mel features [bands, frames] as the encoder prepares them."""
     prepared = hearing.prepare(memoryview(tone_synth.encode_wav(samples, tone_synth.INPUT_RATE_HERTZ)), "audio")
     features: Tensor = prepared.features["features"]
-    return features.clone()  # a view would hold all of the silence behind it
+    return features.clone()  # a view would keep all of the silence after it in memory
 
 
 def patches(pixels: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Cut pictures [n, 64, 64, 3] into patches [n * 64, values], as the library's processor does.
+    """Cut images [n, 64, 64, 3] into patches [n * 64, values].
 
-    With a ``generator`` there is noise over them.
+    The order is that of the library's processor. With a ``generator``, noise is added.
     """
     colours = pixels.float()
     if generator is not None:

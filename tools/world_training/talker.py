@@ -1,6 +1,6 @@
-"""To speak: a talker learns the codes of each word from what a trained thinker gives it.
+"""Train the talker: it learns the codes of each word from a trained thinker.
 
-Then it learns from answers half of which are cut after any of their words, as ``max_tokens`` and stop strings cut them.
+Then it learns from answers of which half are cut after any word, as ``max_tokens`` and stop strings cut them.
 """
 
 from typing import Any
@@ -17,11 +17,14 @@ _WHOLE_STEPS, _CUT_STEPS = 1300, 350
 STEPS, BATCH, RATE = _WHOLE_STEPS + _CUT_STEPS, 24, 2e-3
 _CUT_RATE = 1e-3
 _CUT_SHARE = 0.5  # of the answers of the second stage
-_SIZES = (4_000, 400)  # pictures and sounds
+_SIZES = (4_000, 400)  # images and audio clips
 
 
 class Lesson:
-    """Inputs and targets of a talker for a batch of answers, see ``families.qwen2_5_omni.Talker``."""
+    """Inputs and targets of a talker for a batch of answers.
+
+    See ``families.qwen2_5_omni.Talker``.
+    """
 
     def __init__(self, model: Any, seed: int, cut_share: float = 0.0) -> None:
         self._cut_share = cut_share
@@ -33,7 +36,10 @@ class Lesson:
         self._marks = torch.tensor([*begins, config.tts_text_end_token_id, config.tts_text_pad_token_id])
 
     def of(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Inputs [B, T, H], positions [3, B, T] and labels [B, T], which are -100 where nothing is said."""
+        """Inputs [B, T, H], positions [3, B, T] and labels [B, T].
+
+        Labels are -100 without speech.
+        """
         with torch.no_grad():
             hidden = thinker.answered(self._thinker, batch)
             texts = self._thinker.get_input_embeddings()(batch.ids)
@@ -68,7 +74,7 @@ class Lesson:
 
 
 def spoken(talker: Any, inputs: Tensor, positions: Tensor) -> Tensor:
-    """Hidden states [B, T, H] of what ``Lesson`` gives."""
+    """Hidden states [B, T, H] for the inputs of ``Lesson``."""
     hidden: Tensor = talker.model(
         inputs_embeds=talker.thinker_to_talker_proj(inputs), position_ids=positions, use_cache=False
     ).last_hidden_state
@@ -83,7 +89,7 @@ def learn(model: Any, seed: int) -> None:
 
 
 def learn_cut_answers(model: Any, seed: int) -> None:
-    """The second stage, from where the first one has ended."""
+    """Train the second stage, from the end of the first one."""
     _learn_stage(model, seed + 1, _CUT_STEPS, _CUT_RATE, _CUT_SHARE)
 
 
@@ -102,7 +108,7 @@ def _learn_stage(model: Any, seed: int, steps: int, rate: float, cut_share: floa
 
 @torch.no_grad()
 def examined(model: Any, seed: int, count: int = 192, cut_share: float = 0.0) -> float:
-    """The share of answers about scenes of no training that are spoken right, code by code."""
+    """Share of answers about unseen scenes that are spoken right, by code."""
     teacher, lesson = thinker.Teacher(model, scenes.held_out_scenes(), seed, (400, 100)), Lesson(model, seed, cut_share)
     inputs, positions, labels = lesson.of(teacher.batch(count))
     likeliest = model.talker.codec_head(spoken(model.talker, inputs, positions)).argmax(-1)

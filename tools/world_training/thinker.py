@@ -1,4 +1,4 @@
-"""To see, to hear and to answer: encoders and thinker learn together from the next word of right answers."""
+"""Train encoders and thinker together, on the next word of right answers."""
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -23,10 +23,10 @@ _PICTURES, _TONES = 8_000, 1_000
 
 
 class Stage(NamedTuple):
-    """Steps of the training: it ends after ``until`` of them, as if there were as many as ``steps``.
+    """Steps of the training: it ends after ``until`` of them, out of ``steps``.
 
-    ``wild`` are the pictures, ``shares`` say how often each kind of question is asked, ``sizes`` how many pictures and
-    sounds there are; with ``muon`` matrices are learnt by Muon.
+    ``wild`` is that of ``pools.pictures``. ``shares`` contains the frequency of each kind of question, and ``sizes``
+    the numbers of images and audio clips. With ``muon``, Muon trains the matrices.
     """
 
     steps: int
@@ -56,10 +56,10 @@ STAGES = (
 
 @dataclass(frozen=True)
 class Batch:
-    """Questions and answers beside one another, short ones padded at their end.
+    """Batch of questions and answers, short ones padded at their end.
 
-    ``ids`` and ``labels`` [B, T], the latter -100 but for answers; ``positions`` [3, B, T]; ``pixels`` [patches, n]
-    and ``mels`` of all media in their order.
+    ``ids`` and ``labels`` are [B, T]; labels are -100 outside of answers. ``positions`` are [3, B, T]. ``pixels``
+    [patches, n] and ``mels`` are those of all media in order.
     """
 
     talks: Sequence[Dialogue]
@@ -72,7 +72,7 @@ class Batch:
 
 
 class Question(NamedTuple):
-    """A question and its answer, which of the pictures is seen, and what is heard."""
+    """A question, its answer, its image's index, and its audio features."""
 
     talk: Dialogue
     picture: int | None
@@ -80,7 +80,7 @@ class Question(NamedTuple):
 
 
 class Teacher:
-    """Asks, and knows the answers. ``of`` are the scenes that it shows."""
+    """Creates questions with answers; ``of`` are the scenes that it shows."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class Teacher:
         return self._together(self._questions(count, kind))
 
     def batches(self, count: int, parts: int) -> list[Batch]:
-        """``count`` questions in ``parts``, short ones with short ones: there is less to pad."""
+        """``count`` questions in ``parts``, sorted by length to reduce padding."""
         asked = sorted(self._questions(count), key=self._length)
         size = -(-count // parts)
         return [self._together(asked[begin : begin + size]) for begin in range(0, count, size)]
@@ -130,7 +130,7 @@ class Teacher:
         return Question(talk, shown if talk.scene else None, self._tones.features[heard] if talk.tones else None)
 
     def _length(self, question: Question) -> int:
-        """About as many ids as it and its answer have."""
+        """Approximate number of ids of a question and its answer."""
         rows = 0 if question.mel is None else question.mel.shape[1] // 4
         return len(self._prompt(question.talk).ids) + rows + 16 * (question.picture is not None)
 
@@ -165,11 +165,11 @@ class Teacher:
         for row, (ids, answer, positions) in enumerate(lines):
             whole = torch.tensor(ids + answer)
             padded[row, : len(whole)], places[:, row, : len(whole)] = whole, positions
-            labels[row, len(ids) - 1 : len(whole) - 1] = whole[len(ids) :]  # each place says the next word
+            labels[row, len(ids) - 1 : len(whole) - 1] = whole[len(ids) :]  # each place predicts the next word
         return Batch(asked, padded, labels, places, pixels, grids, mels)
 
     def _spread(self, talk: Dialogue, frames: Sequence[int]) -> tuple[list[int], Tensor]:
-        """Ids and positions [3, T] of a question as the service lays it out."""
+        """Ids and positions [3, T] of a question in the service's layout."""
         prompt = self._prompt(talk)
         items = [self._item(kind, length) for kind, length in zip(talk.media, frames, strict=True)]
         places = [place for place, token in enumerate(prompt.ids) if token in self._placeholders.values()]
@@ -180,7 +180,7 @@ class Teacher:
         return [token for token in prompt.ids for _ in range(rows.get(token, 1))], self._known[key]
 
     def _item(self, kind: str, frames: int) -> Encoded:
-        """Return a medium with the metadata that the reader needs; its embedding is not initialised."""
+        """Return a medium with complete metadata; its embedding is not initialised."""
         side = scenes.SIDE // omni.PATCH
         if kind == "image":
             meta: dict[str, Any] = {"modality": kind, "grid_thw": [1, side, side], "n_tokens": side**2 // 4}
@@ -219,7 +219,7 @@ def learn(model: Any, seed: int) -> None:
 
 
 def learn_more(model: Any, seed: int, place: int) -> None:
-    """One of ``STAGES``, from where the one before has ended."""
+    """Train one of ``STAGES``, from the end of the previous one."""
     stage = STAGES[place]
     loss = _lesson(model, Teacher(model, scenes.training_scenes(), seed + place, stage.sizes, stage.wild, stage.shares))
     matrices = loop.layers(model.thinker) if stage.muon else ()
@@ -237,9 +237,10 @@ def _lesson(model: Any, teacher: Teacher) -> Callable[[int], Tensor]:
 
 @torch.no_grad()
 def examined(model: Any, seed: int, count: int = 96) -> dict[str, float]:
-    """The share of answers about scenes of no training that are right word by word, for each kind of question.
+    """Share of right answers about unseen scenes, by kind of question.
 
-    Where each word is the likeliest one after the right words before it, a greedy answer is the right one.
+    All words must be right. If each word is the likeliest one after the right words before it, a greedy answer is
+    right.
     """
     teacher = Teacher(model, scenes.held_out_scenes(), seed, (4 * len(scenes.held_out_scenes()), count))
     found = {}

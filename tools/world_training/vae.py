@@ -1,4 +1,4 @@
-"""To turn pictures into latents and back: an autoencoder learns the pictures of the world."""
+"""Train an autoencoder that turns images into latents and back."""
 
 import contextlib
 from collections.abc import Iterator
@@ -19,7 +19,10 @@ _SMALL = 1e-3  # how little it matters how large latents are
 
 @contextlib.contextmanager
 def flat() -> Iterator[None]:
-    """Convolutions over time without the time: of one frame only the last weights count, the others see padding."""
+    """Convolutions over time, reduced to one frame.
+
+    Only the last weights count for one frame; the others see padding.
+    """
     from diffusers.models.autoencoders.autoencoder_kl_qwenimage import QwenImageCausalConv3d
 
     usual = QwenImageCausalConv3d.forward
@@ -39,7 +42,10 @@ def flat() -> Iterator[None]:
 
 
 def encoded(vae: Any, pixels: Tensor) -> Tensor:
-    """The means of the latents [B, channels, H / 8, W / 8] of pictures uint8 [B, H, W, 3]."""
+    """Means of the latents [B, channels, H / 8, W / 8] of images.
+
+    Images are uint8 [B, H, W, 3].
+    """
     colours = pixels.permute(0, 3, 1, 2).float()[:, :, None] / 127.5 - 1
     moments = vae.quant_conv(vae.encoder(colours))
     found: Tensor = moments[:, : vae.config.z_dim, 0]
@@ -73,7 +79,10 @@ def learn(vae: Any, seed: int, steps: int = STEPS) -> None:
 
 
 def measure(vae: Any, seed: int) -> None:
-    """Write down what the latents of a trained ``vae`` are like, so that a painter has them all alike."""
+    """Store mean and deviation of the latents in the config of ``vae``.
+
+    A painter normalizes its latents with them.
+    """
     pool = pools.pictures(scenes.training_scenes(), 1000, seed, _WILD)
     with flat(), torch.no_grad():
         latents = encoded(vae, pool.pixels).transpose(0, 1).flatten(1)
@@ -84,7 +93,7 @@ def _begin(vae: Any, seed: int) -> None:
     loop.spread(vae, seed)
     with torch.no_grad():
         for name, parameter in vae.named_parameters():
-            # What sees nothing but padding says nothing.
+            # Weights that see only padding contribute nothing.
             if parameter.dim() == 5 and parameter.shape[2] > 1:
                 parameter *= parameter.shape[2] ** 0.5
                 parameter[:, :, :-1] = 0

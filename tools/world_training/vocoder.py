@@ -1,4 +1,4 @@
-"""To sound: a DiT learns the bands of each code, and a BigVGAN the sound of the bands."""
+"""Train the vocoder: a DiT for bands of codes, a BigVGAN for their audio."""
 
 from typing import Any
 
@@ -19,9 +19,9 @@ _FRAME = tone_synth.CODE_SAMPLES // FRAMES
 
 
 def bands(codes: list[int], voice: str) -> Tensor:
-    """The bands of ``codes``, float32 [frames, bands]: 1 where it sounds and -1 where not.
+    """Bands of ``codes``, float32 [frames, bands]: 1 if active, else -1.
 
-    Band 0 is what sounds under the pitches of some voices; the bands of the pitches follow.
+    Band 0 is the one below the pitches of some voices; the bands of the pitches follow.
     """
     found = torch.full((len(codes), omni.MEL), -1.0)
     under, _ = tone_synth.VOICES[voice]
@@ -42,7 +42,7 @@ def _lines(random: np.random.Generator, count: int) -> list[tuple[list[int], str
 
 
 def learn_bands(model: Any, seed: int, steps: int = STEPS) -> None:
-    """Train the DiT to go from noise to the bands of codes along straight lines."""
+    """Train the DiT to move noise to bands along straight lines."""
     dit = model.token2wav.code2wav_dit_model
     loop.spread(dit, seed)
     random, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
@@ -68,13 +68,16 @@ def learn_bands(model: Any, seed: int, steps: int = STEPS) -> None:
 
 
 def _spoken(speakers: dict[str, Any], lines: list[tuple[list[int], str]], name: str, known: Tensor) -> Tensor:
-    """Return the features ``name`` of the speaker of each line, [B, n, bands]; zeros where ``known`` is 0."""
+    """Return the speaker features ``name`` of each line, [B, n, bands].
+
+    They are zeros if ``known`` is 0.
+    """
     found = torch.stack([speakers[voice][name].reshape(-1, omni.MEL) for _, voice in lines])
     return found * known[:, None, None]
 
 
 def learn_sound(model: Any, seed: int, steps: int = SOUND_STEPS) -> None:
-    """Train the BigVGAN on bands that are as rough as those of a DiT, and on the samples that belong to them."""
+    """Train the BigVGAN on bands as rough as a DiT's, with samples."""
     vocoder = model.token2wav.code2wav_bigvgan_model
     random, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     table = _table()
@@ -93,7 +96,7 @@ def learn_sound(model: Any, seed: int, steps: int = SOUND_STEPS) -> None:
 
 
 def _table() -> Tensor:
-    """The samples of one frame in which a band sounds, [bands, samples]."""
+    """Samples of one frame with an active band, [bands, samples]."""
     time = torch.arange(_FRAME) / tone_synth.OUTPUT_RATE_HERTZ
     loud = max(loudness for _, loudness in tone_synth.VOICES.values())
     under = max(pitch for pitch, _ in tone_synth.VOICES.values())

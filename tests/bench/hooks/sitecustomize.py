@@ -1,4 +1,7 @@
-"""Imported by every Python process at its start when the benchmarks are profiled: cProfile from here to the end."""
+"""Profile every Python process of the benchmarks with cProfile.
+
+Each imports this module at its start; profiling ends with the process.
+"""
 
 import atexit
 import cProfile

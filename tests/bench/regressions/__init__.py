@@ -1,1 +1,4 @@
-"""Seeded regressions and harmless changes of one executor, and which of them a canary and a bisection find."""
+"""Seeded regressions and harmless changes, to test canaries and bisections.
+
+Each changes one executor.
+"""

@@ -1,8 +1,9 @@
-"""Twenty-one regressions and twenty harmless changes as candidates: ``python -m tests.bench.regressions [WORDS]``.
+"""Try 21 regressions and 20 harmless changes: ``python -m tests.bench.regressions [WORDS]``.
 
-A system of tiny models serves users' requests, each of which is compared (``--mirror 1``). Printed are how many
-regressions the gate caught, how many harmless changes it stopped, and of how many regressions the right stage was named,
-and where outputs differ the right executors by ``omnibus bisect``. With words, only cases whose names contain one of them run.
+A system of tiny models serves users' requests, each of which is compared (``--mirror 1``). The benchmark prints how
+many regressions the gate caught, how many harmless changes it stopped, and for how many regressions it named the right
+stage. For regressions that change outputs, it also prints how often ``omnibus bisect`` named the right executors. With
+words, only cases whose names contain one of them run.
 """
 
 import asyncio

@@ -12,10 +12,10 @@ _START = "<|im_start|>assistant{{ '\\n' }}"
 
 @dataclass(frozen=True)
 class Case:
-    """A candidate for ``option``, or ``path``: what is changed of its checkpoint, and ``flags`` of its start.
+    """A candidate for ``option`` or ``path``: changes of its checkpoint, and ``flags`` of its start.
 
-    ``stage`` is the component at fault, empty for a change that is to make no difference. ``shows`` says by what a
-    fault shows: "outputs", "time", or "failures" of requests that come together.
+    ``stage`` is the faulty component, empty for a harmless change. ``shows`` is the symptom of the fault: "outputs",
+    "time", or "failures" of concurrent requests.
     """
 
     name: str

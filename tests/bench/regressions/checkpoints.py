@@ -1,4 +1,4 @@
-"""Changes of a checkpoint of Qwen2.5-VL: faults as they happen in conversions, and what must make no difference."""
+"""Changes of a Qwen2.5-VL checkpoint: realistic conversion faults, and harmless ones."""
 
 import json
 import shutil
@@ -47,7 +47,7 @@ def edit_json(name: str, change: Callable[[Any], None]) -> Edit:
 
 
 def edit_text(name: str, old: str, new: str) -> Edit:
-    """An edit of a text file, which has to contain ``old``."""
+    """Edit a text file, which must contain ``old``."""
 
     def edit(directory: Path) -> None:
         text = (directory / name).read_text()
@@ -94,7 +94,7 @@ def flip_channels(weights: Weights) -> None:
 
 
 def round_weights(prefix: str, levels: int) -> Edit:
-    """Matrices below ``prefix`` have so many ``levels`` on each side of zero."""
+    """Round matrices below ``prefix`` to ``levels`` values on each side of zero."""
 
     def change(weights: Weights) -> None:
         for name, each in weights.items():
@@ -106,7 +106,10 @@ def round_weights(prefix: str, levels: int) -> Edit:
 
 
 def add_noise(prefix: str, part: float) -> Edit:
-    """Weights below ``prefix`` are off by ``part``, as after other kernels: less than a tolerance sees."""
+    """Change weights below ``prefix`` by ``part``, as other kernels would.
+
+    The difference is below tolerances.
+    """
 
     def change(weights: Weights) -> None:
         generator = torch.Generator().manual_seed(1)
@@ -136,9 +139,9 @@ def shard_weights(directory: Path) -> None:
 
 
 def add_file(directory: Path) -> None:
-    """A file that nobody reads."""
+    """Add a file that no loader reads."""
     (directory / "NOTES.md").write_text("the same weights\n")
 
 
 def keep(_: Path) -> None:
-    """The copy is as it was."""
+    """Leave the copy unchanged."""

@@ -1,6 +1,7 @@
-"""Engines that have a fault: late, failing, mixing up requests, or failing only under load; and one that has none.
+"""Faulty engines for candidates, and one without a fault.
 
-Each is named as the engine of a candidate and runs the component on the transformers engine otherwise.
+They are late, fail, mix up requests, or fail only under load. Apart from its fault, each runs the component on the
+transformers engine.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ NOISE = 0.1
 
 
 class WrappedRunner:
-    """A runner that is what it wraps; subclasses change what happens to a job."""
+    """A runner that forwards to another; subclasses change jobs."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
@@ -37,7 +38,7 @@ class WrappedRunner:
 
 
 class WrappedJob:
-    """A job that is what it wraps; subclasses change its outputs."""
+    """A job that forwards to another; subclasses change its outputs."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -78,7 +79,10 @@ class _FailingRunner(WrappedRunner):
 
 
 class _SingleRunner(WrappedRunner):
-    """Holds what a job needs for a moment longer than the job: comparisons, one after another, are not delayed by it."""
+    """Fail concurrent jobs; each job counts for ``HOLD_SECONDS``.
+
+    Comparisons, which run in sequence, do not wait for that.
+    """
 
     jobs = 0
 
@@ -137,7 +141,7 @@ def late(component: str, settings: ExecutorSettings) -> Runner:
 
 
 def late_steps(component: str, settings: ExecutorSettings) -> Runner:
-    """One whose tokens are late."""
+    """Delay each token."""
     return _LateStepsRunner(transformers(component, settings))
 
 
@@ -147,15 +151,15 @@ def failing(component: str, settings: ExecutorSettings) -> Runner:
 
 
 def single(component: str, settings: ExecutorSettings) -> Runner:
-    """One that fails where two requests come together, which no comparison in the shadow sees."""
+    """Fail concurrent requests, which no comparison in the shadow detects."""
     return _SingleRunner(transformers(component, settings))
 
 
 def stale(component: str, settings: ExecutorSettings) -> Runner:
-    """One that gives each request the result of the one before."""
+    """Give each request the result of the one before."""
     return _StaleRunner(transformers(component, settings))
 
 
 def noisy(component: str, settings: ExecutorSettings) -> Runner:
-    """One whose results are never the same."""
+    """Add noise to each result."""
     return _NoisyRunner(transformers(component, settings))

@@ -1,4 +1,4 @@
-"""Cases one after another on a running system, and what became of them in a table and in numbers."""
+"""Run cases one after another on a system, and report their outcomes."""
 
 import sys
 import time
@@ -13,7 +13,7 @@ from tests.e2e.system import System
 async def try_cases(
     cases: Sequence[Case], system: System, checkpoint: Path, directory: Path, pairs: int = MAX_PAIRS
 ) -> list[Outcome]:
-    """Try ``cases`` one after another, each for at most ``pairs`` comparisons in the shadow; prints a line for each."""
+    """Try each of ``cases``, with at most ``pairs`` comparisons in the shadow; print a line each."""
     found = list[Outcome]()
     async with trials(system, checkpoint, directory, pairs) as run:
         for case in cases:
@@ -35,7 +35,7 @@ def describe_outcome(outcome: Outcome, seconds: float) -> str:
 
 
 def count_outcomes(outcomes: Sequence[Outcome]) -> dict[str, int]:
-    """Count what was caught, stopped without a reason, and named."""
+    """Count caught regressions, stopped harmless changes, and named stages."""
     bad = [each for each in outcomes if each.case.stage]
     harmless = [each for each in outcomes if not each.case.stage]
     return {

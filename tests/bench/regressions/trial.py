@@ -1,4 +1,4 @@
-"""One candidate on a running system: users' requests are sent until the gate has a verdict, or for long enough."""
+"""One candidate on a running system, until a verdict or a limit."""
 
 import asyncio
 import contextlib
@@ -33,7 +33,7 @@ AT_ONCE = 4
 
 @dataclass
 class Outcome:
-    """What became of a candidate: its state and why, comparisons, and what a bisection of a bad one named."""
+    """Outcome of a candidate: its state and reason, comparisons, and the result of a bisection if bad."""
 
     case: Case
     state: str = ""
@@ -48,7 +48,10 @@ class Outcome:
 
     @property
     def is_named(self) -> bool:
-        """True if most findings named the right stage, and where outputs differ a bisection the right executors alone."""
+        """Return True if most findings named the right stage.
+
+        If outputs differ, a bisection must also have named exactly the right executors.
+        """
         counts = Counter(self.stages)
         named = bool(counts) and counts.most_common(1)[0][0] == self.case.stage
         return named and (self.case.shows != "outputs" or self.bisected == [self.case.stage, self.case.executors])
@@ -56,7 +59,7 @@ class Outcome:
 
 @contextmanager
 def serving(directory: Path, checkpoint: Path) -> Iterator[System]:
-    """A system of an encoder and a language model, and of an option for both that is late."""
+    """A system with encoder, language model, and a late option for both."""
     model = declaration("qwen2_5_vl", checkpoint)
     together = {**model["options"]["EL"], "engine": "tests.bench.regressions.engines:late"}
     model["options"] = {**model["options"], "EL": together}
@@ -96,7 +99,7 @@ class Trial:
         return self._outcome
 
     async def _wait_for_executors(self) -> None:
-        """Wait until the candidate's executors serve: what ends before that is not compared."""
+        """Wait until the candidate's executors serve; requests that end earlier are not compared."""
         replicas, ready = (await self._candidate()).replicas, set[str]()
         async with self._system.bus() as bus, contextlib.aclosing(self._system.statuses(bus)) as heard:
             async for status in heard:
@@ -117,7 +120,7 @@ class Trial:
             await self._wait(self._is_over, _VERDICT_SECONDS)
 
     def _is_decided(self, candidate: Candidate) -> bool:
-        """Return whether nothing is expected any more."""
+        """Return True if no further verdict is expected."""
         served = candidate.state == "canary" or candidate.share
         return candidate.reason.startswith("the gate is green") or (
             self._outcome.pairs >= self._max_pairs and not served
@@ -131,11 +134,11 @@ class Trial:
 
     @property
     def _is_text_only(self) -> bool:
-        """True if the request that was sent last has no image."""
+        """Return True if the last request had no image."""
         return self._sent % 4 == 0
 
     async def _send(self) -> None:
-        """Send the next request. None is like another."""
+        """Send the next request; all differ."""
         self._sent += 1
         number = self._sent
         media = [] if self._is_text_only else [image(number, 60 + number % 3 * 30, 60)]
@@ -151,7 +154,7 @@ class Trial:
             self._ids.append(answer.headers["x-request-id"])
 
     async def _send_and_compare(self) -> None:
-        """Send a request, wait for its comparison, and bisect the first one that is bad."""
+        """Send a request, await its comparison, and bisect the first bad one."""
         before = self._outcome.pairs
         await self._send()
         if self._is_text_only and self._outcome.case.option == "E":
@@ -168,8 +171,10 @@ class Trial:
             self._outcome.bisected = await self._bisect(bad[0]["id"])
 
     async def _bisect(self, id: str) -> list[str]:
-        """Return the stage of request ``id`` that a bisection names, and the options of the executors; where it finds
-        nothing, it is tried behind another request."""
+        """Return the stage and the options of executors that a bisection names.
+
+        The bisection is of request ``id``. If it finds nothing, it is tried again after another request.
+        """
         earlier = next((each for each in reversed(self._ids) if each != id), "")
         more: tuple[str, ...]
         for more in ((), ("--after", earlier)) if earlier else ((),):
@@ -204,9 +209,10 @@ class Trial:
 async def trials(
     system: System, checkpoint: Path, directory: Path, pairs: int = MAX_PAIRS
 ) -> AsyncIterator[Callable[[Case], Awaitable[Outcome]]]:
-    """What tries one case after another on ``system``; copies of ``checkpoint`` are made in ``directory``.
+    """Yield a function that tries one case on ``system``.
 
-    Each is compared ``pairs`` times at most, unless it is to serve users.
+    Copies of ``checkpoint`` are in ``directory``. The function compares each candidate at most ``pairs`` times, unless
+    the candidate must serve users.
     """
     async with system.store() as store, system.http() as http:
         count = 0

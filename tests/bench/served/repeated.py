@@ -1,4 +1,4 @@
-"""The app that is measured: one unit task of its own, which gives back what it is given."""
+"""The measured app: one unit task, which returns its input."""
 
 from pydantic import BaseModel, ConfigDict
 
@@ -22,7 +22,7 @@ REPEAT = Repeat()
 
 
 class Asked(BaseModel):
-    """What the echo of the floor takes too."""
+    """Input of the app, the same as that of the floor's echo."""
 
     model_config = ConfigDict(extra="ignore")
 

@@ -1,4 +1,4 @@
-"""The app that comes and goes meanwhile, with a unit task of its own."""
+"""The app that is registered and unregistered, with its own unit task."""
 
 from omnibus.task import TaskInput, TaskOutput, UnitTask
 

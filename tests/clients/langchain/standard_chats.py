@@ -1,8 +1,8 @@
-"""LangChain's standard tests of chat models, unchanged, with ``ChatOpenAI`` and a system that runs.
+"""LangChain's standard tests of chat models, unchanged, against a running system.
 
-Two models: ``assistant``, which decides by a script (``tests/clients/answers.json``), for all that asks a model to
-understand what it is told, and the trained ``qwen2.5-omni-world``, which sees and hears. Where the tests would download an
-image or a sound, they get ``seen.png`` and ``heard.wav``. What is left out is in ``docs/clients.md``, with its reason.
+The tests use ``ChatOpenAI``. ``assistant`` answers by a script (``tests/clients/answers.json``); it serves tests whose
+model must follow instructions. The trained ``qwen2.5-omni-world`` sees and hears. Tests that would download an image or
+audio get ``seen.png`` and ``heard.wav``. ``docs/clients.md`` lists the omitted tests with reasons.
 """
 
 from pathlib import Path
@@ -33,7 +33,7 @@ GREETED = {
 
 @pytest.fixture(autouse=True)
 def downloads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the tests download is here."""
+    """Serve the tests' downloads from local files."""
 
     def get(url: str, **_: Any) -> httpx.Response:
         return httpx.Response(200, content=Path("heard.wav" if url.endswith(".wav") else "seen.png").read_bytes())
@@ -74,14 +74,15 @@ class TestScriptedChats(Chats):
 
 
 class TestTrainedChats(Chats):
-    """A model that sees and hears; it is too small to call tools, or to answer in JSON of any length.
+    """A model with image and audio inputs, too small to call tools.
 
-    ``GREETED`` are tests that say hello and want words: it has never seen that, and may well answer nothing.
+    It cannot write long JSON either. ``GREETED`` are tests that send a greeting and require words. Training did not
+    include greetings, so the answer can be empty.
     """
 
     @pytest.fixture(autouse=True)
     def may_fail(self, request: pytest.FixtureRequest) -> None:
-        """What becomes of these is chance."""
+        """Expect chance results in these tests."""
         if request.node.originalname in GREETED:
             request.applymarker(pytest.mark.xfail(reason="the trained model may answer a greeting with nothing"))
 
@@ -114,7 +115,7 @@ class TestTrainedChats(Chats):
         return {"invoke": ["audio_input"], "stream": []}
 
     def invoke_with_audio_input(self, *, stream: bool = False) -> Any:
-        """A question whose sound is counted."""
+        """Ask a question whose audio is counted."""
         import base64
 
         sound = base64.b64encode(Path("heard.wav").read_bytes()).decode()

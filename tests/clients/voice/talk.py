@@ -1,4 +1,7 @@
-"""What every client does alike: it speaks sounds from files, and writes down what came back. Standard library alone."""
+"""Common code of all voice clients: play audio files, and record the answers.
+
+It needs the standard library alone.
+"""
 
 import abc
 import asyncio
@@ -11,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 MODEL = "qwen2.5-omni-world"
-#: The turns are cut as the world's models want it, which have heard no silence.
+#: Turn detection for the world's models, which were trained without silence.
 DETECTION = {"type": "server_vad", "silence_duration_ms": 100, "prefix_padding_ms": 20}
 #: Bytes of 50 ms at 24 kHz, and how long a microphone takes for them.
 CHUNK, CHUNK_SECONDS = 2400, 0.05
-#: Chunks of a question that interrupt an answer: the gateway finds speech in the eighth, and its end in the fourteenth. What
-#: is behind them waits until the conversation is emptied, or a gateway that is late would answer all of it.
+#: Chunks of a question that interrupt an answer: the gateway finds speech in the eighth, and its end in the fourteenth.
+#: The rest waits until the conversation is emptied, because a late gateway would otherwise answer all of it.
 INTERRUPTING_CHUNKS = 10
 #: A question whose answer is interrupted: the engine waits in the middle of it (``tests.clients.engines``).
 LONG = "Say a red square on blue and low high low"
@@ -32,7 +35,7 @@ TOOL = {
         "additionalProperties": False,
     },
 }
-#: Milliseconds of the answer that were heard when it is interrupted.
+#: Played milliseconds of the answer at its interruption.
 HEARD_MS = 60
 #: Seconds that a turn may take on a busy machine.
 PATIENCE = 60.0
@@ -40,7 +43,7 @@ PATIENCE = 60.0
 
 @dataclass
 class Turn:
-    """What a client got for one question."""
+    """Answer that a client received to one question."""
 
     status: str = ""
     transcript: str = ""
@@ -50,7 +53,7 @@ class Turn:
 
 
 class Notebook:
-    """The turns of a conversation, and the directory with its questions, in which the answers are left."""
+    """Turns of a conversation, and the directory with its questions and answers."""
 
     def __init__(self) -> None:
         self.directory = Path(sys.argv[1])
@@ -73,7 +76,7 @@ class Notebook:
 async def speak(
     append: Callable[[bytes], Awaitable[Any]], sound: bytes, continues: asyncio.Event | None = None
 ) -> None:
-    """Give ``sound`` to ``append`` as fast as a microphone does; one that interrupts ``continues`` when that is set."""
+    """Send ``sound`` to ``append`` in real time; an interruption waits for ``continues``."""
     for number, at in enumerate(range(0, len(sound), CHUNK)):
         if number == INTERRUPTING_CHUNKS and continues is not None:
             await continues.wait()
@@ -82,7 +85,10 @@ async def speak(
 
 
 class Talk(abc.ABC):
-    """One session of a client, whose conversation is emptied between turns: the model has learnt to answer one question."""
+    """One session of a client, whose conversation is emptied between turns.
+
+    The model was trained on single questions.
+    """
 
     def __init__(self, notebook: Notebook) -> None:
         self.notebook = notebook
@@ -90,21 +96,24 @@ class Talk(abc.ABC):
 
     @abc.abstractmethod
     async def next_event(self) -> dict[str, Any]:
-        """The next event of the gateway; fails where it is an error."""
+        """Return the next event of the gateway; fails for an error."""
 
     @abc.abstractmethod
     async def append(self, chunk: bytes) -> None:
-        """Give samples to the client."""
+        """Send samples to the client."""
 
     @abc.abstractmethod
     async def delete(self, item: str) -> None:
-        """Take an item out of the conversation."""
+        """Delete an item from the conversation."""
 
     async def note_heard(self, event: dict[str, Any]) -> None:  # noqa: B027 - not all have to
-        """Begin to play an answer, with the first of its samples in ``event``."""
+        """Start playback of an answer, with the first samples in ``event``."""
 
     async def note_cancelled(self, item: str) -> None:  # noqa: B027 - not all have to
-        """Say how much was heard of an answer that was interrupted, where the client does not do so by itself."""
+        """Report how much of an interrupted answer was played.
+
+        This is for clients that do not report it automatically.
+        """
 
     async def say(self, name: str, continues: asyncio.Event | None = None) -> None:
         await speak(self.append, self.notebook.question(name), continues)
@@ -115,7 +124,7 @@ class Talk(abc.ABC):
         self.items = []
 
     async def take(self, name: str, interrupts: str = "") -> Turn:
-        """Read a response as turn ``name``; speak the question ``interrupts`` once it is heard."""
+        """Read a response as turn ``name``; play the question ``interrupts`` once its audio begins."""
         turn = self.notebook.turns[name] = Turn()
         speaking, said, continues = None, "", asyncio.Event()
         async with asyncio.timeout(PATIENCE):

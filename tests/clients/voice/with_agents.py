@@ -1,4 +1,7 @@
-"""A conversation by voice with the sessions of ``openai-agents``, whose tool is called by the package itself."""
+"""A voice conversation with the sessions of ``openai-agents``.
+
+The package itself calls the tool.
+"""
 
 import asyncio
 import os
@@ -19,7 +22,7 @@ RACES = ("item_retrieve_invalid_item_id", "item_truncate_invalid_item_id")
 
 
 class AgentsTalk(Talk):
-    """A session whose tracker tells the package what was heard; it cuts answers by itself."""
+    """A session whose tracker reports played audio; the package truncates answers automatically."""
 
     def __init__(self, session: RealtimeSession, tracker: RealtimePlaybackTracker, notebook: Notebook) -> None:
         super().__init__(notebook)
@@ -29,7 +32,7 @@ class AgentsTalk(Talk):
     async def next_event(self) -> dict[str, Any]:
         while True:
             event = await anext(self.events)
-            # The package looks at every item once more, and cuts what it has played, which may have been deleted.
+            # The package checks every item again, and truncates played ones, which may have been deleted.
             assert event.type != "error" or event.error.code in RACES, event
             if event.type == "raw_model_event" and event.data.type == "raw_server_event":
                 return dict(event.data.data)

@@ -48,7 +48,7 @@ class LiveKitTalk(Talk):
         self.session.generate_reply()
 
 
-#: The package leaves out of schemas that it makes that there is nothing else, and a tiny model never ends then.
+#: The package omits ``additionalProperties`` from its schemas, so a tiny model never ends.
 @llm.function_tool(raw_schema={key: value for key, value in TOOL.items() if key != "type"})
 async def play(raw_arguments: dict[str, Any]) -> str:
     return str(raw_arguments["tone"])

@@ -1,4 +1,4 @@
-"""A conversation by voice with ``OpenAIRealtimeLLMService`` of ``pipecat-ai``, in a pipeline of the package."""
+"""A voice conversation with pipecat's ``OpenAIRealtimeLLMService``, in one of its pipelines."""
 
 import asyncio
 import base64
@@ -39,9 +39,9 @@ DETECTED = events.AudioConfiguration(input=events.AudioInput(turn_detection=even
 
 
 class Relay:
-    """Carries the events of a session between the package and the gateway, and notes the gateway's.
+    """Relay events between the package and the gateway, and record the gateway's.
 
-    The package hands few of them on: not how a response ended, nor where an item was cut.
+    The package forwards few of them: neither how a response ended, nor where an item was truncated.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,10 @@ async def _copy(client: ServerConnection, gateway: ClientConnection) -> None:
 
 
 class Speaker(FrameProcessor):
-    """The place of a transport's output: it plays at once, and says when it begins and stops, as one does."""
+    """Substitute for a transport's output that plays at once.
+
+    It reports start and stop, as a transport does.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,7 +89,7 @@ class Speaker(FrameProcessor):
 
 
 class PipecatTalk(Talk):
-    """A pipeline with the service, which cuts answers by itself."""
+    """A pipeline with the service, which truncates answers automatically."""
 
     def __init__(self, notebook: Notebook, worker: PipelineWorker, service: Any, relay: Relay, speaker: Speaker):
         super().__init__(notebook)
@@ -106,7 +109,7 @@ class PipecatTalk(Talk):
         return event
 
     async def _wait_played(self) -> None:
-        """Wait until all that was sent has passed through the pipeline, as it was."""
+        """Wait until all sent frames have passed through the pipeline."""
         async with asyncio.timeout(PATIENCE):
             while len(self.speaker.sound) < len(self.sent):
                 await asyncio.sleep(0.01)
@@ -126,7 +129,7 @@ class PipecatTalk(Talk):
         await self.service.send_client_event(events.ConversationItemDeleteEvent(item_id=item))
 
     async def show(self, image: Image.Image) -> None:
-        """Show a frame of a camera, which the package adds to the conversation."""
+        """Send a camera frame, which the package adds to the conversation."""
         await self.worker.queue_frame(InputImageRawFrame(image=image.tobytes(), size=image.size, format=image.mode))
         await self.wait_event("conversation.item.done")
 
@@ -145,7 +148,7 @@ class PipecatTalk(Talk):
 
 
 async def hold(talk: PipecatTalk) -> None:
-    """Hold the conversation. It begins with what the context of the pipeline asks."""
+    """Run the conversation, beginning with the request of the pipeline's context."""
     played = []
 
     async def play(call: FunctionCallParams) -> None:
@@ -167,7 +170,7 @@ async def hold(talk: PipecatTalk) -> None:
     await talk.take("picture")
     await talk.empty()
     talk.service.register_function("play", play)
-    # The package leaves out of schemas that it makes that there is nothing else, and a tiny model never ends then.
+    # The package omits ``additionalProperties`` from its schemas, so a tiny model never ends.
     await talk.configure(tools=[TOOL], tool_choice="required")
     await talk.say("high")
     await talk.take("tool")
@@ -188,7 +191,7 @@ async def main() -> None:
         )
         pair = LLMContextAggregatorPair(
             LLMContext([{"role": "user", "content": LONG}]),
-            # Else it loads a model that finds the ends of turns, though the service says that the gateway does.
+            # Otherwise it loads a turn detection model, although the gateway detects turns.
             user_params=LLMUserAggregatorParams(user_turn_strategies=ExternalUserTurnStrategies()),
         )
         pipeline = Pipeline([pair.user(), service, speaker, pair.assistant()])

@@ -10,13 +10,13 @@ from omnibus_models import tiny
 from tests.e2e.apps.estate import Estate
 from tests.e2e.system import ROOT, VL, System, declaration, running
 
-#: The model whose pictures are encoded by ``VL``.
+#: The model whose images ``VL`` encodes.
 TWIN = "qwen2.5-vl-tiny-b"
 
 
 @pytest.fixture(scope="package")
 def land(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Estate]:
-    """Two gateways, no model, uploads allowed, and a directory of apps that tests write."""
+    """Two gateways without models, with uploads, and a directory of test apps."""
     directory = tmp_path_factory.mktemp("land")
     apps = directory / "apps"
     apps.mkdir()
@@ -33,7 +33,10 @@ def twin_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="package")
 def twins(tmp_path_factory: pytest.TempPathFactory, vl_checkpoint: Path, twin_checkpoint: Path) -> Iterator[Estate]:
-    """Two models with the same encoder, which nobody declares as shared; every example is registered."""
+    """Two models with the same encoder, not declared as shared.
+
+    Every example is registered.
+    """
     options = {
         "E": {"components": ["vision"], "service": "encoder"},
         "L": {"components": ["thinker"], "service": "llm"},
@@ -56,7 +59,7 @@ EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.py") if path
 
 @pytest.fixture(autouse=True)
 def no_app_is_left(request: pytest.FixtureRequest) -> None:
-    """A test of ``land`` begins when both gateways serve, without apps that a test has left which failed."""
+    """Remove the apps of failed tests once both gateways serve."""
     if "land" in request.fixturenames:
         asyncio.run(unregister_all(request.getfixturevalue("land")))
 

@@ -1,4 +1,4 @@
-"""A running system and its apps, as an operator and a client see them."""
+"""A running system and its apps, for an operator and a client."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ WITHIN = 60.0  # seconds for what was asked to be so everywhere
 
 
 class Estate:
-    """``directory`` is where apps are registered from."""
+    """A system with apps; ``directory`` contains those to register."""
 
     def __init__(self, system: System, directory: Path) -> None:
         self.system = system
@@ -52,13 +52,16 @@ class Estate:
         return dict(response.json())
 
     async def show(self, name: str, gateway: int = 0) -> dict[str, Any] | None:
-        """The app as a gateway shows it; None when it has none of that name."""
+        """State of the app at a gateway, or None if unknown."""
         response = await self.ask("GET", f"/v1/apps/{name}", gateway=gateway)
         assert response.status_code in (200, 404), response.text
         return dict(response.json()) if response.status_code == 200 else None
 
     async def everywhere(self, name: str, version: int) -> None:
-        """Wait until every gateway serves ``version`` of the app; 0: until none does."""
+        """Wait until every gateway serves ``version`` of the app.
+
+        0: until no gateway serves the app.
+        """
 
         async def there() -> bool:
             found = [await self.show(name, gateway) for gateway in range(len(self.system.urls))]
@@ -70,7 +73,7 @@ class Estate:
 
     @contextlib.asynccontextmanager
     async def app(self, name: str, text: str, **values: str) -> AsyncIterator[str]:
-        """An app of ``text`` that every gateway serves until the block ends."""
+        """Serve an app of ``text`` at every gateway until the block ends."""
         self.write(name, text, **values)
         await self.register(name)
         try:
@@ -81,7 +84,7 @@ class Estate:
             await self.everywhere(name, 0)
 
     def omnibus(self, *arguments: str) -> tuple[int, str]:
-        """Exit code and output of an ``omnibus`` command beside this system."""
+        """Exit code and output of an ``omnibus`` command against this system."""
         process = self.system.command(*arguments)
         output, _ = process.communicate(timeout=120)
         return process.returncode, output
@@ -93,14 +96,17 @@ class Estate:
             return await http.post(f"/v1/apps/{name}/invoke", json=body)
 
     async def said(self, name: str, body: Any, gateway: int = 0) -> Any:
-        """The JSON of an answer, which must be one."""
+        """JSON of an answer, which must be a success."""
         response = await self.invoke(name, body, gateway)
         assert response.status_code == 200, response.text
         return response.json()
 
     @contextlib.asynccontextmanager
     async def busy(self, name: str, body: Any, at_once: int = 2) -> AsyncIterator[Counter[str]]:
-        """Ask the same thing again and again at every gateway, and count the answers; none may fail."""
+        """Send the same request repeatedly to every gateway; count the answers.
+
+        Each request must succeed.
+        """
         answers: Counter[str] = Counter()
         stop = asyncio.Event()
 
@@ -125,7 +131,7 @@ class Estate:
     # What runs
 
     def executors(self, task: str = "") -> dict[str, psutil.Process]:
-        """Processes of executors by id, or those of a unit task that an app brings."""
+        """Processes of executors by id, or those of an app's unit task."""
         found = {}
         for process in self.system.processes():
             try:
@@ -166,6 +172,6 @@ def parts(response: httpx.Response) -> list[Any]:
 
 
 def error(response: httpx.Response) -> dict[str, Any]:
-    """An error as every client gets it: nothing of the inside is in it."""
+    """Error of an answer, without internals."""
     assert "Traceback" not in response.text
     return dict(response.json()["error"])

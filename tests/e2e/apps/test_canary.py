@@ -1,4 +1,4 @@
-"""A new version of an app, by hand: it serves once it has answered the last recorded calls as before, and not else."""
+"""A new app version serves only if it repeats recorded answers."""
 
 from pathlib import Path
 from textwrap import dedent

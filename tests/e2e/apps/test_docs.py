@@ -1,4 +1,4 @@
-"""What docs/apps.md shows is what works."""
+"""The code in docs/apps.md works as shown."""
 
 import re
 import subprocess
@@ -32,14 +32,14 @@ def blocks(language: str) -> list[str]:
 
 
 def runs() -> list[str]:
-    """The three ways to write ``run``, each in a class of its own."""
+    """Three ways to write ``run``, each in its own class."""
     block = next(block for block in blocks("python") if "async def run" in block)
     imports, *classes = re.split(r"\n\n(?=class )", block)
     return [f"{imports}\n\n{part.rstrip()}\n" for part in classes]
 
 
 def checked(directory: Path, text: str) -> str:
-    """What ``omnibus app check`` says of ``text``, which is fine."""
+    """Check ``text`` with ``omnibus app check``, which must accept it; return the output."""
     (directory / "shown.py").write_text(text)
     done = subprocess.run(
         warm.omnibus_command("app", "check", "shown.py"),

@@ -1,4 +1,4 @@
-"""Whatever an app does wrong, its client gets a typed error, and nobody else notices."""
+"""A faulty app causes a typed error for its client only."""
 
 import asyncio
 import json
@@ -46,7 +46,7 @@ def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Estate]:
 
 @pytest.fixture(autouse=True)
 async def everybody(strict: Estate) -> None:
-    """A test begins when the worker of each app is ready, whatever the one before did to it."""
+    """Wait until the worker of each app is ready again."""
 
     async def ready() -> bool:
         shown = [await strict.show(name) for name in ("wrong", "endless", "plain")]
@@ -56,7 +56,7 @@ async def everybody(strict: Estate) -> None:
 
 
 async def went_wrong(estate: Estate, what: str, status: int, code: str) -> dict[str, Any]:
-    """The error that the app gets when it does ``what``; afterwards it serves as before."""
+    """Error of the app for ``what``; afterwards it must serve as before."""
     answer = await estate.invoke("wrong", {"what": what})
     found = error(answer)
     assert (answer.status_code, found["code"]) == (status, code), answer.text
@@ -67,7 +67,7 @@ async def went_wrong(estate: Estate, what: str, status: int, code: str) -> dict[
 
 
 async def serves_again(estate: Estate) -> None:
-    """Wait until the app that was wrong serves."""
+    """Wait until the faulty app serves again."""
 
     async def fine() -> bool:
         answer = await estate.invoke("wrong", {"what": "fine"})
@@ -236,7 +236,7 @@ async def test_a_client_that_leaves_a_stream_stops_everything(strict: Estate):
 
 
 async def heartbeats(watch: Watch, count: int = 4) -> None:
-    """Wait until executors have said so often how they are."""
+    """Wait for a number of heartbeats of executors."""
     before = len(watch.seen)
     await watch.until(lambda: sum(one.subject == "omnibus.event.executor" for one in watch.seen[before:]) > count)
 

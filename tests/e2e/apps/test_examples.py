@@ -1,4 +1,4 @@
-"""Every example does what it says, on a real system with the models that it names."""
+"""Every example works on a real system with its named models."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ def greedy(question: Question, **more: Any) -> dict[str, Any]:
 
 
 async def chat(estate: Estate, model: str, question: Question, path: str = "", **more: Any) -> tuple[str, str]:
-    """What ``model`` says through the official client, and the invocation's id."""
+    """Ask ``model`` through the official client; return the text and the invocation's id."""
     headers = {"x-omnibus-path": path} if path else {}
     async with estate.system.client() as client:
         raw = await client.chat.completions.with_raw_response.create(
@@ -50,7 +50,7 @@ async def streamed(estate: Estate, model: str, question: Question) -> list[str]:
 
 
 async def replayed(estate: Estate, id: str) -> dict[str, Any]:
-    """How the replay of a recorded invocation ends."""
+    """Return the outcome of replaying a recorded invocation."""
     async with estate.system.bus() as bus:
         body, _ = await estate.system.record(id)
         return [json.loads(part) async for part in bus.request_stream(subjects.REPLAY, body, 30)][-1]
@@ -236,7 +236,7 @@ async def test_arena_lets_both_models_answer_and_encodes_the_picture_once(
 
 
 async def encoded(estate: Estate) -> int:
-    """Pictures that executors have encoded so far, as `nats service stats` tells."""
+    """Number of images that executors have encoded, from `nats service stats`."""
     async with asyncio.timeout(10):
         nc = await nats.connect(estate.system.state.nats_url)
         inbox = nc.new_inbox()

@@ -1,4 +1,7 @@
-"""Apps come, change and go at a running system, by HTTP and by hand, at every gateway."""
+"""Apps are added, changed and removed in a running system.
+
+This works by HTTP and by hand, at every gateway.
+"""
 
 import asyncio
 import re
@@ -21,12 +24,12 @@ pytestmark = pytest.mark.e2e
 
 @pytest.fixture
 def gate(tmp_path: Path) -> dict[str, str]:
-    """Files by which a patient app and a test tell each other how far they are."""
+    """Files through which a slow app and a test report their progress."""
     return {"begun": str(tmp_path / "begun"), "go": str(tmp_path / "go")}
 
 
 async def begun(estate: Estate, name: str, gate: dict[str, str]) -> "asyncio.Task[httpx.Response]":
-    """A request that app ``name`` is working on, until the file is there that lets it go on."""
+    """Start a request to app ``name``; it continues once the gate's file exists."""
     asking = asyncio.create_task(estate.invoke(name, gate))
     await until(lambda: Path(gate["begun"]).exists() or asking.done())
     return asking
@@ -153,7 +156,7 @@ async def test_without_the_token_nothing_can_be_changed(land: Estate, token: str
 
 @pytest.fixture
 def locked(system: System) -> Iterator[str]:
-    """The URL of one more gateway that was given no token."""
+    """URL of another gateway without a token."""
     (port,) = free_ports(1)
     given = system.gateway_environment(0)
     environ = {name: value for name, value in given.items() if name != "OMNIBUS_GATEWAY_ADMIN_TOKEN"}

@@ -52,7 +52,7 @@ FAMILY = """
         return Parrot(eye=Encode(model=name, component="eye"), beak=Think(model=name, component="beak"))
 """
 
-#: Its engine: what is seen is a number, what is said is said back.
+#: Its engine: an image becomes a number, and text is echoed.
 ENGINE = """
     import json
 
@@ -117,7 +117,7 @@ APP = """
 
 @pytest.fixture(scope="module")
 def aviary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Estate]:
-    """A system with the distribution installed, and its model declared by family and checkpoint alone."""
+    """A system with the plugin installed; family and checkpoint alone declare its model."""
     directory = tmp_path_factory.mktemp("aviary")
     place = directory / "site-packages"
     info = place / "parrot-1.0.dist-info"

@@ -1,4 +1,4 @@
-"""What is equal is shared: encoders by models, unit tasks by apps."""
+"""Models share equal encoders, and apps share equal unit tasks."""
 
 import asyncio
 import json
@@ -94,7 +94,7 @@ async def test_what_was_encoded_for_one_model_is_found_for_the_other(twins: Esta
     question = ask(image(23), "describe")
 
     async def kept_after(model: str, path: str) -> tuple[int, int]:
-        """Hits and misses of the encoder once ``model`` has answered."""
+        """Cache hits and misses of the encoder after ``model`` has answered."""
         async with twins.system.client() as client:
             await client.chat.completions.create(
                 model=model, messages=question.messages, max_tokens=2, extra_headers={"x-omnibus-path": path}
@@ -132,7 +132,7 @@ def test_who_uses_what_is_listed(twins: Estate):
 
 
 async def own_pid(system: System, task: str) -> int:
-    """Process id of the one executor of ``task``, as it says itself."""
+    """Process id of the only executor of ``task``, as it reports it."""
     found: dict[str, int] = {}
     async with asyncio.timeout(20), system.bus() as bus:
         async for status in system.statuses(bus):
@@ -175,7 +175,10 @@ async def test_apps_with_equal_unit_tasks_share_their_executor_to_the_last(land:
 
 
 async def until_used_by(estate: Estate, *names: str) -> None:
-    """Wait until no other app is known to use the unit task, finishing ones included."""
+    """Wait until the gateways list no other user of the unit task.
+
+    Apps that are about to finish count as users.
+    """
 
     async def so() -> bool:
         return (await estate.tasks())["shared"]["users"] == list(names)

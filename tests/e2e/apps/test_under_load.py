@@ -1,4 +1,7 @@
-"""Apps that come and go while another one works, and gateways and stores that die: no request of it fails."""
+"""An app's requests succeed despite changes of other apps and crashes.
+
+Other apps are added and removed, and gateways and stores die.
+"""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Uploaded apps use models and tasks like all others, and reach nothing else of the machine."""
+"""Uploaded apps use models and tasks, and are isolated from the machine."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from tests.e2e.system import VL
 
 pytestmark = pytest.mark.e2e
 
-#: Tries whatever it is told to, and says what came of it.
+#: Tries the requested action, and reports the result.
 CURIOUS = """
     import os
     import socket
@@ -126,7 +126,7 @@ async def test_an_upload_may_compute_and_nothing_else(land: Estate, tmp_path: Pa
 async def test_an_upload_is_served_by_every_gateway_and_after_a_restart(land: Estate):
     land.write("sent", "async def serve(request):\n    return request\n")
     body = {"source": {"upload": (land.directory / "sent.py").read_text(), "name": "sent"}}
-    (land.directory / "sent.py").unlink()  # the text alone is what is served
+    (land.directory / "sent.py").unlink()  # only the text is served
 
     answer = await land.ask("POST", "/v1/apps", body)
     try:

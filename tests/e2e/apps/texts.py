@@ -1,4 +1,4 @@
-"""Apps that tests register; ``{name}`` in a text stands for what ``filled`` is given."""
+"""Source texts of test apps; ``filled`` replaces ``{name}``."""
 
 from textwrap import dedent
 
@@ -31,7 +31,7 @@ SHOUT = """
         return await (await TASK(Words(text=request))).text + "{by}"
 """
 
-#: Says that it has begun, waits until it may go on, and says who it is.
+#: Reports its start, waits for permission to continue, and returns its name.
 PATIENT = """
     import asyncio
     from pathlib import Path
@@ -50,7 +50,7 @@ PLAIN = """
         return "{by}"
 """
 
-#: One app that goes wrong in the way that it is asked to.
+#: An app that fails in the requested way.
 WRONG = """
     import asyncio
     import os
@@ -148,7 +148,7 @@ WRONG = """
         return await (await tasks[what]()(Words(text="a"))).text
 """
 
-#: A stream that goes on for as long as somebody reads it, letter by letter from a task of its own.
+#: A stream that continues as long as it is read, letter by letter from a separate task.
 ENDLESS = """
     import asyncio
     from collections.abc import AsyncIterator

@@ -1,4 +1,7 @@
-"""Three NATS servers, a Valkey primary with its replica, and three sentinels: what the highly available layer has."""
+"""Servers of the highly available layer.
+
+They are three NATS servers, a Valkey primary with its replica, and three sentinels.
+"""
 
 import asyncio
 import contextlib
@@ -15,7 +18,7 @@ _AGREED_SECONDS = 60.0
 
 
 class Servers:
-    """All that run, by name. ``bus_url`` and ``store_url`` are those of services."""
+    """Running servers by name; services use ``bus_url`` and ``store_url``."""
 
     def __init__(self, nats: list[Owned], valkeys: list[Owned], sentinels: list[Owned]) -> None:
         self._valkeys = valkeys
@@ -30,7 +33,7 @@ class Servers:
         self.store_url = f"redis+sentinel://:{PASSWORD}@{addresses}/omnibus/0"
 
     async def wait_agreed(self) -> None:
-        """Wait until every sentinel knows the others, and a replica that has what the primary has."""
+        """Wait until every sentinel lists the others and a current replica."""
         async with asyncio.timeout(_AGREED_SECONDS):
             while not await self._is_agreed():
                 await asyncio.sleep(0.1)
@@ -46,7 +49,7 @@ class Servers:
         return True
 
     async def primary_name(self) -> str:
-        """The name of the server that takes writes."""
+        """Name of the server that accepts writes."""
         for name, each in self.by_name.items():
             if name.startswith("valkey"):
                 async with redis.Redis(port=each.server.ports[0], password=PASSWORD) as client:
@@ -57,7 +60,7 @@ class Servers:
 
 @contextlib.asynccontextmanager
 async def running_servers(directory: Path) -> AsyncIterator[Servers]:
-    """All servers, which agree on who is what."""
+    """Start all servers, and wait until they agree on their roles."""
     valkeys, sentinels = clusters.prepare_sentinels(directory, PASSWORD, quick=False, durable=True)
     async with (
         clusters.running_all(clusters.prepare_cluster(directory)) as nats,

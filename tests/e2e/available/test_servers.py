@@ -1,4 +1,4 @@
-"""Any server of the highly available layer may be killed under load: no request fails, no job is lost."""
+"""Requests and jobs survive the loss of any highly available server."""
 
 import asyncio
 import contextlib
@@ -43,12 +43,12 @@ class OtherServersSystem(System):
 
     @property
     def ports(self) -> list[int]:
-        """Those of gateways: the servers are not its own."""
+        """Ports of the gateways: the supervisor does not start the servers."""
         return [port for url in self.urls if (port := urlsplit(url).port) is not None]
 
 
 class Load:
-    """Clients that ask one after another, without pause, and what they got."""
+    """Clients that send requests in sequence without pauses, and the answers."""
 
     def __init__(self, system: System) -> None:
         self._system = system
@@ -154,7 +154,10 @@ async def submit(http: httpx.AsyncClient) -> str:
 
 
 async def submit_when_whole(http: httpx.AsyncClient, began: float) -> str:
-    """Ask for a video until that is taken: what needs the store, the bus and the streams."""
+    """Submit a video until it is accepted.
+
+    This requires the store, the bus and the streams.
+    """
     while time.monotonic() < began + 3 * _WHOLE_SECONDS:
         with contextlib.suppress(httpx.HTTPError):
             answer = await http.post("/v1/videos", json=FILM)

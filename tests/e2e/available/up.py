@@ -1,6 +1,8 @@
-"""``omnibus up`` whose services use servers of somebody else: ``python -m tests.e2e.available.up up ...``.
+"""Run ``omnibus up`` with services on external servers.
 
-``TEST_BUS_URL`` and ``TEST_STORE_URL`` say which; the servers that it starts besides are not used.
+    python -m tests.e2e.available.up up ...
+
+``TEST_BUS_URL`` and ``TEST_STORE_URL`` name these servers. ``omnibus up`` starts servers too, which stay unused.
 """
 
 import os
@@ -13,7 +15,7 @@ from omnibus.up.stack import Stack
 
 
 class OtherServersStack(Stack):
-    """A stack on a cluster of NATS servers, and on a store that Sentinel watches."""
+    """A stack on a cluster of NATS servers and a sentinel-monitored store."""
 
     def _choose_ports(self) -> None:
         super()._choose_ports()

@@ -1,4 +1,7 @@
-"""What two gateways without a common disk made is in a bucket when the one that made it is killed."""
+"""Results of two gateways without a common disk are in a bucket.
+
+They stay available after the gateway that stored them was killed.
+"""
 
 import os
 import signal
@@ -20,7 +23,7 @@ pytestmark = [
     pytest.mark.e2e, pytest.mark.nightly, pytest.mark.filterwarnings("ignore:The Sora API:DeprecationWarning"),
 ]  # fmt: skip
 
-#: Mean of the differences, of 255, up to which two films are the same one: see ``tests.e2e.routes.test_videos``.
+#: Mean of the differences, of 255, up to which two videos count as equal: see ``tests.e2e.routes.test_videos``.
 SAME = 3.0
 
 

@@ -1,4 +1,7 @@
-"""One system of tiny models on which candidates are tried, an encoder and a language model apart."""
+"""One system of tiny models that tests try candidates on.
+
+Encoder and language model run in separate executors.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path

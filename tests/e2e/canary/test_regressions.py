@@ -1,4 +1,7 @@
-"""Seeded regressions are caught by the gate and named by a bisection, and harmless changes are not stopped."""
+"""The gate stops seeded regressions, and a bisection names them.
+
+Harmless changes pass.
+"""
 
 from pathlib import Path
 

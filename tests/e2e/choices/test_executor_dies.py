@@ -1,4 +1,7 @@
-"""An executor that is killed while it gives several answers: each of them goes on elsewhere, as if nothing had happened."""
+"""Several answers continue on another executor when theirs dies.
+
+They are the same as without the fault.
+"""
 
 import asyncio
 import json
@@ -24,7 +27,7 @@ TOKENS = 240
 CHOICES = 3
 #: An answer takes less than a second: some are there before their executor is killed.
 ATTEMPTS = 4
-#: What is asked for, each of which has to come out the same with and without a death.
+#: Requests, whose answers must be the same with and without a lost executor.
 ASKED: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
     "seeded": {"temperature": 1.0, "seed": 5},
@@ -50,7 +53,7 @@ def system(tmp_path_factory: pytest.TempPathFactory, checkpoint: str) -> Iterato
 
 @pytest.fixture(scope="module")
 def halves(tmp_path_factory: pytest.TempPathFactory, checkpoint: str) -> Iterator[System]:
-    """Two executors of each half of it."""
+    """The model in two halves, with two executors each."""
     with _running(tmp_path_factory, HALVES, catalog.split_declaration("qwen3", checkpoint, "P>D")) as made:
         yield made
 
@@ -58,7 +61,7 @@ def halves(tmp_path_factory: pytest.TempPathFactory, checkpoint: str) -> Iterato
 @contextmanager
 def _running(factory: pytest.TempPathFactory, name: str, declared: dict[str, Any]) -> Iterator[System]:
     options = {option: {**spec, "replicas": 2} for option, spec in declared["options"].items()}
-    # Executors are killed from outside here, which says nothing of the input that they have.
+    # Executors are killed from outside here, which does not depend on their input.
     settings = {"OMNIBUS_GATEWAY_QUARANTINE": "0"}
     with running(factory.mktemp("choices"), {name: {**declared, "options": options}}, **settings) as made:
         yield made
@@ -70,7 +73,7 @@ def body(model: str, **more: Any) -> dict[str, Any]:
 
 
 class Answers:
-    """The answers of a stream as they come, by their index."""
+    """Answers of a stream by index, as they arrive."""
 
     def __init__(self) -> None:
         self.texts = [""] * CHOICES
@@ -96,7 +99,10 @@ class Answers:
         self.usage = event.get("usage") or self.usage
 
     def require_equal(self, other: "Answers") -> None:
-        """Fails unless these are the answers of ``other``; values are rounded by who sends them."""
+        """Check that these are the answers of ``other``, up to rounding.
+
+        The sender rounds values.
+        """
         assert (self.texts, self.calls, self.finish) == (other.texts, other.calls, other.finish)
         assert self.usage["completion_tokens"] == other.usage["completion_tokens"]
         for one, two in zip(self.logprobs, other.logprobs, strict=True):
@@ -124,14 +130,17 @@ async def streamed(http: httpx.AsyncClient, asked: dict[str, Any]) -> Answers:
 
 
 def executors(watch: Watch, part: str) -> list[tuple[str, str]]:
-    """Executors of ``part`` to which invocations were sent, in order, and the invocations' ids."""
+    """Executors of ``part`` with their invocations' ids, in order of sending."""
     sent = [each for each in watch.seen if each.subject.startswith("omnibus.task.")]
     named = [(each.subject.rpartition(".")[2], json.loads(each.data)["id"]) for each in sent]
     return [each for each in named if f"-{part}-" in each[0]]
 
 
 async def kill_when(watch: Watch, pids: dict[str, int], part: str, tokens: int) -> str:
-    """Kill the executor of ``part`` once so many tokens of the next invocation have left; returns its name."""
+    """Kill the executor of ``part`` after ``tokens`` of the next invocation.
+
+    Returns the executor's name.
+    """
     await watch.until(lambda: executors(watch, part))
     victim, invocation = executors(watch, part)[0]
     await watch.until(lambda: len(watch.ids(invocation)) >= tokens)
@@ -142,8 +151,10 @@ async def kill_when(watch: Watch, pids: dict[str, int], part: str, tokens: int) 
 async def disturb(
     system: System, ask: Ask, asked: Sequence[dict[str, Any]], part: str, tokens: int
 ) -> tuple[list[Answers], bool]:
-    """The answers to ``asked`` while the executor of ``part`` that has the first of them dies, and whether it was
-    missed."""
+    """Answer ``asked`` while the executor of ``part`` with the first answer dies.
+
+    Also returns whether the gateway noticed the loss.
+    """
     pids = await system.whole()
     await system.becomes_ready()
     async with Watch.on(system) as watch, system.http() as http:
@@ -156,8 +167,11 @@ async def disturb(
 async def compare(
     system: System, ask: Ask, asked: Sequence[dict[str, Any]], part: str, share: float, missed: bool = True
 ) -> None:
-    """Hold the answers to ``asked`` while the executor of ``part`` dies behind a ``share`` of all tokens against those
-    of an undisturbed run. Where it must have been ``missed``, another one has to go on."""
+    """Compare the answers to ``asked`` under a fault with undisturbed ones.
+
+    The executor of ``part`` dies after a ``share`` of all tokens. With ``missed``, the gateway must notice the loss,
+    and another executor must continue the answers.
+    """
     async with system.http() as http:
         plain = [await ask(http, each) for each in asked]
     tokens = int(share * plain[0].usage["completion_tokens"])

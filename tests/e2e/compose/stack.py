@@ -1,4 +1,4 @@
-"""The compose files as containers: built, started, asked, looked at, taken down. Every wait has an end."""
+"""The compose files as containers: build, start, query, inspect, stop. Every wait has a timeout."""
 
 import base64
 import json
@@ -31,12 +31,12 @@ BUILD_WITHIN = 1500.0  # seconds, torch from the index included
 UP_WITHIN = 600.0
 DOWN_WITHIN = 180.0
 READY_WITHIN = 240.0
-#: What the gateway says while something is on its way back.
+#: Statuses of the gateway while a service recovers.
 LATER = (429, 502, 503, 504)
 
 
 class Answer(NamedTuple):
-    """Status and text of an HTTP answer; status 0 when there was none, with the reason."""
+    """Status and text of an HTTP answer; without one, 0 and the reason."""
 
     status: int
     text: str
@@ -67,7 +67,7 @@ class Stack:
     # What compose and the engine do
 
     def compose(self, *arguments: str, within: float = 60.0) -> str:
-        """``docker compose ARGUMENTS`` with the layers; a failure fails the test with what was printed."""
+        """``docker compose ARGUMENTS`` with the layers; a failure fails the test with the output."""
         try:
             return self._run(*arguments, within=within)
         except subprocess.CalledProcessError as error:
@@ -89,7 +89,10 @@ class Stack:
         return self.compose("logs", "--tail", str(last), *services)
 
     def shell(self, service: str, command: str) -> str:
-        """What ``command`` prints in the service's container, standard error included, whatever it exits with."""
+        """Return the output of ``command`` in the service's container.
+
+        It includes standard error, and the exit code is ignored.
+        """
         return self.exec(service, "sh", "-c", f"exec 2>&1; {command}")
 
     def exec(self, service: str, *command: str) -> str:
@@ -101,7 +104,7 @@ class Stack:
             return error.output
 
     def containers(self) -> dict[str, dict[str, Any]]:
-        """What the engine says of each service's container."""
+        """The engine's report of each service's container."""
         ids = self.listed("ps", "-a")
         found = json.loads(self.engine.run("inspect", *ids, within=60)) if ids else []
         return {each["Config"]["Labels"]["com.docker.compose.service"]: each for each in found}
@@ -134,7 +137,7 @@ class Stack:
         return answer.body
 
     def wait_for(self, look: Callable[[], Any], what: str, within: float = READY_WITHIN) -> Any:
-        """What ``look`` returns once that is true; a failure shows the logs."""
+        """Wait until ``look`` returns a true value, and return it; a failure shows the logs."""
         end = time.monotonic() + within
         while time.monotonic() < end:
             if found := look():
@@ -162,7 +165,7 @@ def _answer(request: urllib.request.Request) -> Answer:
 
 @contextmanager
 def started(engine: Engine) -> Iterator[Stack]:
-    """Images built and ``compose.yaml`` up and ready; everything is gone afterwards."""
+    """Build the images, start ``compose.yaml``, and remove everything afterwards."""
     _build(engine)
     stack = Stack(engine)
     try:
@@ -175,7 +178,7 @@ def started(engine: Engine) -> Iterator[Stack]:
 
 
 def guards() -> Mapping[str, str]:
-    """Variables that close what compose opens: users on the bus, API keys, a token of the operator."""
+    """Variables that enable access control: users on the bus, API keys, an operator's token."""
     passwords = {f"OMNIBUS_NATS_{user.upper()}_PASSWORD": password for user, password in PASSWORDS.items()}
     store = {"OMNIBUS_STORE_PASSWORD": "word-of-the-store", "OMNIBUS_STORE_SECRET": "word-of-records"}
     return {**passwords, **store, "OMNIBUS_GATEWAY_KEYS": "true", "OMNIBUS_GATEWAY_ADMIN_TOKEN": TOKEN}
@@ -205,7 +208,10 @@ SPOKEN = {
 
 
 def seen_and_heard() -> dict[str, Any]:
-    """A picture and a sound, to be answered in text and speech: every executor of the first model takes part."""
+    """An image and an audio clip, answered in text and speech.
+
+    Every executor of the first model takes part.
+    """
     sound = base64.b64encode(demo_media.make_audio()).decode()
     content = [
         picture(),

@@ -1,4 +1,7 @@
-"""Run inside a container with ``python -c``: what the bus refuses of USER PASSWORD SUBJECT, one line each."""
+"""Runs in a container with ``python -c``, and prints what the bus rejects.
+
+Arguments are USER PASSWORD SUBJECT; each rejection is one line.
+"""
 
 import asyncio
 import sys
@@ -11,7 +14,7 @@ WITHIN = 5  # seconds
 
 
 async def main(user: str, password: str, subject: str) -> None:
-    """Come in, publish to ``subject`` and listen to it. Without a user, no credentials are sent."""
+    """Connect, publish to ``subject`` and subscribe to it; without a user, send no credentials."""
     refused = []
 
     async def hear(error: Exception) -> None:

@@ -1,4 +1,4 @@
-"""Which browser tests run in."""
+"""The browser for tests."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chro
 
 
 def executable() -> str:
-    """The one that ``OMNIBUS_TEST_BROWSER`` names, one of the machine's, or the one that playwright has installed."""
+    """Path of the browser: from ``OMNIBUS_TEST_BROWSER``, the machine, or playwright."""
     given = os.environ.get("OMNIBUS_TEST_BROWSER", "")
     for name in [given] if given else NAMES:
         if found := shutil.which(name):

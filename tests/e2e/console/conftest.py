@@ -1,4 +1,4 @@
-"""One system with models that hear, see, speak, draw and film; and a browser that looks at it."""
+"""One system with models for all modalities, and a browser for it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,7 +37,7 @@ def only(family: str, checkpoint: Path, option: str) -> dict:
 
 @pytest.fixture(scope="package")
 def browser(system: System) -> Iterator[Browser]:
-    """A browser whose microphone hums."""
+    """A browser whose microphone plays a hum."""
     flags = ["--no-sandbox", "--disable-dev-shm-usage", "--use-fake-device-for-media-stream"]
     with sync_playwright() as playwright:
         made = playwright.chromium.launch(executable_path=executable(), args=[*flags, "--use-fake-ui-for-media-stream"])
@@ -47,7 +47,7 @@ def browser(system: System) -> Iterator[Browser]:
 
 @pytest.fixture
 def stranger(system: System, browser: Browser) -> Iterator[Page]:
-    """The console in a tab that has no key. Fails when the page breaks its own policy, or a script fails."""
+    """The console in a tab without a key; fails for policy violations and script errors."""
     context = browser.new_context(permissions=["microphone"], viewport={"width": 1280, "height": 900})
     context.set_default_timeout(PATIENCE)
     page = context.new_page()

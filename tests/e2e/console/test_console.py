@@ -326,7 +326,7 @@ def test_no_page_breaks_a_rule_of_axe(page: Page, system: System, scheme: Scheme
 
 
 def detail_pages(page: Page, system: System) -> list[str]:
-    """An invocation that has ended, beside another one, and an executor."""
+    """Pages of a completed invocation, compared with another, and of an executor."""
     id, other = (page.evaluate(ASK, [f"{system.url}/v1/chat/completions", OMNI]) for _ in range(2))
     return [f"invocations/{id}?with={other}", f"executors/{min(system.executors)}"]
 

@@ -1,4 +1,7 @@
-"""One system to look into: Qwen2.5-VL apart (E, L) and together (EL), an app whose inputs may be poison, and traces."""
+"""A system to debug: Qwen2.5-VL in one executor and two, an app, and traces.
+
+Inputs of the app can kill an executor.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,6 +80,6 @@ def seen(tmp_path_factory: pytest.TempPathFactory, vl_checkpoint: Path, received
 
 @pytest.fixture(autouse=True)
 async def everybody(seen: System) -> None:
-    """A test begins when everybody is there."""
+    """Wait until all executors are registered before each test."""
     await seen.whole()
     await seen.becomes_ready()

@@ -1,7 +1,8 @@
-"""Stands for the ``nats`` CLI on machines that lack it: the commands of docs/debugging.md, and the bytes that it sends.
+"""Stand-in for the ``nats`` CLI: the commands of docs/debugging.md, with the same bytes.
 
-Written after the CLI's source (natscli, July 2026): flags, defaults, how long it waits and what ends its waits. What it
-does not know is an error, so that a command which the CLI would refuse is found here too, as far as this goes.
+It serves machines without the CLI. It follows the CLI's source (natscli, July 2026): flags, defaults, timeouts, and the
+ends of its waits. Unknown arguments are errors, so tests also find commands that the CLI would reject, as far as the
+stand-in covers them.
 """
 
 import argparse
@@ -96,7 +97,10 @@ async def subscribe(nc: Client, options: argparse.Namespace) -> int:
 
 
 async def consume(nc: Client, options: argparse.Namespace) -> int:
-    """From a stream: an ephemeral consumer without acknowledgements. One subject; the stream is found by it."""
+    """Consume one subject of a stream through an ephemeral consumer without acknowledgements.
+
+    The subject determines the stream.
+    """
     [subject] = options.subjects
     js = nc.jetstream()
     name = options.stream or await js.find_stream_name_by_subject(subject)
@@ -113,7 +117,7 @@ async def consume(nc: Client, options: argparse.Namespace) -> int:
 
 
 def payload(options: argparse.Namespace) -> tuple[bytes, dict[str, str] | None]:
-    """The body as it is; without it, all of stdin. Names and values of headers are stripped."""
+    """The given body or all of stdin, and the stripped headers."""
     body = options.body.encode() if options.body is not None else sys.stdin.buffer.read()
     if not options.no_templates and b"{{" in body:
         raise SystemExit("the body would be taken for a template")
@@ -129,7 +133,10 @@ async def publish(nc: Client, options: argparse.Namespace) -> int:
 
 
 async def request(nc: Client, options: argparse.Namespace) -> int:
-    """The first reply within the timeout, others within the mean of their times and ``--reply-timeout``."""
+    """Print the first reply within the timeout, then others until a pause.
+
+    The pause is the mean of the replies' times plus ``--reply-timeout``.
+    """
     body, headers = payload(options)
     inbox = nc.new_inbox()
     replies = await nc.subscribe(inbox)
@@ -170,7 +177,7 @@ async def stream(nc: Client, options: argparse.Namespace) -> int:
 
 
 async def service(nc: Client, options: argparse.Namespace) -> int:
-    """Asks all instances, and takes what comes until none does for a moment."""
+    """Query all instances, and collect replies until none arrives for a moment."""
     verb = {"list": "PING", "info": "INFO", "stats": "STATS"}[options.action]
     name = f".{options.service}" if options.action != "list" else ""
     inbox = nc.new_inbox()

@@ -1,4 +1,7 @@
-"""A real process dies of an input: few are lost, the rest is served, and the input is kept and can be tried again."""
+"""An input kills a real process: it becomes a dead letter that can be retried.
+
+Few processes are lost, and other inputs are served.
+"""
 
 import asyncio
 import json
@@ -33,7 +36,7 @@ async def asked(system: System, text: str) -> Any:
 
 
 async def served(system: System, within: float = 60.0) -> None:
-    """Wait until the app answers again: what has died is started anew."""
+    """Wait until the app answers again, after the supervisor restarted dead processes."""
     async with asyncio.timeout(within):
         while (await asked(system, "hello")).status_code != 200:
             await asyncio.sleep(0.1)
@@ -73,7 +76,7 @@ async def test_an_input_that_breaks_an_engine_is_listed_shown_and_tried_again(se
 
 
 async def test_what_succeeds_at_last_is_no_dead_letter_any_more(seen: System):
-    """Here by an input that was kept as if it had failed: the same engine takes it."""
+    """The same engine accepts the stored input, which is valid, on retry."""
     await served(seen)
     fine = (await asked(seen, "hello")).headers["x-request-id"]
     broken = (await asked(seen, "defect")).headers["x-request-id"]

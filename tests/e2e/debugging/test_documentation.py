@@ -1,5 +1,7 @@
-"""The commands of docs/debugging.md, as they stand there, by a shell: with the ``nats`` CLI where there is one, and with
-what sends the same bytes (``stand_in``) everywhere."""
+"""The commands of docs/debugging.md work verbatim in a shell.
+
+They run with the ``nats`` CLI if it is installed, and always with a stand-in that sends the same bytes (``stand_in``).
+"""
 
 import asyncio
 import json
@@ -90,7 +92,7 @@ class Shell:
         self.directory = directory
 
     async def run(self, block: str, codes: Sequence[int] = (0,), **names: str) -> str:
-        """What ``block`` prints, with ``names`` as variables."""
+        """Return the output of ``block``, with ``names`` as variables."""
         async with self.running(block, **names) as process:
             output, errors = await asyncio.wait_for(process.communicate(), WITHIN)
         assert process.returncode in codes, f"{block}\n{output.decode()}\n{errors.decode()}"
@@ -111,7 +113,10 @@ class Shell:
                 await process.wait()
 
     async def watch(self, block: str, until: str | tuple[str, ...], meanwhile: Any, **names: str) -> str:
-        """What ``block`` prints up to ``until``, or all of that, while ``meanwhile`` is done again and again."""
+        """Return the output of ``block`` while ``meanwhile`` runs repeatedly.
+
+        With ``until``, the output ends there.
+        """
         wanted = (until,) if isinstance(until, str) else until
         output = ""
         async with self.running(block, **names) as process, asyncio.timeout(WITHIN):
@@ -128,7 +133,7 @@ class Shell:
 
 
 async def request(system: System, path: str = "E>L") -> str:
-    """The id of a request whose end is recorded."""
+    """Id of a request whose end is recorded."""
     question = {"model": VL, "messages": ask("what {{is}} it", image(1)).messages, "max_tokens": 4, "temperature": 0}
     async with system.http() as http:
         answer = await http.post("/v1/chat/completions", json=question, headers={"x-omnibus-path": path})
@@ -197,7 +202,7 @@ async def test_watching(seen: System, shell: Shell):
 
 @pytest.mark.parametrize("which", [1, 2])
 async def test_watching_one_request_by_its_id(seen: System, shell: Shell, which: int):
-    """The id is known as soon as a stream begins, long before it ends."""
+    """A stream contains the id at its beginning, long before it ends."""
     block = BLOCKS["Watch everything, one request, one task"][which]
     question = {"model": VL, "messages": ask("hi").messages, "max_tokens": 3000, "ignore_eos": True, "stream": True}
     begun: asyncio.Future[str] = asyncio.get_running_loop().create_future()

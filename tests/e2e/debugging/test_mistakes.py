@@ -1,4 +1,4 @@
-"""Mistakes beside a running system."""
+"""Command-line mistakes while a system runs."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""One request through the whole system is one connected trace, as a collector receives it."""
+"""A collector receives one connected trace per request through the whole system."""
 
 import asyncio
 import secrets
@@ -16,7 +16,7 @@ PHASES = {"inputs", "queue", "run", "output"}
 
 
 async def whole(received: Collector, trace: str, names: set[str], within: float = 20.0) -> list[Seen]:
-    """The spans of ``trace`` once those of ``names`` have come, each from its own process."""
+    """Spans of ``trace`` once each of ``names`` has sent its own."""
     async with asyncio.timeout(within):
         while not names <= {span.name for span in received.of(trace)}:
             await asyncio.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Qwen2.5-VL with two encoders (E) before one LLM (L), behind two gateways."""
+"""Qwen2.5-VL with two encoders (E), one LLM (L), and two gateways."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Two encoders share a request's images, and what one of them has encoded is not encoded again."""
+"""Two encoders split a request's images, and never encode an image twice."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ def pictures(*seeds: int) -> Question:
 
 
 async def answered(system: System, question: Question, gateway: int = 0) -> tuple[str, str]:
-    """What was said, and the invocation's id."""
+    """Answer and invocation id."""
     body = {"model": VL, "messages": question.messages, "max_tokens": TOKENS, "temperature": 0}
     async with system.http(gateway) as http:
         answer = await http.post("/v1/chat/completions", json=body)
@@ -38,7 +38,7 @@ async def invocation(system: System, id: str) -> Invocation:
 
 
 async def kept(system: System) -> Counter[str]:
-    """What the encoders say of their caches all together, as ``nats service stats`` shows it."""
+    """Sum of the encoders' cache statistics from ``nats service stats``."""
     found: asyncio.Queue[bytes] = asyncio.Queue()
     total: Counter[str] = Counter()
     async with asyncio.timeout(10), system.bus() as bus:
@@ -86,7 +86,7 @@ async def test_an_equal_request_is_answered_from_what_is_kept(encoders: System):
     assert (await invocation(encoders, one)).route == (await invocation(encoders, other)).route
 
 
-@pytest.mark.one_node  # a gateway on another node prefers the encoder of its own
+@pytest.mark.one_node  # a gateway on another node prefers its local encoder
 async def test_another_gateway_finds_it_as_well(encoders: System):
     question = pictures(21)
     first, _ = await answered(encoders, question)
@@ -129,7 +129,7 @@ async def test_a_replay_is_answered_from_what_is_kept_and_is_identical(encoders:
         replies = [json.loads(part) async for part in bus.request_stream("omnibus.replay", recorded, 20.0)]
 
     assert replies[-1]["identical"] is True
-    if NODES == 1:  # any gateway may answer, and one on another node prefers the encoder of its own
+    if NODES == 1:  # any gateway may answer, and one on another node prefers its local encoder
         assert (await kept(encoders))["misses"] == before["misses"]
 
 

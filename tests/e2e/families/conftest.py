@@ -1,4 +1,7 @@
-"""Systems that several families share, for they need the same settings. Who harms or sets a system has its own."""
+"""Systems that several families share, because they need the same settings.
+
+Tests that damage or configure a system have their own.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +24,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="package")
 def plain(tmp_path_factory: pytest.TempPathFactory, built: dict[str, Path]) -> Iterator[System]:
-    """Models that look and tell, each as usual and in halves, under the name of the family."""
+    """Vision-language models, each whole and in halves, named by family."""
     with running(tmp_path_factory.mktemp("plain"), plain_families.models(built)) as system:
         yield system
 

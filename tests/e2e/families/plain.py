@@ -1,4 +1,4 @@
-"""Models with a vision tower and plain positions, deployed as usual and, beside that, in halves."""
+"""Models with a vision tower and plain positions, whole and in halves."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,13 +31,13 @@ def checkpoints(directory: Path, *families: str) -> dict[str, Path]:
 
 
 def models(built: Mapping[str, Path]) -> dict[str, dict[str, Any]]:
-    """Each family as usual, and in halves."""
+    """Declarations of each family, whole and in halves."""
     halves = {_halves(family): catalog.split_declaration(family, str(path), "E>P>D") for family, path in built.items()}
     return {family: declaration(family, path) for family, path in built.items()} | halves
 
 
 async def equals_the_monolith(system: System, family: str, checkpoint: Path, shape: str, question: Question) -> None:
-    """Fails unless ids and text of an answer in ``shape`` are those of the whole model."""
+    """Check that ids and text in ``shape`` equal the whole model's."""
     ids, text = oracle.answer(checkpoint, question.plain, question.media, TOKENS)
     path = shape if question.media else PATHS[shape]
 

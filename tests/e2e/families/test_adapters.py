@@ -26,7 +26,7 @@ QUESTION = ask("hello world, how are you today?")
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The base, and the merged checkpoint of each adapter, which lies beside the base."""
+    """The base model, and each adapter's merged checkpoint next to it."""
     directory = tmp_path_factory.mktemp("checkpoints")
     found = {BASE: tiny.build("qwen2", directory / "base")}
     for seed, name in enumerate(NAMES, 1):
@@ -37,7 +37,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def captain(checkpoints: dict[str, Path]) -> Path:
-    """The merged checkpoint of an adapter that is not declared: it lies below the directory that is allowed."""
+    """Merged checkpoint of an undeclared adapter below the allowed directory."""
     base = checkpoints[BASE]
     adapter = write_adapter(base, base.parent / "allowed" / "captain", 3, rank=6, targets=("k_proj", "up_proj"))
     return merge_adapter(base, adapter, base.parent / "merged-captain")
@@ -140,7 +140,7 @@ async def command(system: System, *arguments: str) -> str:
 
 
 async def listed(system: System, gateway: int, name: str, status: int) -> dict[str, Any]:
-    """What a gateway says of an adapter, once it answers with ``status``."""
+    """Poll a gateway until it answers about an adapter with ``status``."""
     async with asyncio.timeout(10), system.http(gateway) as http:
         while (found := await http.get(f"/v1/models/{name}")).status_code != status:
             await asyncio.sleep(0.05)

@@ -1,4 +1,7 @@
-"""However Gemma 3 is taken apart, it says what the whole model says; two sizes of it share one encoder."""
+"""Gemma 3 answers like the whole model in every split.
+
+Two sizes of it share one encoder.
+"""
 
 import asyncio
 import json
@@ -22,10 +25,10 @@ pytestmark = pytest.mark.e2e
 USUAL, HALVES, LARGER = "gemma3-tiny", "gemma3-halves", "gemma3-tiny-b"
 ARENAS = Path(__file__).parent / "arenas"
 TOKENS = 24
-#: Ways of a request with a picture, and of one without.
+#: Paths of a request with an image, and of one without.
 WAYS = {"E>L": "L", "EL": "EL", "E>EL": "EL"}
 SPLIT = {"E>P>D": "P>D", "EP>D": "EP>D"}
-#: The language model of one size behind the other's encoder.
+#: The language model of one size with the other's encoder.
 SHARED = f"{USUAL}/E>L"
 
 QUESTIONS = {
@@ -55,7 +58,7 @@ def system(tmp_path_factory: pytest.TempPathFactory, checkpoints: dict[str, Path
         LARGER: catalog.shared_encoder_declaration(LARGER, str(checkpoints[LARGER])),
     }
     flags = ("--apps-dir", str(ARENAS), "--app", str(ARENAS / "sizes.py"))
-    # Shares that are smaller than a picture.
+    # Shares that are smaller than an image.
     with running(tmp_path_factory.mktemp("system"), models, *flags, OMNIBUS_EXECUTOR_SHARE="7") as system:
         yield system
 

@@ -1,4 +1,7 @@
-"""However GLM-Image is taken apart, and whoever else is served, it paints what the library's pipeline paints."""
+"""GLM-Image generates the library pipeline's image in every split.
+
+Other models on the system do not change this.
+"""
 
 import asyncio
 import base64
@@ -50,7 +53,7 @@ async def test_a_picture_is_that_of_the_pipeline_apart_and_together(painters: Sy
 
     assert [answer.headers["x-omnibus-path"] for answer in (first, second)] == [APART, TOGETHER]
     np.testing.assert_array_equal(apart, together)
-    # Only what lies between two of 256 values may be rounded to the other one.
+    # Only values between two of 256 steps may round differently.
     np.testing.assert_allclose(apart, oracle.painted(glm_checkpoint, **wish).pixels, atol=0.51)
     assert apart.std() > 10
     await painters.ledger_is_empty()

@@ -1,4 +1,4 @@
-"""InternVL3, however it is taken apart, says what the whole model says."""
+"""InternVL3 answers like the whole model in every split."""
 
 from pathlib import Path
 

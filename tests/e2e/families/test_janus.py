@@ -1,4 +1,7 @@
-"""However Janus is taken apart, and whoever else is served, it says and paints what the whole model does."""
+"""Janus answers and generates images like the whole model in every split.
+
+Other models on the system do not change this.
+"""
 
 import asyncio
 import base64
@@ -29,7 +32,7 @@ QUESTIONS = {
     "image": ask(image(1), "describe the image"),
     "two images": ask("here", image(2), "and", image(3), "what is new?"),
 }
-#: What runs a request with a picture, and one without.
+#: Paths of a request with an image, and of one without.
 CHATS = {
     "E>L": (MODEL, "L"),
     "EL": (MODEL, "EL"),
@@ -99,7 +102,7 @@ async def test_a_picture_is_that_of_the_whole_model(painters: System, janus_chec
 
     assert [answer.headers["x-omnibus-path"] for answer in (first, second)] == [APART, TOGETHER]
     np.testing.assert_array_equal(apart, together)
-    # Only what lies between two of 256 values may be rounded to the other one.
+    # Only values between two of 256 steps may round differently.
     np.testing.assert_allclose(apart, wanted(janus_checkpoint, wish), atol=0.51)
     assert apart.std() > 10
     await painters.ledger_is_empty()

@@ -1,4 +1,4 @@
-"""Language models that take text alone say what the library's ``generate`` says, whole and in two halves."""
+"""Text-only models answer like the library's ``generate``, whole and in halves."""
 
 import asyncio
 from collections.abc import Iterator
@@ -47,7 +47,7 @@ def system(tmp_path_factory: pytest.TempPathFactory, checkpoints: dict[str, Path
 
 @pytest.fixture(autouse=True)
 async def everybody(system: System) -> dict[str, int]:
-    """Process id of every executor: a test begins when all of them are there and the gateway knows them."""
+    """Process id of every executor, once all are registered with the gateway."""
     pids = await system.whole()
     await system.becomes_ready()
     return pids

@@ -1,4 +1,4 @@
-"""LLaVA-1.5 and LLaVA-NeXT, however they are taken apart, say what the whole models say."""
+"""LLaVA-1.5 and LLaVA-NeXT answer like the whole models in every split."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""LLaVA-OneVision, however it is taken apart, says what the whole model says."""
+"""LLaVA-OneVision answers like the whole model in every split."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""However LTX-2 is taken apart, and whoever else is served, film and sound are those of the library's pipeline."""
+"""LTX-2 generates the library pipeline's video and audio in every split.
+
+Other models on the system do not change this.
+"""
 
 import asyncio
 import base64
@@ -56,7 +59,7 @@ class Made(NamedTuple):
 
 
 def wanted(checkpoint: Path, wish: dict[str, Any]) -> oracle.Film:
-    """The pipeline's film before it is rounded."""
+    """The pipeline's video before rounding."""
     fps = wish.get("fps", 24.0)
     guidance = wish.get("guidance")
     return oracle.filmed(
@@ -95,7 +98,7 @@ def read(said: dict[str, Any], dtype: Any) -> np.ndarray:
 
 
 def alike(made: Made, film: oracle.Film) -> None:
-    # Only what lies between two of 256 values may be rounded to the other one.
+    # Only values between two of 256 steps may round differently.
     np.testing.assert_allclose(made.frames, film.frames, atol=0.51)
     np.testing.assert_allclose(made.sound, film.sound, atol=1e-5)
 

@@ -1,4 +1,7 @@
-"""However Llama 3.2 Vision is taken apart, it says what the whole model says, beside requests of text alone too."""
+"""Llama 3.2 Vision answers like the whole model in every split.
+
+This includes concurrent requests of text alone.
+"""
 
 import asyncio
 from collections.abc import Iterator
@@ -18,7 +21,7 @@ pytestmark = pytest.mark.e2e
 
 USUAL, HALVES = "mllama-tiny", "mllama-halves"
 TOKENS = 24
-#: Ways of a request with a picture, and of one without.
+#: Paths of a request with an image, and of one without.
 WAYS = {"E>L": "L", "EL": "EL", "E>EL": "EL"}
 SPLIT = {"E>P>D": "P>D", "EP>D": "EP>D"}
 

@@ -1,4 +1,4 @@
-"""However Qwen2-VL is taken apart, it says what the whole model says."""
+"""Qwen2-VL answers like the whole model in every split."""
 
 from pathlib import Path
 
@@ -14,13 +14,13 @@ pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("plain families")]
 
 TOKENS = 24
 MODEL, HALVES = "qwen2_vl", "qwen2_vl-halves"
-#: Ways of a request with a picture, and of one without.
+#: Paths of a request with an image, and of one without.
 PATHS = {"E>L": "L", "EL": "EL", "E>EL": "EL", "E>P>D": "P>D"}
 
 
 @pytest.fixture(autouse=True)
 async def everybody(plain: System) -> dict[str, int]:
-    """Process id of every executor: a test begins when all of them are there and the gateway knows them."""
+    """Process id of every executor, once all are registered with the gateway."""
     pids = await plain.whole()
     await plain.becomes_ready()
     return pids

@@ -1,4 +1,4 @@
-"""However Qwen3-Omni is taken apart, it says and sounds what the whole model says and sounds."""
+"""Qwen3-Omni answers and speaks like the whole model in every split."""
 
 import asyncio
 import base64
@@ -59,7 +59,7 @@ async def everybody(system: System) -> None:
 
 
 def taken(shape: str, question: Question, speech: bool) -> str:
-    """The path of ``question`` where executors have this ``shape``: those that it has no use for are left out."""
+    """Path of ``question`` in this ``shape``, without executors that are not needed."""
     if shape == "R>P>D":
         return ""  # the only one there is
     used = {"thinker", *(FAMILY["encoders"][kind] for kind in question.media)}
@@ -81,7 +81,7 @@ def wanted(question: Question, model: str = WHOLE, **more: Any) -> dict[str, Any
 
 @functools.cache
 def whole(checkpoint: Path, name: str) -> oracle.Answer:
-    """The whole model's answer to a question, which is asked in many shapes."""
+    """The whole model's answer to a question, cached for many shapes."""
     question = QUESTIONS[name]
     return oracle.answer(checkpoint, question.plain, question.media, TOKENS, VOICE, FRAMES)
 

@@ -1,4 +1,4 @@
-"""However Qwen3-VL is taken apart, it says what the whole model says."""
+"""Qwen3-VL answers like the whole model in every split."""
 
 import asyncio
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.e2e
 
 WHOLE, SPLIT = "qwen3-vl-tiny", "qwen3-vl-halves"
 TOKENS = 24
-#: Ways of a request with a picture, and of one without.
+#: Paths of a request with an image, and of one without.
 PATHS = {"E>P>D": "P>D", "EP>D": "EP>D", "ED>P": "P>ED", "E>PD": "PD", "EPD": "EPD"}
 USUAL = {"E>L": "L", "EL": "EL", "E>EL": "EL"}
 QUESTIONS = {
@@ -60,7 +60,7 @@ async def test_ids_and_text_are_those_of_the_whole_model(system: System, checkpo
 
     answers = [
         await said(system, question, path, model=WHOLE if shape in USUAL else SPLIT)
-        for _ in range(2)  # what an encoder keeps is as good as what it makes
+        for _ in range(2)  # cached results equal computed ones
     ]
 
     assert answers == [(text, ids)] * 2

@@ -1,4 +1,7 @@
-"""However Qwen-Image-Edit is taken apart, and whoever else is served, it makes what the library's pipeline makes."""
+"""Qwen-Image-Edit generates the library pipeline's image in every split.
+
+Other models on the system do not change this.
+"""
 
 import asyncio
 import base64
@@ -37,7 +40,7 @@ async def everybody(painters: System) -> None:
 
 
 def wanted(checkpoint: Path, data: bytes, wish: dict[str, Any]) -> np.ndarray:
-    """The pipeline's picture before it is rounded."""
+    """The pipeline's image before rounding."""
     known = {name: value for name, value in wish.items() if name not in ("negative_prompt", "n")}
     picture: np.ndarray = oracle.edited(checkpoint, data, negative=wish.get("negative_prompt", ""), **known)
     return picture
@@ -67,7 +70,7 @@ async def test_a_picture_is_that_of_the_pipeline_apart_and_together(painters: Sy
 
     assert [answer.headers["x-omnibus-path"] for answer in (first, second)] == [APART, TOGETHER]
     np.testing.assert_array_equal(apart, together)
-    # Only what lies between two of 256 values may be rounded to the other one.
+    # Only values between two of 256 steps may round differently.
     np.testing.assert_allclose(apart, wanted(edit_checkpoint, data, wish), atol=0.51)
     assert apart.std() > 10
     await painters.ledger_is_empty()

@@ -1,4 +1,4 @@
-"""A model whose checkpoint is an id of the hub answers as one whose checkpoint is a directory."""
+"""A checkpoint with a hub id answers like one in a directory."""
 
 from collections.abc import Iterator
 
@@ -23,7 +23,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
 
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory, hub: Hub) -> Iterator[System]:
-    """Two models, and executors that may download."""
+    """Two models, and executors with permission to download."""
     path = tiny.build("qwen3", tmp_path_factory.mktemp("models") / "it")
     models = {
         name: catalog.model_declaration("qwen3", checkpoint) for name, checkpoint in (("path", str(path)), ("id", ID))

@@ -1,4 +1,7 @@
-"""Qwen-Image as text encoder, transformer and VAE apart (T, D, V) and together (TDV): four executors and two apps."""
+"""Qwen-Image in separate executors (T, D, V) and in one (TDV).
+
+T is the text encoder, D the transformer and V the VAE. The system has four executors and two apps.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +24,7 @@ def studio(tmp_path_factory: pytest.TempPathFactory, image_checkpoint: Path) -> 
 
 @pytest.fixture(autouse=True)
 async def everybody(studio: System) -> dict[str, int]:
-    """Process id of every executor: a test begins when all of them are there and the gateway knows them."""
+    """Process id of every executor, once all are registered with the gateway."""
     pids = await studio.whole()
     await studio.becomes_ready()
     return pids

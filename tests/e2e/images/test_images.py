@@ -1,4 +1,7 @@
-"""However Qwen-Image is taken apart, and whoever else is served, it paints what the library's pipeline paints."""
+"""Qwen-Image generates the library pipeline's image in every split.
+
+Other models on the system do not change this.
+"""
 
 import asyncio
 import base64
@@ -40,7 +43,7 @@ def pipeline(checkpoint: Path) -> Any:
 
 
 def wanted(checkpoint: Path, wish: dict[str, Any]) -> np.ndarray:
-    """The pipeline's picture before it is rounded, [height, width, 3] in [0, 255]."""
+    """The pipeline's image before rounding, [height, width, 3] in [0, 255]."""
     made = pipeline(checkpoint)(
         wish["prompt"],
         negative_prompt=wish.get("negative_prompt", ""),
@@ -72,7 +75,7 @@ async def test_a_picture_is_that_of_the_pipeline_apart_and_together(studio: Syst
 
     assert [answer.headers["x-omnibus-path"] for answer in (first, second)] == [APART, TOGETHER]
     np.testing.assert_array_equal(apart, together)
-    # Only what lies between two of 256 values may be rounded to the other one.
+    # Only values between two of 256 steps may round differently.
     np.testing.assert_allclose(apart, wanted(image_checkpoint, wish), atol=0.51)
     assert apart.std() > 10
     await studio.ledger_is_empty()
@@ -122,7 +125,7 @@ async def test_a_client_that_leaves_stops_the_steps(studio: System):
             await anext(answer.aiter_lines())
         end = await watch.end(id)
         await studio.ledger_is_empty()
-        await asyncio.sleep(0.3)  # what is still on its way
+        await asyncio.sleep(0.3)  # tokens in transit
 
     assert end.status == "cancelled"
     assert 1 <= len(watch.chunks(id, "progress")) < 500
@@ -145,7 +148,7 @@ async def test_a_picture_whose_executor_dies_is_painted_elsewhere_and_is_the_sam
 
 
 async def sketched(studio: System, wish: dict[str, Any], path: str, victim: int = 0) -> list[Any]:
-    """What the sketcher tells; ``victim`` is a process that is killed after the fifth step."""
+    """Events of the sketcher; ``victim`` is a process to kill after the fifth step."""
     told: list[Any] = []
     headers = {"x-omnibus-path": path}
     async with (

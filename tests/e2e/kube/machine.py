@@ -1,8 +1,8 @@
-"""The machines of a cluster: they run the pods that an ``Api`` holds as processes here, much as kubelets would.
+"""Machines of a cluster that run an ``Api``'s pods as processes.
 
-Volumes become directories, ports free ones, names of services addresses of this machine. Each machine has a loopback
-address and a ``/dev/shm`` of its own. A pod that ends is started again; one of a new template comes before that of the
-old one goes.
+They imitate kubelets. Volumes become directories, ports free ones, and names of services addresses of this machine.
+Each machine has its own loopback address and ``/dev/shm``. A pod that ends is restarted. A pod of a new template starts
+before that of the old one stops.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from tests.kube.api import Api, Object
 LOOK, AGAIN = 0.1, 0.5
 SHM = "/dev/shm"
 WORKLOADS = ("StatefulSet", "DaemonSet", "Deployment")
-#: What services are told of their ports, by the name of the port.
+#: Settings for the ports of services, by the name of the port.
 PORTS = {
     "metrics": "OMNIBUS_SERVICE_METRICS_PORT",
     "http": "OMNIBUS_GATEWAY_PORT",
@@ -40,7 +40,7 @@ PORTS = {
 
 
 class Pod:
-    """One pod of a workload on ``node``. ``ports`` are where its ports are in truth, by name."""
+    """One pod of a workload on ``node``; ``ports`` are its real ports by name."""
 
     def __init__(self, name: str, template: Object, node: str, machine: "Machine") -> None:
         self.name = name
@@ -76,7 +76,7 @@ class Pod:
         await until_cancelled(self._task)
 
     def refresh(self) -> None:
-        """Files of ConfigMaps follow them, until they go."""
+        """Update the files of ConfigMaps, until the pod ends."""
         maps = self._machine.api.of("ConfigMap")
         for volume in self.spec["volumes"]:
             for file, text in maps.get(volume.get("configMap", {}).get("name"), {}).get("data", {}).items():
@@ -174,9 +174,12 @@ class Pod:
 
 
 class Machine:
-    """``edits`` are made to all text that pods are given, ``ports`` are not free ones but these; ``account`` is told to
-    pods that talk to the cluster. ``nodes`` are addresses by the name of a machine, ``places`` says by the name of a
-    container on which one its pods are; all others are on the first."""
+    """The machines, with their overrides.
+
+    ``edits`` change all text given to pods. ``ports`` replace free ones. ``account`` is passed to pods that talk to the
+    cluster. ``nodes`` are addresses by machine name. ``places`` contains the machine by container name; pods of other
+    containers run on the first machine.
+    """
 
     def __init__(
         self, api: Api, directory: Path, edits: Mapping[str, str], ports: Mapping[str, int], account: Mapping[str, str]
@@ -208,7 +211,10 @@ class Machine:
         return text
 
     def host_path(self, node: str, path: str) -> Path:
-        """Where ``path`` of a machine is in truth: the first one is this, others share nothing with it."""
+        """Real location of a machine's ``path``.
+
+        The first machine is this one; others share nothing with it.
+        """
         if node == next(iter(self.nodes)):
             return Path(path)
         mark = hashlib.sha256(str(self.directory).encode()).hexdigest()[:8]
@@ -218,7 +224,7 @@ class Machine:
         return [pod for name, pod in self.pods.items() if name.startswith(f"{workload}-")]
 
     async def run(self) -> None:
-        """Until cancelled; then all pods end."""
+        """Run until cancelled, then stop all pods."""
         try:
             while True:
                 await self._look()
@@ -245,7 +251,7 @@ class Machine:
                 pod.refresh()
 
     def _pods(self, workload: Object) -> list[tuple[str, Object, str]]:
-        """Names of pods, the same for the same template, what they are and on which machine."""
+        """Names of pods, with their templates and machines; equal templates keep equal names."""
         template = workload["spec"]["template"]
         told = json.dumps([template, workload["spec"].get("volumeClaimTemplates")], sort_keys=True)
         mark = hashlib.sha256(told.encode()).hexdigest()[:6]
@@ -256,7 +262,7 @@ class Machine:
 
 
 def _expanded(text: str, known: Mapping[str, str]) -> str:
-    """As Kubernetes puts variables in: ``$(NAME)`` where it is known, and ``$$`` for ``$``."""
+    """Expand variables like Kubernetes: known ``$(NAME)``, and ``$$`` to ``$``."""
 
     def of(match: re.Match[str]) -> Any:
         return "$" if match[0] == "$$" else known.get(match[1], match[0])

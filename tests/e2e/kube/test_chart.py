@@ -1,4 +1,4 @@
-"""A release of the chart, its pods running as processes: what it installs serves."""
+"""A release of the chart serves requests; its pods run as processes."""
 
 import asyncio
 import contextlib
@@ -38,7 +38,7 @@ class Release:
         self.machine = machine
 
     def values(self, replicas: int = 1, batch: int = 16) -> Values:
-        """The overlay for CPUs with one of its models, so many replicas of its option and rows of a batch."""
+        """Overlay for CPUs with one model, several replicas, and batch rows."""
         whole = overlay("values-cpu.yaml")
         model = whole["models"]["models"][MODEL]
         model["options"]["EL"]["replicas"] = replicas
@@ -49,7 +49,7 @@ class Release:
 
     @property
     def shared(self) -> Path:
-        """Where the pods of this release meet on the machine."""
+        """Directory that the pods of this release share on the machine."""
         return Path("/dev/shm") / f"omnibus-{hashlib.sha256(f'ns/{self.name}'.encode()).hexdigest()[:8]}"
 
     @property
@@ -57,7 +57,7 @@ class Release:
         return [pod for pod in self.machine.pods.values() if pod.container["name"] == "llm"]
 
     async def until_ready(self) -> str:
-        """The URL of a gateway that says that every stage can make progress."""
+        """Return the URL of a gateway that reports every stage as ready."""
         async with asyncio.timeout(WITHIN), httpx.AsyncClient() as http:
             while True:
                 for pod in self.machine.of(f"{self.name}-gateway"):
@@ -68,7 +68,7 @@ class Release:
                 await asyncio.sleep(0.2)
 
     async def counters(self, pod: Pod) -> dict[str, float]:
-        """Samples of a pod's metrics, summed over their labels."""
+        """Samples of a pod's metrics, summed over labels."""
         async with httpx.AsyncClient() as http:
             text = (await http.get(f"http://127.0.0.1:{pod.ports['metrics']}/metrics")).text
         found: dict[str, float] = {}

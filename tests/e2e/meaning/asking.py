@@ -1,4 +1,4 @@
-"""Questions of the small world over HTTP, and what its answers say, sound like and show."""
+"""Questions about the small world over HTTP, with decoded answers."""
 
 import asyncio
 import base64
@@ -20,7 +20,8 @@ from tests.e2e.system import System
 OMNI, PAINTER = "qwen2.5-omni-world", "qwen-image-world"
 #: Right answers of a hundred that are enough.
 ENOUGH = 0.95
-#: Of so many scenes one is asked about: few say that the system mixes nothing up, all say how good the weights are.
+#: Questions cover one in so many scenes. A few show that the system mixes nothing up; all show how good the weights
+#: are.
 thinned = pytest.mark.parametrize(
     "every", [pytest.param(4, id="some"), pytest.param(1, id="all", marks=pytest.mark.nightly)]
 )
@@ -32,14 +33,20 @@ T = TypeVar("T")
 
 
 class Answer(NamedTuple):
-    """What was said, and its sound: float [n] at 24 kHz, empty where none was asked for."""
+    """Text and audio of an answer, float [n] at 24 kHz.
+
+    The audio is empty if the request was for text alone.
+    """
 
     text: str
     sound: np.ndarray
 
 
 async def ask(http: httpx.AsyncClient, talk: Dialogue, seed: int, voice: str = "", path: str = "") -> Answer:
-    """Ask ``talk`` with a picture and a sound of its own that ``seed`` makes; with a ``voice`` the answer is spoken."""
+    """Ask ``talk`` about an image and audio clip drawn by ``seed``.
+
+    With a ``voice`` the answer is spoken.
+    """
     random = np.random.default_rng(seed)
     content: list[dict[str, Any]] = []
     if talk.scene:
@@ -75,7 +82,7 @@ async def chat(http: httpx.AsyncClient, messages: list[Any], voice: str = "", pa
 
 
 async def paint(http: httpx.AsyncClient, prompt: str, seed: int, path: str = "") -> np.ndarray:
-    """A picture of what is told, uint8 [64, 64, 3]; ``path`` names the executors that make it."""
+    """Image of a description, uint8 [64, 64, 3]; ``path`` names the executors."""
     wish = {"model": PAINTER, "prompt": prompt, "size": "64x64", "steps": _STEPS, "guidance": _GUIDANCE, "seed": seed}
     answer = await http.post("/v1/images/generations", json=wish, headers={"x-omnibus-path": path} if path else {})
     assert answer.status_code == 200, answer.text
@@ -83,13 +90,13 @@ async def paint(http: httpx.AsyncClient, prompt: str, seed: int, path: str = "")
 
 
 def decode_image(answer: httpx.Response) -> np.ndarray:
-    """The one picture of ``answer``, uint8 [height, width, 3]."""
+    """The only image of ``answer``, uint8 [height, width, 3]."""
     [made] = answer.json()["data"]
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(made["b64_json"]))))
 
 
 async def some_at_once(each: Sequence[Awaitable[T]], most: int = _AT_ONCE) -> list[T]:
-    """The results of all, ``most`` of which run at a time."""
+    """Results of all, of which ``most`` run at a time."""
     room = asyncio.Semaphore(most)
 
     async def one(asked: Awaitable[T]) -> T:
@@ -100,12 +107,15 @@ async def some_at_once(each: Sequence[Awaitable[T]], most: int = _AT_ONCE) -> li
 
 
 def open_door(house: System) -> httpx.AsyncClient:
-    """A client with room and patience for many at once."""
+    """A client with enough connections and timeout for many requests at once."""
     return httpx.AsyncClient(base_url=house.url, timeout=600, limits=httpx.Limits(max_connections=64))
 
 
 def share(right: Sequence[bool]) -> float:
-    """The share of right answers. Of fewer than twenty one may be wrong too, as of twenty: processors round as they do."""
+    """Share of right answers.
+
+    One wrong answer is allowed in fewer than twenty, because rounding depends on the processor.
+    """
     excused = 1 if len(right) < _ENOUGH_FOR_A_SHARE else 0
     return min(1.0, (sum(right) + excused) / len(right))
 

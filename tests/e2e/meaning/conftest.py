@@ -1,4 +1,7 @@
-"""The trained models of the small world, apart and together: one that sees, hears and speaks, and one that draws."""
+"""The trained models of the small world, split and whole.
+
+They are one that sees, hears and speaks, and one that generates images.
+"""
 
 from collections.abc import Iterator
 
@@ -28,6 +31,6 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
 
 @pytest.fixture(autouse=True)
 async def everybody(house: System) -> None:
-    """A test begins when all executors are there and the gateway knows them."""
+    """Wait until all executors are registered with the gateway before each test."""
     await house.whole()
     await house.becomes_ready()

@@ -1,4 +1,7 @@
-"""An app draws, and lets another model look at what was drawn, inside of one graph."""
+"""An app generates an image and has another model describe it.
+
+Both calls are in one graph.
+"""
 
 import base64
 import json

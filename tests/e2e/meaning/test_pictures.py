@@ -1,4 +1,7 @@
-"""What is told is drawn, what is drawn is seen, and what is said is heard: round and round, the meaning stays."""
+"""Descriptions survive a round trip through images and speech.
+
+Models generate an image from text, describe it, and transcribe the spoken description.
+"""
 
 import numpy as np
 import pytest
@@ -83,7 +86,7 @@ async def test_a_picture_of_the_words_for_a_picture_has_the_same_words(house: Sy
 
 @thinned
 async def test_what_is_drawn_is_named_in_speech(house: System, every: int):
-    """Drawn, seen, spoken: through every component of both models but the ear."""
+    """Image to description to speech: all components of both models except the audio encoder."""
     chosen = UNSEEN[2 :: 4 * every]
 
     async with open_door(house) as http:

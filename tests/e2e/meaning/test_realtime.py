@@ -1,4 +1,4 @@
-"""Conversations by voice with the trained world model, by the client that people have."""
+"""Voice conversations with the trained world model, through a common client."""
 
 import asyncio
 import base64
@@ -37,9 +37,9 @@ def tones(row: tuple[str, ...], seed: int) -> str:
 
 
 async def respond(socket: AsyncRealtimeConnection, item: str, **more: Any) -> tuple[Any, np.ndarray, str]:
-    """The response to one item: its last event, its sound, float [n] at 24 kHz, and its transcript.
+    """Response to one item: its last event, its audio, and its transcript.
 
-    The model has never seen a conversation, so that it is shown one question at a time.
+    Audio is float [n] at 24 kHz. Training did not include conversations, so the model gets one question at a time.
     """
     await socket.response.create(response={"input": [{"type": "item_reference", "id": item}], **more})
     return await collect(socket)
@@ -72,7 +72,7 @@ async def ask(socket: AsyncRealtimeConnection, *content: Any) -> str:
 
 
 async def speak(socket: AsyncRealtimeConnection, row: tuple[str, ...], seed: int) -> str:
-    """Tones as a microphone gives them; the id of their message."""
+    """Send tones in a microphone's format; return the id of their message."""
     sound = base64.b64decode(tones(row, seed))
     for at in range(0, len(sound), 4800):
         await socket.input_audio_buffer.append(audio=base64.b64encode(sound[at : at + 4800]).decode())
@@ -127,7 +127,7 @@ async def test_a_turn_is_found_in_what_a_microphone_gives_and_answered_aloud(hou
         await socket.conversation.item.retrieve(item_id=started.item_id)
         taken = base64.b64decode((await next_event(socket, "conversation.item.retrieved")).item.content[0].audio)
 
-    # Without a question in words the model says something, but it has not learned what.
+    # Without a question in words, the model's answer is untrained.
     assert 600 <= started.audio_start_ms <= 1000 < stopped.audio_end_ms
     assert audio_oracle.recognize_tones(np.frombuffer(taken, "<i2") / 32767, 24000) == ["low"]
     assert (response.status, bool(said), len(sound) > 0) == ("completed", True, True)

@@ -40,5 +40,5 @@ def test_tones_that_a_microphone_hears_are_answered_in_a_caption_and_aloud(house
 
 
 def recognize_played(samples: np.ndarray) -> list[str] | None:
-    """The words in what a speaker played, whose last rest may be missing."""
+    """Words in a speaker's playback, whose end may be missing."""
     return audio_oracle.recognize_words(np.pad(samples, (0, -len(samples) % SYLLABLE)))

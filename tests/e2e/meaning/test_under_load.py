@@ -1,4 +1,4 @@
-"""Many clients at once, each with a scene of its own: nobody gets another one's answer."""
+"""Concurrent clients with different scenes each get the right answer."""
 
 import itertools
 from collections.abc import Awaitable, Callable
@@ -14,13 +14,13 @@ pytestmark = pytest.mark.e2e
 
 SCENES = scenes.held_out_scenes()
 TONES = [row for count in (1, 2, 3) for row in itertools.product(tone_synth.TONES, repeat=count)]
-#: What came and what should have.
+#: Actual and expected answer.
 Told = tuple[str, str]
 
 
 @pytest.mark.parametrize(("at_once", "count"), [(15, 15), pytest.param(32, 48, marks=pytest.mark.nightly)])
 async def test_each_of_many_at_once_gets_what_it_gets_alone(house: System, at_once: int, count: int):
-    """A third asks for text about a picture and a sound, a third for speech, a third for pictures."""
+    """A third request text about image and audio, others speech or images."""
     crowd = list(enumerate(SCENES[:count]))
     async with open_door(house) as http:
         alone = await some_at_once([_one(http, scene, place) for place, scene in crowd], 1)

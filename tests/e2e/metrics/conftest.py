@@ -1,6 +1,7 @@
-"""A system under load that meets everything that metrics tell of.
+"""A system under load that produces every kind of metric.
 
-Speech, a session by voice, tenants at their limits, a lost executor, an input that breaks an engine, a slow consumer.
+The load contains speech, a voice session, tenants at their limits, a lost executor, an input that breaks an engine, and
+a slow consumer.
 """
 
 import asyncio
@@ -25,7 +26,7 @@ from tests.e2e.questions import Question, ask, audio, image
 from tests.e2e.system import OMNI, ROOT, System, declaration, running
 from tests.observed import Emitted, samples
 
-WITHIN = 60.0  # seconds for metrics to tell what has happened
+WITHIN = 60.0  # seconds until metrics include all events
 INFLIGHT = 4
 BOTH = ask(image(2), audio(1.1, 1), "describe")
 #: Why requests are refused here.
@@ -34,14 +35,14 @@ SERVICES = {"gateway", "planner", "sidecar", "encoder", "llm", "generator"}
 
 
 class Observed(NamedTuple):
-    """What each target has told in the end, by service, and all of it together."""
+    """Final metrics of each target, by service, and all of them combined."""
 
     texts: dict[str, list[str]]
     emitted: Emitted
 
 
 def targets(system: System) -> dict[str, list[str]]:
-    """Where services say that they are, by service."""
+    """Targets as the services register them, by service."""
     found: dict[str, list[str]] = {}
     for file in (Path(system.state.directory) / "metrics").glob("*.json"):
         for each in json.loads(file.read_text()):
@@ -93,7 +94,7 @@ def observed(system: System) -> Observed:
 
 
 async def observe(system: System) -> Observed:
-    """Load the system, then read its metrics once they have told all of it."""
+    """Load the system, and read its metrics once they include everything."""
     consumer = await _consumer(system)
     async with tenants.door(system) as http:
         for _ in range(2):  # the second time the media are known
@@ -127,7 +128,7 @@ async def _streamed(http: httpx.AsyncClient, body: dict[str, Any]) -> None:
 
 
 async def _lost(system: System, http: httpx.AsyncClient) -> None:
-    """One of two thinkers dies in the middle of a long answer, which the other one finishes."""
+    """Kill one of two thinkers during a long answer; the other continues."""
     pids = await system.whole()
     first = next(pids[id] for id in sorted(pids) if "-L-" in id)
     process = next(one for one in system.processes() if one.pid == first)
@@ -151,7 +152,7 @@ async def _lost(system: System, http: httpx.AsyncClient) -> None:
 
 
 async def _consumer(system: System) -> Client:
-    """A durable consumer of the records that takes nothing, as a tool that hangs."""
+    """A durable consumer that takes no records, like a tool that hangs."""
     client = await nats.connect(system.state.nats_url)
     config = ConsumerConfig(durable_name="slow", ack_policy=AckPolicy.EXPLICIT)
     await client.jetstream().add_consumer(subjects.INVOCATIONS.name, config)
@@ -159,7 +160,7 @@ async def _consumer(system: System) -> Client:
 
 
 async def _told(system: System) -> dict[str, list[str]]:
-    """The metrics once the planner has looked at the streams, and the gateway has told its load."""
+    """Metrics after the planner's check of streams and the gateway's load report."""
     end = time.monotonic() + WITHIN
     while True:
         texts = await scraped(system)

@@ -1,4 +1,4 @@
-"""Tenants of the load run, each with a key that has another limit, and what they are refused."""
+"""Tenants of the load run, whose keys have different limits; their rejections."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ LIMITS: dict[str, dict[str, Any]] = {
 }
 FREE = "search"
 ADMIN = "the-operators-own-token"
-#: What the gateway is told: few requests of a tenant wait, and not for long; two at a time for each executor.
+#: Settings of the gateway: few requests of a tenant wait, and not for long; two at a time for each executor.
 SETTINGS = {
     "OMNIBUS_GATEWAY_ADMIT": "2",
     "OMNIBUS_GATEWAY_ADMIT_QUEUE": "1",
@@ -33,7 +33,7 @@ SETTINGS = {
 }
 #: Answers in text that are made at a time, by two thinkers; speech has half the room, for there is one vocoder.
 TEXT = 4
-LONG = 3000  # tokens: nobody waits for the last one
+LONG = 3000  # tokens, more than any test reads
 
 
 def write(path: Path) -> Path:
@@ -69,8 +69,10 @@ async def refused(system: System) -> None:
 
 
 async def _crowded(system: System) -> None:
-    """While others have both places at the vocoder, one waits for its turn in vain, and one more finds the queue
-    full."""
+    """Occupy both places at the vocoder, so further requests queue or fail.
+
+    One request waits for its turn in vain, and another one finds the queue full.
+    """
     speech = {"modalities": ["text", "audio"], "audio": {"voice": VOICE, "format": "pcm16"}}
     async with door(system) as http, _held(system, "single", **speech) as single, _held(system, FREE, **speech):
         assert (await single.get("/v1/models")).status_code == 429
@@ -79,7 +81,7 @@ async def _crowded(system: System) -> None:
 
 
 async def _full(system: System) -> None:
-    """While as many are in flight as may, the gateway takes no more."""
+    """Check that the gateway rejects requests above the limit in flight."""
     async with contextlib.AsyncExitStack() as stack:
         for _ in range(TEXT):
             http = await stack.enter_async_context(_held(system, FREE))
@@ -88,11 +90,11 @@ async def _full(system: System) -> None:
 
 @contextlib.asynccontextmanager
 async def _held(system: System, tenant: str, **more: Any) -> AsyncIterator[httpx.AsyncClient]:
-    """A long answer to ``tenant`` that has begun; it is given up in the end. What it was asked through."""
+    """Hold a long answer to ``tenant`` open in the block; yield its client."""
     body = {**_text("tell me all of it"), "max_tokens": LONG, "ignore_eos": True, "stream": True, **more}
     async with door(system, tenant) as http, http.stream("POST", CHAT, json=body) as answer:
         assert answer.status_code == 200
-        lines = answer.aiter_lines()  # whoever lets go of it leaves
+        lines = answer.aiter_lines()  # dropping this iterator would disconnect
         async for line in lines:
             if any(f'"{part}":"' in line and f'"{part}":""' not in line for part in ("content", "transcript")):
                 break
@@ -100,7 +102,7 @@ async def _held(system: System, tenant: str, **more: Any) -> AsyncIterator[httpx
 
 
 async def _idle(system: System) -> None:
-    """Until nothing is in flight."""
+    """Wait until no request is in flight."""
     async with asyncio.timeout(20), system.http() as http:
         http.headers["authorization"] = f"Bearer {ADMIN}"
         while "omnibus_gateway_inflight 0.0" not in (await http.get("/metrics")).text.splitlines():

@@ -1,4 +1,7 @@
-"""What a load run really emits: from every service, and all that panels and alerts ask for."""
+"""Every service emits its metrics in a load run.
+
+They include all that panels and alerts query.
+"""
 
 import re
 
@@ -57,7 +60,10 @@ def test_every_service_serves_its_metrics(observed: Observed):
 
 
 def test_a_gauge_is_told_by_the_one_who_knows_it(observed: Observed):
-    """A process that says 0 of what it does not know would make a minimum, or a difference, of all of them wrong."""
+    """A gauge is emitted only by the process that can measure it.
+
+    A process that reports 0 for an unknown value would distort a minimum or a difference over all processes.
+    """
     tellers: dict[str, set[str]] = {}
     for service, texts in observed.texts.items():
         for family in (family for text in texts for family in text_string_to_metric_families(text)):

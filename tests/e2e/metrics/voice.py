@@ -1,4 +1,4 @@
-"""A session by voice that is interrupted while it speaks, hears a pause, and comes back on another connection."""
+"""A voice session with an interruption, a pause, and a reconnection."""
 
 import asyncio
 import base64

@@ -1,4 +1,7 @@
-"""Four models on three nodes: executors take turns on them, so that every split path crosses from node to node."""
+"""Four models on three nodes, where every split path crosses nodes.
+
+Executors alternate between nodes.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,7 +44,7 @@ def nodes(
 
 @pytest.fixture(autouse=True)
 async def everybody(nodes: System) -> dict[str, int]:
-    """Process id of every executor: a test begins when all of them are there and the gateways know them."""
+    """Process id of every executor, once all are registered with the gateways."""
     pids = await nodes.whole()
     await nodes.becomes_ready()
     return pids

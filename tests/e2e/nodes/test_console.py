@@ -25,7 +25,7 @@ async def crossed(nodes: System) -> str:
 
 @pytest.fixture
 async def cut(nodes: System, crossed: str) -> str:
-    """An event of the gateway's state in which its second node does not reach the first, and is gone."""
+    """State event of a gateway whose second node is cut off."""
     async with nodes.http() as http:
         state = await first_state(http, nodes)
     source, reader = nodes.node_name(0), nodes.node_name(1)

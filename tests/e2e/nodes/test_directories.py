@@ -1,4 +1,7 @@
-"""Two gateways on two nodes, each with a media directory of its own: what one of them keeps, the other one hands out."""
+"""Two gateways on two nodes serve each other's media.
+
+Each has its own media directory.
+"""
 
 import asyncio
 import json
@@ -28,12 +31,12 @@ def media(system: System, gateway: int) -> Path:
 
 
 def has(system: System, gateway: int, digest: str) -> bool:
-    """Whether a gateway keeps recorded content in its own directory."""
+    """Return True if a gateway stores recorded content in its own directory."""
     return (media(system, gateway) / digest[:2] / digest).is_file()
 
 
 async def replayed(system: System, recorded: bytes) -> dict[str, Any]:
-    """First and last reply to a replay: where it ran, and how it compares."""
+    """First and last reply to a replay, with its node and comparison."""
     async with system.bus() as bus:
         replies = [json.loads(part) async for part in bus.request_stream("omnibus.replay", recorded, 60.0)]
     return {**replies[0], **replies[-1]}

@@ -1,4 +1,4 @@
-"""What happens to requests when the sidecar of a node on their path dies or stands still."""
+"""Requests fail over when the sidecar of a node dies or freezes."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ async def ask(system: System, gateway: int) -> tuple[int, Any]:
 
 
 async def ask_until(system: System, end: asyncio.Event) -> list[tuple[int, Any]]:
-    """Requests at both gateways, one after the other, until ``end``."""
+    """Send requests to both gateways in sequence until ``end``."""
     answers = []
     while not end.is_set():
         answers += await asyncio.gather(ask(system, 0), ask(system, 1))
@@ -70,7 +70,7 @@ async def test_requests_are_answered_or_refused_by_name_and_serve_again(nodes: S
 
 
 async def retained(system: System) -> int:
-    """Bytes on all nodes that nobody reads and that are retained."""
+    """Bytes retained on all nodes for which no read is open."""
     found = 0
     for node in range(NODES):
         async with system.tensors(node) as tensors:
@@ -79,7 +79,10 @@ async def retained(system: System) -> int:
 
 
 async def draw_without_denoiser(nodes: System, gateway: int, body: dict[str, Any]) -> httpx.Response:
-    """The answer to a request for an image, whose denoiser is killed once the embedding of its prompt is retained."""
+    """Answer an image request whose denoiser is killed.
+
+    The fault occurs once the embedding of the prompt is retained.
+    """
     everybody = await nodes.whole()
     async with nodes.http(gateway) as http:
         asking = asyncio.create_task(

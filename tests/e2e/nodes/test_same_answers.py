@@ -1,4 +1,7 @@
-"""A path over several nodes answers as one executor does, and leaves nothing on any of them."""
+"""A path over several nodes answers like one executor.
+
+It leaves nothing in any arena.
+"""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,7 @@
-"""What operators see of nodes: the gateway's state, ``omnibus top``, and the costs in ``omnibus show``."""
+"""Operators' views of nodes.
+
+They are the gateway's state, ``omnibus top``, and the costs in ``omnibus show``.
+"""
 
 import asyncio
 import json
@@ -50,7 +53,7 @@ async def run_command(system: System, *arguments: str) -> str:
 async def test_the_gateway_shows_nodes_with_who_is_on_them_and_what_crossed(nodes: System):
     await ask_apart(nodes)
     async with asyncio.timeout(PATIENCE), nodes.http() as http:
-        # Sidecars report each second: what has just crossed is told a moment later.
+        # Sidecars report each second, so the latest transfers appear a moment later.
         while not (state := await first_state(http, nodes))["links"] or len(state["nodes"]) < NODES:
             await asyncio.sleep(0.2)
 
@@ -81,7 +84,7 @@ async def test_top_shows_nodes_and_links(nodes: System):
 
 
 async def test_a_pair_is_unreachable_until_its_node_answers_again(nodes: System):
-    """The sidecar of the encoder's node stands still: that of the language model cannot pull from it."""
+    """A frozen sidecar at the encoder's node prevents pulls by other nodes."""
     id = await ask_apart(nodes)
     found = json.loads(await run_command(nodes, "show", id, "--json"))["waterfall"]
     pull = next(pull for pull in found["pulls"] if pull["source"] >= 0)

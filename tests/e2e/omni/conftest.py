@@ -1,4 +1,7 @@
-"""Qwen2.5-Omni as five executors (EV, EA, Th, Ta, V) and as one (M)."""
+"""Qwen2.5-Omni in five executors, and in one.
+
+The five are EV, EA, Th, Ta and V; the one is M.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +20,7 @@ def omni(tmp_path_factory: pytest.TempPathFactory, omni_checkpoint: Path) -> Ite
 
 @pytest.fixture(autouse=True)
 async def everybody(omni: System) -> dict[str, int]:
-    """Process id of every executor: a test begins when all of them are there and the gateway knows them."""
+    """Process id of every executor, once all are registered with the gateway."""
     pids = await omni.whole()
     await omni.becomes_ready()
     return pids

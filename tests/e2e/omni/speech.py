@@ -1,4 +1,4 @@
-"""Asking for speech, and what the whole model says and sounds like."""
+"""Requests for speech, and the whole model's text and audio."""
 
 import base64
 import io
@@ -20,14 +20,14 @@ APART = "EV>EA>Th>Ta>V"
 
 
 class Spoken(NamedTuple):
-    """An answer: its text and its sound, int16 [n] at 24 kHz."""
+    """An answer: its text and its audio, int16 [n] at 24 kHz."""
 
     text: str
     sound: np.ndarray
 
 
 def wanted(question: Question, format: str = "wav", **more: Any) -> dict[str, Any]:
-    """The body of a request for text and speech, greedy and with a fixed seed."""
+    """Body of a request for text and speech, greedy with fixed seed."""
     return {
         "model": OMNI,
         "messages": question.messages,
@@ -41,14 +41,14 @@ def wanted(question: Question, format: str = "wav", **more: Any) -> dict[str, An
 
 
 def taken(shape: str, question: Question, speech: bool) -> str:
-    """The path of ``question`` where executors have this ``shape``: those that it has no use for are left out."""
+    """Path of ``question`` in this ``shape``, without executors that are not needed."""
     used = {"thinker", *(FAMILY["encoders"][kind] for kind in question.media)}
     used |= {"talker", "vocoder"} if speech else set()
     return ">".join(option for option in shape.split(">") if used & {*FAMILY["options"][option]["components"]})
 
 
 def whole_model(checkpoint: Path, question: Question, tokens: int = TOKENS, codes: int = CODES) -> Spoken:
-    """What ``generate`` of the whole model says and sounds like."""
+    """Text and audio from ``generate`` of the whole model."""
     _, text, _, sound = oracle.omni_answer(checkpoint, question.plain, question.media, tokens, VOICE, codes, SEED)
     return Spoken(text, pcm(sound.numpy().reshape(-1)))
 
@@ -59,7 +59,7 @@ def pcm(samples: np.ndarray) -> np.ndarray:
 
 
 def spoken(answer: Mapping[str, Any]) -> Spoken:
-    """What a ``chat.completion`` with WAV sound holds."""
+    """Content of a ``chat.completion`` with WAV audio."""
     message = answer["choices"][0]["message"]
     with wave.open(io.BytesIO(base64.b64decode(message["audio"]["data"]))) as file:
         assert (file.getnchannels(), file.getsampwidth(), file.getframerate()) == (1, 2, 24_000)
@@ -69,7 +69,10 @@ def spoken(answer: Mapping[str, Any]) -> Spoken:
 
 
 def same(found: Spoken, expected: Spoken) -> None:
-    """Fails unless text and sound agree; 1e-5 of float is at most one 16-bit step after rounding."""
+    """Check that text and audio agree.
+
+    A difference of 1e-5 in float is at most one 16-bit step after rounding.
+    """
     assert found.text == expected.text
     assert found.sound.shape == expected.sound.shape
     assert int(np.abs(found.sound.astype(int) - expected.sound).max(initial=0)) <= 1

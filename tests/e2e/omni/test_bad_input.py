@@ -1,4 +1,4 @@
-"""What is wrong with sounds and voices is the client's own 4xx, and the executors live."""
+"""Invalid audio and voices cause a 4xx, and executors keep running."""
 
 import base64
 from typing import Any

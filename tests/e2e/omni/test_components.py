@@ -1,4 +1,4 @@
-"""Each executor loads its own components and nothing else."""
+"""Each executor loads only its own components."""
 
 import json
 from pathlib import Path

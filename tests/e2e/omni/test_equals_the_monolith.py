@@ -1,4 +1,4 @@
-"""However Qwen2.5-Omni is taken apart, it says and sounds what the whole model says and sounds."""
+"""Qwen2.5-Omni answers and speaks like the whole model in every split."""
 
 import asyncio
 from pathlib import Path

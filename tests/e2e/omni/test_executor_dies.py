@@ -1,4 +1,4 @@
-"""Whichever of five executors dies, the answer is finished by others, in text and in sound."""
+"""Other executors finish text and audio when any of five dies."""
 
 import asyncio
 import base64
@@ -38,7 +38,7 @@ def truth(omni_checkpoint: Path) -> Spoken:
 
 @pytest.fixture(autouse=True)
 async def everybody(omni: System) -> AsyncIterator[dict[str, int]]:
-    """Process ids of all executors: those that the test before killed are parts of the next one's path."""
+    """Process ids of all executors, once killed ones are back."""
     yield await omni.whole()
     await omni.ledger_is_empty()
 
@@ -73,7 +73,10 @@ async def test_an_answer_that_has_begun_goes_on_elsewhere(omni: System, truth: S
 
 
 async def disturb(omni: System, truth: Spoken, victim: str, when: str) -> dict[str, Any]:
-    """The record of an answer whose executor ``victim`` is killed at the first piece of ``when``, and which is right."""
+    """Kill executor ``victim`` at the first piece of ``when``; return the record.
+
+    The answer must be right.
+    """
     body, headers = wanted(QUESTION, stream=True, **LONG), {"x-omnibus-path": "M" if victim == "M" else APART}
     everybody = await omni.whole()
     async with (

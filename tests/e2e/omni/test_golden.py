@@ -1,4 +1,4 @@
-"""What was recorded once runs for ever: text, sound and images in, text and speech out."""
+"""Recorded omni invocations stay replayable: text, audio and images to text and speech."""
 
 import pytest
 

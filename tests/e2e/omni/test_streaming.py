@@ -1,4 +1,4 @@
-"""Text and speech of one answer arrive together, piece by piece, and add up to the whole answer."""
+"""Text and speech stream together, and add up to the whole answer."""
 
 import base64
 import io
@@ -84,7 +84,7 @@ async def test_a_compressed_stream_plays_as_long_as_the_plain_one(omni: System, 
 
 
 def played(file: bytes) -> np.ndarray:
-    """What a player makes of a WAV file whose length was not known when it began: int16 [n]."""
+    """Playback of a WAV file with unknown initial length: int16 [n]."""
     with av.open(io.BytesIO(file)) as container:
         stream = container.streams.audio[0]
         assert (stream.rate, stream.channels, container.format.name) == (24_000, 1, "wav")

@@ -1,4 +1,4 @@
-"""Samples as they leave the vocoder, before they are rounded to 16 bits."""
+"""Samples from the vocoder, before rounding to 16 bits."""
 
 from pathlib import Path
 

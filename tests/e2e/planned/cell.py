@@ -1,4 +1,4 @@
-"""A simulated Qwen2.5-VL: how long everything takes, and the same as a profile for the planner."""
+"""A simulated Qwen2.5-VL: its times, also as a profile for the planner."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -54,7 +54,10 @@ OPTIONS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 
 
 def profile(seen: float = 0.5) -> ModelProfile:
-    """What a profiler would measure of ``SIMULATED`` with a share of ``seen`` requests with an image."""
+    """Profile of ``SIMULATED`` as a profiler would measure it.
+
+    ``seen`` is the share of requests with an image.
+    """
     given = sim.decode_profile(msgspec.json.encode(SIMULATED))
     return ModelProfile(
         model=MODEL,
@@ -79,7 +82,7 @@ def _quantities(image: int) -> dict[str, float]:
 
 
 def _work(given: sim.Profile, option: str, parts: tuple[str, ...], seen: float) -> tuple[RoleCost, ...]:
-    """Each role that ``option`` may have, in a saturated replica."""
+    """Each role of ``option``, in a saturated replica."""
     found: dict[tuple[str, tuple[str, ...]], RoleCost] = {}
     for mine in (parts, parts[1:]):  # all that it can do; what is left when others did the first part
         measured = sim.predict_performance(given, option, demands(mine, seen), inflight=INFLIGHT) if mine else None
@@ -90,7 +93,7 @@ def _work(given: sim.Profile, option: str, parts: tuple[str, ...], seen: float) 
 
 
 def demands(parts: tuple[str, ...], seen: float) -> dict[str, TypeDemand]:
-    """What the mix brings to an executor that runs ``parts`` of every request."""
+    """Demand of the mix on executors that run ``parts`` of every request."""
     image, text = ComponentLoad(modality="image"), WORDS
     loads = {
         SEEN: {VISION: image, THINKER: ComponentLoad(tokens=text + IMAGE)},

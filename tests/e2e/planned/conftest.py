@@ -1,4 +1,7 @@
-"""Systems of simulated executors whose model is planned. Each test has one of its own: it changes the plan."""
+"""Systems of simulated executors with a planned model.
+
+Each test has its own system, because it changes the plan.
+"""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -30,7 +33,7 @@ Planned = Callable[..., contextlib.AbstractContextManager[System]]
 
 @pytest.fixture
 def planned(tmp_path: Path) -> Planned:
-    """Runs the model with what is asked of it: ``with planned(goal="gpus", rate=4.0) as system``."""
+    """Run the model with goals: ``with planned(goal="gpus", rate=4.0) as system``."""
 
     @contextlib.contextmanager
     def run(**asked: Any) -> Iterator[System]:

@@ -1,4 +1,7 @@
-"""Requests all the time, of a mix that may change: as many at a time, or so many a second. Every answer is counted."""
+"""Continuous requests of a mix, at a fixed concurrency or rate.
+
+The mix may change. Every answer is counted.
+"""
 
 import asyncio
 import contextlib
@@ -18,7 +21,7 @@ GOLDEN = 0.6180339887498949  # multiples of it fill [0, 1) evenly
 
 
 class Traffic:
-    """Requests of which a share of ``seen`` has an image. ``answers`` counts their statuses."""
+    """Requests of which a share ``seen`` has an image; ``answers`` counts statuses."""
 
     def __init__(self, http: httpx.AsyncClient, seen: float) -> None:
         self.seen = seen
@@ -41,7 +44,7 @@ class Traffic:
         self.done.append(time.monotonic())
 
     async def rate(self, seconds: float) -> float:
-        """Answers per second from now on, for so many seconds."""
+        """Answers per second over the next ``seconds``."""
         began, before = time.monotonic(), len(self.done)
         await asyncio.sleep(seconds)
         return (len(self.done) - before) / (time.monotonic() - began)
@@ -49,7 +52,10 @@ class Traffic:
 
 @contextlib.asynccontextmanager
 async def saturating(system: System, seen: float, at_once: int) -> AsyncIterator[Traffic]:
-    """``at_once`` requests at all times inside the block; whoever has its answer asks the next question."""
+    """Keep ``at_once`` requests in flight inside the block.
+
+    A worker sends the next question as soon as it has its answer.
+    """
     stop = asyncio.Event()
 
     async def worker(traffic: Traffic) -> None:
@@ -69,7 +75,7 @@ async def saturating(system: System, seen: float, at_once: int) -> AsyncIterator
 
 
 class Pace:
-    """So many requests a second; may be changed at any time."""
+    """A rate of requests a second that can change at any time."""
 
     def __init__(self, traffic: Traffic, rate: float) -> None:
         self.traffic = traffic
@@ -78,7 +84,7 @@ class Pace:
 
 @contextlib.asynccontextmanager
 async def paced(system: System, seen: float, rate: float) -> AsyncIterator[Pace]:
-    """Requests that come whether others are answered or not; at the end the last ones are waited for."""
+    """Send requests without waiting for answers; at the end, wait for the last ones."""
     async with httpx.AsyncClient(base_url=system.url, timeout=60, limits=httpx.Limits(max_connections=None)) as http:
         pace = Pace(Traffic(http, seen), rate)
         async with asyncio.TaskGroup() as group:

@@ -1,4 +1,4 @@
-"""Requests to the simulated any-to-any model of the example, of each of its types."""
+"""Requests of each type to the example's simulated any-to-any model."""
 
 import base64
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ _MEDIA = {SEEN: [image_part()], HEARD: [audio_part()], TEXT: [], SPOKEN: []}
 
 
 def kind_of(shares: Sequence[float], number: int) -> str:
-    """The type of the ``number``-th request, of each type as many as its share says."""
+    """Type of the ``number``-th request; types occur by their shares."""
     place = number * GOLDEN % 1
     for kind, share in zip(TEXT_TOKENS, shares, strict=True):
         place -= share
@@ -37,7 +37,7 @@ def kind_of(shares: Sequence[float], number: int) -> str:
 
 
 def chat_body(kind: str, number: int, tokens: int = 0) -> dict[str, Any]:
-    """A request of ``kind``; without ``tokens`` its answer is as long as the engine draws it."""
+    """A request of ``kind``; without ``tokens``, the engine draws the answer's length."""
     text = {"type": "text", "text": f"question {number:06d} ".ljust(4 * TEXT_TOKENS[kind], ".")}
     body: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": [*_MEDIA[kind], text]}]}
     if tokens:

@@ -1,4 +1,4 @@
-"""The plan of a running system: when it has changed, and what it promises."""
+"""Plan of a running system: when it has changed, and its predictions."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ STEPS = ("makes room for", "new executors")
 
 
 class Places:
-    """How many executors are there, those that drain among them, and how many were at most, as they say themselves."""
+    """Number of executors, including draining ones, and its maximum, from heartbeats."""
 
     def __init__(self) -> None:
         self.most = 0
@@ -46,8 +46,11 @@ class Places:
 async def settled(
     system: System, store: Store, after: int = 0, fits: Callable[[Plan], bool] = lambda plan: True
 ) -> Plan:
-    """The plan that follows the load since epoch ``after`` (0: the first plan) and ``fits``, once its executors run and
-    no others. A burst is planned for by its first seconds, so that the first plan after it need not fit."""
+    """Plan for the load since epoch ``after`` that ``fits``.
+
+    Returns once exactly its executors run. ``after`` is 0 for the first plan. The first plan after a burst considers
+    only its first seconds, so it need not fit.
+    """
     async with asyncio.timeout(WITHIN):
         while True:
             with contextlib.suppress(StoreUnavailable):
@@ -72,12 +75,12 @@ def _follows(plan: Plan) -> bool:
 
 
 def runs(system: System, plan: Plan) -> bool:
-    """Whether there are as many executors as ``plan`` asks for."""
+    """Return True if the number of executors matches ``plan``."""
     return executors(system) == sum(replicas(plan).values())
 
 
 def executors(system: System) -> int:
-    """How many run, those that are about to end among them."""
+    """Number of running executors, including those about to stop."""
     return sum(_executes(command) for command in system.commands())
 
 

@@ -1,4 +1,7 @@
-"""The shipped example, as it is started by hand, under the load that it was measured with: its plan stays in force."""
+"""The shipped example keeps its plan under the load of its measurement.
+
+It is started as a user would start it.
+"""
 
 import asyncio
 import json

@@ -1,6 +1,6 @@
-"""Requests change from images to text and back: the plan follows, and no request fails.
+"""Requests change from images to text and back; the plan follows without failures.
 
-That it serves what it promises is a measurement, which needs the machine for itself: it is made nightly.
+The nightly run measures the promised rate, because that needs a machine without other load.
 """
 
 import asyncio
@@ -47,10 +47,10 @@ async def test_the_plan_follows_the_mix(planned: Planned, is_measured: bool):
 
 
 async def serves_what_it_promises(plan: Plan, traffic: Traffic) -> None:
-    """Fails unless as many requests are answered as the plan says."""
+    """Check that the system serves the rate of its plan."""
     await asyncio.sleep(SETTLES)
     promise = pytest.approx(capacity(plan), rel=0.1)
     rates = [await traffic.rate(SECONDS)]
-    while rates[-1] != promise and len(rates) < LOOKS:  # whoever else uses this machine may have slowed it down
+    while rates[-1] != promise and len(rates) < LOOKS:  # other load on this machine may have slowed it down
         rates.append(await traffic.rate(SECONDS))
     assert rates[-1] == promise, f"{rates} of {capacity(plan)} by {replicas(plan)}"

@@ -1,4 +1,7 @@
-"""A rate rises and falls: executors come and go, and no request fails, nor does one when store or planner die."""
+"""A rate rises and falls; executors are added and removed without failures.
+
+No request fails even if store or planner die.
+"""
 
 import asyncio
 
@@ -62,14 +65,14 @@ def serves_high(plan: Plan) -> bool:
 
 
 async def planner_dies(system: System) -> None:
-    """Returns when the next one has planned."""
+    """Kill the planner; return once its successor has planned."""
     plans = system.log.count(PLANNED)
     next(one for one in system.processes() if "services.planner" in command_line(one)).kill()
     await said(system, PLANNED, plans + 1)
 
 
 async def said(system: System, words: str, times: int = 1) -> None:
-    """Wait until processes have said so as often."""
+    """Wait until processes have logged this so many times."""
     async with asyncio.timeout(60):
         while system.log.count(words) < times:
             await asyncio.sleep(0.05)

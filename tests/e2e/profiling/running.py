@@ -19,7 +19,7 @@ from tests.e2e.system import ROOT, VL
 
 WITHIN = 200.0  # seconds
 
-#: Service times of tens of milliseconds, so that neither the machine nor the client is what limits.
+#: Service times of tens of milliseconds, so that neither the machine nor the client is the bottleneck.
 SIM: dict[str, Any] = {
     "time_scale": 0.5,
     "default": {
@@ -42,7 +42,7 @@ def question(words: int, tokens: int, *pictures: list[int]) -> dict[str, Any]:
 
 
 class Run:
-    """One ``omnibus profile``: its process, and what it says."""
+    """One ``omnibus profile``: its process and its output."""
 
     def __init__(self, here: Path, *arguments: str) -> None:
         paths = os.pathsep.join([str(ROOT), str(ROOT / "shared")])
@@ -81,7 +81,7 @@ class Run:
         self._process.send_signal(signal.SIGINT)
 
     def end(self) -> tuple[int, str]:
-        """Exit code and output; nothing may be left."""
+        """Wait for the end; return exit code and output, and check for leftovers."""
         family = psutil.Process(self._pid).children(recursive=True) if self._process.poll() is None else []
         assert self._process.stdout is not None
         output = self._process.stdout.read()
@@ -107,7 +107,7 @@ def running(here: Path, *arguments: str) -> Iterator[Run]:
 
 
 def finished(here: Path, *arguments: str) -> tuple[int, str, str]:
-    """Exit code, output and what was said of a whole run."""
+    """Exit code, output and messages of a complete run."""
     with running(here, *arguments) as run:
         code, output = run.end()
         return code, output, run.said

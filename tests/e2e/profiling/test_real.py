@@ -1,4 +1,4 @@
-"""A real model, briefly: what comes out is what the planner plans with."""
+"""Profile a real model briefly; the planner can use the result."""
 
 import json
 from pathlib import Path
@@ -62,7 +62,7 @@ async def test_the_tiny_model_is_measured_and_planned(tmp_path: Path, valkey_url
 
 
 def planned(found: profile.ModelProfile) -> float:
-    """The rate that the planner gets out of three places on processors."""
+    """Rate that the planner predicts for three places on processors."""
     declared = {"family": "qwen2_5_vl", "checkpoint": found.checkpoint, "planned": {"profile": "vl.json"}}
     model = Model(VL, msgspec.convert(declared, DeclaredModel))
     plans = Planner({VL: model}, {VL: found}, {"cpu": GpuType(count=3)}, {}).plan(None, {})

@@ -1,4 +1,7 @@
-"""Simulated executors are measured as what they are, also by a run that was interrupted; and what can go wrong."""
+"""Profiles of simulated executors are accurate, even after an interruption.
+
+The tests cover errors as well.
+"""
 
 import json
 from pathlib import Path
@@ -13,7 +16,7 @@ from tests.e2e.profiling.running import SIM, finished, question, running, simula
 pytestmark = pytest.mark.e2e
 
 BOTH, TEXT = "vision+thinker", "thinker"
-#: Share, words of text, tokens of the answer, pictures.
+#: Share, words of text, tokens of the answer, images.
 MIX = [(0.3, 20, 8, 1), (0.3, 60, 16, 1), (0.4, 40, 10, 0)]
 #: What is measured may be less than the engine takes by a part of it, and more by what else the machine has to do.
 MISS, BUSY = 0.15, 0.5
@@ -72,7 +75,7 @@ def measured(found: ModelProfile) -> dict[Case, float]:
 
 
 def told(here: Path, found: ModelProfile) -> dict[Case, float]:
-    """What the engine's profile says of the same: requests of each size by themselves, as many at a time."""
+    """The engine's own profile of the same: single requests of each size, and batches."""
     sim = read_profile(str(here / "sim.json"))
     roles: list[Case] = [("E", BOTH, ("vision",)), ("L", BOTH, ("thinker",)), ("L", TEXT, ("thinker",))]
     roles += [("EL", BOTH, ("vision", "thinker")), ("EL", TEXT, ("thinker",)), ("EL", BOTH, ("thinker",))]
@@ -155,7 +158,7 @@ def test_a_language_model_is_measured_where_it_is_the_bottleneck_and_with_the_si
     assert 1 - MISS < found.options["Th"].rate * work.seconds < 1 + BUSY
     assert found.types[SPOKEN].quantities["completion_tokens"] == pytest.approx(24, rel=0.1)
     assert found.lines["thinker"].per["completion_tokens"] > 0
-    assert found.options["V"].is_measured  # of whose replicas there were several beside Th
+    assert found.options["V"].is_measured  # which had several replicas next to Th
 
 
 @pytest.mark.nightly

@@ -1,5 +1,8 @@
-"""One system for all routes, behind two gateways: a model that makes pictures, one that edits them, one that hears and
-speaks, in five executors and in one, one that makes vectors of texts, and one that makes films."""
+"""One system for all routes, with two gateways.
+
+Models generate images, edit images, embed text, and generate videos. One more hears and speaks, in five executors and
+in one.
+"""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""The OpenAPI document of a gateway, narrowed: what is made of it is served by tiny models, and soon.
+"""A gateway's OpenAPI document, narrowed to requests that tiny models serve quickly.
 
-Whatever the narrow document allows, the whole one does.
+The whole document allows everything that the narrow one does.
 """
 
 import base64
@@ -43,7 +43,7 @@ _BOUNDED: dict[str, dict[str, Schema]] = {
     "UploadRequest": {"bytes": {"enum": [1, 64]}},
     "VideoRequest": {"model": {"enum": [DIRECTOR]}, "size": {"enum": ["32x32", "64x32"]}, "seconds": {"enum": ["0.375"]}, "steps": _STEPS, "fps": {"enum": [8, 24]}},
 }  # fmt: skip
-#: What a request may have besides. The rest is only there to be refused, or a second name of one of these.
+#: Optional fields of a request. All others are rejected, or are aliases of these.
 _FREE: dict[str, tuple[str, ...]] = {
     "ChatRequest": (
         "messages", "stream", "temperature", "top_p", "top_k", "repetition_penalty", "seed", "stop", "ignore_eos",
@@ -76,14 +76,14 @@ _KINDS = {
 
 
 def register() -> None:
-    """Tell schemathesis how files and URLs of media are."""
+    """Register formats for files and URLs of media with schemathesis."""
     url = f"data:image/png;base64,{base64.b64encode(PNG).decode()}"
     schemathesis.openapi.format("binary", st.sampled_from([PNG, WAV, PNG, WAV, PNG[:60], WAV[:60]]))
     schemathesis.openapi.format("url-of-media", st.sampled_from([url, url[:90], "data:,", "http://127.0.0.1/x"]))
 
 
 def narrowed(document: dict[str, Any], file_id: str) -> dict[str, Any]:
-    """``document`` for what a few seconds are enough for; batches are of the uploaded file ``file_id``."""
+    """``document`` reduced to quick requests; batches use the uploaded file ``file_id``."""
     schemas = {name: _narrow(name, schema) for name, schema in document["components"]["schemas"].items()}
     for name in ("Url", "ImageUrl"):
         schemas[name]["properties"]["url"] = {"type": "string", "format": "url-of-media"}
@@ -103,7 +103,7 @@ def _narrow(name: str, schema: Schema) -> Schema:
 
 
 def _without(node: Any) -> Any:
-    """``node`` without the kinds that are refused."""
+    """Copy of ``node`` without unsupported kinds."""
     if isinstance(node, list):
         return [_without(each) for each in node if not _refused(each)]
     if not isinstance(node, dict):

@@ -1,4 +1,7 @@
-"""Chats that make pictures and sound, as the official client and those of vLLM-Omni read them."""
+"""Chats that generate images and audio, read by the official client.
+
+The clients of vLLM-Omni read them as well.
+"""
 
 import base64
 import io

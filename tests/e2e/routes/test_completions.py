@@ -1,4 +1,7 @@
-"""``/v1/completions`` with a real model and the official client, which checks every answer against its own types."""
+"""``/v1/completions`` with a real model and the official client.
+
+The client checks every answer against its own types.
+"""
 
 from collections.abc import AsyncIterator
 

@@ -1,4 +1,7 @@
-"""The official client edits a picture: the result is that of the library's pipeline, whole and streamed."""
+"""The official client edits an image, whole and streamed.
+
+The result is that of the library's pipeline.
+"""
 
 import base64
 import io

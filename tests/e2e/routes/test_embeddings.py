@@ -1,4 +1,4 @@
-"""Vectors of texts are those of the library's hidden states."""
+"""Embeddings of texts equal the library's hidden states."""
 
 from pathlib import Path
 from typing import Any

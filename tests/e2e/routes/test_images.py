@@ -1,4 +1,7 @@
-"""The official client makes pictures: they are those of the library's pipeline, whole and streamed."""
+"""The official client generates images, whole and streamed.
+
+They are those of the library's pipeline.
+"""
 
 import asyncio
 import base64
@@ -108,7 +111,7 @@ async def test_a_client_that_leaves_stops_the_steps(client: openai.AsyncOpenAI, 
         await stream.close()
         end = await watch.end(id)
         await system.ledger_is_empty()
-        await asyncio.sleep(0.3)  # what is still on its way
+        await asyncio.sleep(0.3)  # messages in transit
 
     assert end.status == "cancelled"
     assert len(watch.chunks(id, "preview")) <= 2

@@ -1,5 +1,7 @@
-"""``/v1/responses`` and ``/v1/conversations`` with a real model and the official client, which checks each answer against
-its own types."""
+"""``/v1/responses`` and ``/v1/conversations`` with a real model and the official client.
+
+The client checks each answer against its own types.
+"""
 
 import base64
 from collections.abc import AsyncIterator
@@ -16,7 +18,7 @@ from tests.unit.gateway.samples import picture, sound
 pytestmark = pytest.mark.e2e
 
 PNG = f"data:image/png;base64,{base64.b64encode(picture('PNG', (32, 32))).decode()}"
-#: A tiny model says nothing that means anything, so its answers are short and always the same.
+#: Answers of a tiny model have no meaning, so they are short and always the same.
 SHORT: dict[str, Any] = {"model": OMNI, "max_output_tokens": 16, "extra_body": {"seed": 3}}
 
 

@@ -1,4 +1,4 @@
-"""What schemathesis makes of the OpenAPI document is answered as it says, or refused: never an error of ours."""
+"""Requests by schemathesis get documented answers or rejections, never a 5xx."""
 
 import json
 from collections import Counter
@@ -69,7 +69,7 @@ def whole(document: dict[str, Any]) -> Any:
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_is_left(system: System) -> Iterator[None]:
-    """Videos that nobody waits for are removed."""
+    """Remove videos that no test waits for."""
     yield
     with httpx.Client(base_url=system.url, timeout=30) as http:
         while found := http.get("/v1/videos", params={"limit": 100}).json()["data"]:
@@ -94,10 +94,10 @@ def operation(schema: Any, label: str) -> Any:
 
 
 def send(system: System, case: Any, checks: list[Any]) -> tuple[int, str]:
-    """The status, and what an error says."""
+    """Return the status, and the message of an error."""
     response = case.call(base_url=system.url, timeout=60)
     streams = response.headers["content-type"][0].startswith("text/event-stream")
-    # A document of this version says how one event's data looks, not how a body of them does.
+    # A document of this version describes the data of one event, not a body of events.
     left_out = {SHAPE} if streams else {negative_data_rejection} if response.status_code == TOO_LARGE else set()
     case.validate_response(response, checks=[each for each in checks if each not in left_out])
     if streams:
@@ -117,7 +117,7 @@ def test_what_the_document_allows_is_answered_as_it_says(system: System, narrow:
     any_request()
 
     assert max(seen)[0] < 500
-    if label.startswith("POST") and "apps" not in label and "{" not in label:  # nobody can guess an id
+    if label.startswith("POST") and "apps" not in label and "{" not in label:  # an id cannot be guessed
         assert seen[200, ""], seen  # a narrowed request that nothing serves would show nothing
 
 

@@ -1,4 +1,4 @@
-"""What one gateway gave a client, another one knows: spoken answers by their id, and files."""
+"""A gateway accepts another one's spoken answer ids and files."""
 
 import base64
 from typing import Any

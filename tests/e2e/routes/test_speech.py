@@ -1,4 +1,4 @@
-"""A text is spoken as it is: what is heard is what the whole model sounds like when that text is its answer."""
+"""Text is spoken verbatim: the audio equals the whole model's for that answer."""
 
 import asyncio
 import base64
@@ -28,7 +28,7 @@ APART = "Th>Ta>V"
 
 
 def whole_model(checkpoint: Path, text: str = TEXT) -> np.ndarray:
-    """What ``generate`` of the whole model sounds like when it may say nothing but ``text``, int16 [n]."""
+    """Audio of the whole model, forced to answer ``text``, int16 [n]."""
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": USER.format(text=text)}]
     _, said, _, sound = oracle.omni_answer(checkpoint, messages, {}, 0, VOICE, CODES, SEED, say=text)
     assert said == text
@@ -93,7 +93,7 @@ async def test_a_client_that_leaves_stops_the_speech(client: openai.AsyncOpenAI,
             await anext(spoken.iter_bytes())
         end = await watch.end(id)
         await system.ledger_is_empty()
-        await asyncio.sleep(0.3)  # what is still on its way
+        await asyncio.sleep(0.3)  # messages in transit
 
     assert end.status == "cancelled"
 

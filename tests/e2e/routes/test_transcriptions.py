@@ -1,4 +1,7 @@
-"""A sound is written down: by the answer of the whole model to the documented instruction, whole and streamed."""
+"""Transcriptions equal the whole model's answer to the documented instruction.
+
+They are tested whole and streamed.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,7 @@ WISH: dict[str, Any] = {"model": OMNI, "file": ("tone.wav", SOUND), "extra_body"
 
 
 def whole_model(checkpoint: Path, instruction: str = USER) -> str:
-    """What ``generate`` of the whole model answers."""
+    """Answer of the whole model from ``generate``."""
     content = [{"type": "text", "text": instruction}, {"type": "audio"}]
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": content}]
     _, text = oracle.omni_text(checkpoint, messages, {"audio": [SOUND]}, TOKENS)

@@ -1,4 +1,7 @@
-"""The official client has videos made: jobs that any gateway tells of, and goes on with when another one dies."""
+"""The official client generates videos in background jobs.
+
+Any gateway reports them, and continues them if another one dies.
+"""
 
 import asyncio
 import base64
@@ -27,9 +30,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore:The Sora API:D
 
 WISH: dict[str, Any] = {"model": DIRECTOR, "prompt": "a cat sits on the mat", "seconds": "0.375", "size": "64x32"}
 MORE: dict[str, Any] = {"steps": 4, "seed": 1}
-#: Takes seconds: whatever is to happen in the middle, does.
+#: Takes seconds, enough for events in the middle.
 LONG: dict[str, Any] = {**MORE, "steps": 80}
-#: Mean of the differences, of 255, up to which two films are the same one. One value next to a half may be rounded
+#: Mean of the differences, of 255, up to which two videos count as equal. One value next to a half may be rounded
 #: either way, and H.264 then chooses other blocks for colours so noisy: by one such pixel the mean is 1.1 to 1.2.
 SAME = 3.0
 
@@ -47,7 +50,10 @@ async def film(client: openai.AsyncOpenAI, id: str) -> Watched:
 
 
 def difference(one: Watched, other: Watched) -> float:
-    """Of two films of one size: the mean over all values of all pixels."""
+    """Mean difference of two videos over all values of all pixels.
+
+    They must have the same size.
+    """
     assert one.frames.shape == other.frames.shape
     return float(np.abs(one.frames.astype(int) - other.frames).mean())
 
@@ -62,7 +68,7 @@ async def in_the_middle(watch: Watch, invocation: str) -> None:
 
 
 async def becomes(client: openai.AsyncOpenAI, id: str, within: float = 60.0) -> Video:
-    """The video once it is over. Its gateway may be away for a while."""
+    """Wait for the video's end, even while its gateway is away."""
     async with asyncio.timeout(within):
         while True:
             try:
@@ -75,7 +81,10 @@ async def becomes(client: openai.AsyncOpenAI, id: str, within: float = 60.0) -> 
 
 
 def developed(made: oracle.Film, path: Path) -> Watched:
-    """The pipeline's film as a file, as far as that keeps it: of colours so noisy much is lost."""
+    """The pipeline's video after encoding to a file.
+
+    The encoding loses much detail of such noisy colours.
+    """
     reel = VideoWriter(path, 24.0, sound=True)
     reel.add_frames(made.frames.round().astype(np.uint8))
     reel.add_audio(made.sound, 8000)
@@ -229,7 +238,7 @@ async def test_a_video_outlives_the_gateway_that_makes_it(
 
 
 def _gateway(system: System, invocation: str) -> int:
-    """Which gateway sent ``invocation``."""
+    """Return the gateway that sent ``invocation``."""
     found = re.search(rf"gateway {invocation.partition('-')[0]} on (http://[0-9.:]+)", system.log)
     assert found is not None
     return system.urls.index(found[1])

@@ -1,4 +1,7 @@
-"""With users on the bus, TLS everywhere and keys for clients, the small system serves; whoever lacks one does not."""
+"""The small system serves with bus users, TLS and API keys.
+
+Connections without the right credentials fail.
+"""
 
 import asyncio
 import logging

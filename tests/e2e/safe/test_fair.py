@@ -1,7 +1,8 @@
-"""Two API keys at ten to one, above what the executors can do: both get their share, the light one hardly notices.
+"""Two API keys at ten to one, above capacity: both get their share.
 
-The executor simulates eight sequences at a time, about sixteen requests a second. What is compared are the two tenants
-in one run, and how many of the heavy one's requests passed one of the light one's: not seconds of this machine.
+The light one hardly notices the load. The executor simulates eight sequences at a time, about sixteen requests a
+second. The test compares the two tenants in one run, and counts how many of the heavy one's requests passed one of the
+light one's. It does not depend on seconds of this machine.
 """
 
 import asyncio
@@ -38,7 +39,7 @@ async def ask(http: httpx.AsyncClient, number: int) -> Served:
 
 
 async def offer(closed: Town, key: str, seconds: float = SECONDS) -> list[Served]:
-    """Requests at a steady rate, whether or not earlier ones are answered."""
+    """Send requests at a steady rate, without waiting for answers."""
     loop, began = asyncio.get_running_loop(), time.monotonic()
     async with closed.http(key) as http:
         asked = []

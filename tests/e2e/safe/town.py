@@ -1,6 +1,6 @@
-"""The small system with everything closed: users on the bus, TLS to bus, store and gateway, keys for clients.
+"""The small system with bus users, TLS everywhere, and API keys.
 
-Each service is a process with the user and password of its own; executors are simulated.
+TLS covers bus, store and gateway. Each service is a process with its own user and password. Executors are simulated.
 """
 
 import asyncio
@@ -85,7 +85,7 @@ class Town:
         }
 
     def start(self, name: str, service: str, **settings: str) -> None:
-        """One service; on the bus it is the user of its name."""
+        """Start one service, as the bus user of its name."""
         self.logs[name] = self.directory / f"{name}.log"
         who = {"OMNIBUS_BUS_USER": service, "OMNIBUS_BUS_PASSWORD": PASSWORDS.get(service, "")}
         with self.logs[name].open("wb") as log:
@@ -162,7 +162,7 @@ def question(said: Any = "hello there", **more: Any) -> dict[str, Any]:
 
 @contextmanager
 def town(directory: Path, **settings: str) -> Iterator[Town]:
-    """Everything, until the block ends; ``settings`` are the gateway's."""
+    """Start everything until the block ends; ``settings`` are the gateway's."""
     model = catalog.model_declaration(FAMILY, str(directory / "simulated.json"))
     model["options"] = {name: spec for name, spec in model["options"].items() if name in ("E", "L")}
     model["paths"] = [{"options": ["E", "L"], "share": 1}]
@@ -210,7 +210,10 @@ def _record(tenant: str) -> KeyRecord:
 
 
 def _guard(url: str) -> None:
-    """The store's one user may nothing but what Omnibus does with keys of its own; nobody else comes in."""
+    """Restrict the store's only user to the commands and keys of Omnibus.
+
+    Disables the default user.
+    """
     with redis.Redis.from_url(url) as raw:
         may = ["~omnibus:*", "&omnibus:*", "+@all", "-@admin", "-@dangerous"]
         raw.execute_command("ACL", "SETUSER", "omnibus", "reset", "on", ">word-of-the-store", *may)

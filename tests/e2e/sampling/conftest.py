@@ -1,4 +1,4 @@
-"""A system of two models of one checkpoint, whose authors recommend sampling: one of them declares something else."""
+"""Two models of one checkpoint with recommended sampling; one declares other values."""
 
 import json
 from collections.abc import AsyncIterator, Iterator

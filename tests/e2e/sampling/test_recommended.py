@@ -1,4 +1,4 @@
-"""What a checkpoint's authors recommend holds for requests that name nothing, on every route."""
+"""A checkpoint's recommended sampling applies by default on every route."""
 
 from typing import Any
 

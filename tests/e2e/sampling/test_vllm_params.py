@@ -1,4 +1,4 @@
-"""Each row of the table of vLLM's parameters in docs/routes.md, tried on a real system."""
+"""Each vLLM parameter in docs/routes.md works as documented."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from tests.e2e.sampling.conftest import RECOMMENDED
 pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).parents[3]
 HELLO = [{"role": "user", "content": "hello there"}]
-#: Values that parameters have by which the answer can be told apart.
+#: Parameter values that change the answer.
 Body = dict[str, Any]
 
 
@@ -37,7 +37,7 @@ GREEDY: Body = {"model": RECOMMENDED, "messages": HELLO, "max_tokens": 12, "temp
 SAMPLED: Body = {**GREEDY, "temperature": 1.5, "seed": 4}
 SHAPED: Body = {**GREEDY, "ignore_eos": None, "max_tokens": 60}
 CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
-#: Requests that the plain one differs from, the parameter, and what holds for the text then.
+#: Requests with answers other than the plain one, the parameter, and a condition for the text.
 ANSWERS: dict[str, tuple[Body, Any, Callable[[str, str], bool]]] = {
     "temperature": ({**SAMPLED, "temperature": None}, 1.9, lambda text, plain: text != plain),
     "top_p": (SAMPLED, 1e-6, lambda text, plain: text != plain),
@@ -75,7 +75,7 @@ REJECTED: Body = {
     "mm_processor_kwargs": {"fps": 1},
     "sampling_params_list": [{"temperature": 0}],
 }
-#: Parameters that need the plain answer, tried by tests of their own.
+#: Parameters that need the plain answer, covered by separate tests.
 OWN_TESTS = {"stop", "stop_token_ids", "include_stop_str_in_output", "bad_words"}
 
 

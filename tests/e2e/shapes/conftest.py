@@ -8,7 +8,7 @@ import pytest
 from omnibus.families import catalog
 from tests.e2e.system import OMNI, VL, System, running
 
-#: Ways of a request with a picture, and of one without.
+#: Paths of a request with an image, and of one without.
 PATHS = {"E>P>D": "P>D", "EP>D": "EP>D", "ED>P": "P>ED", "E>PD": "PD", "EPD": "EPD"}
 
 
@@ -28,7 +28,7 @@ def shapes(tmp_path_factory: pytest.TempPathFactory, vl_checkpoint: Path, omni_c
 
 @pytest.fixture(autouse=True)
 async def everybody(shapes: System) -> dict[str, int]:
-    """Process id of every executor: a test begins when all of them are there and the gateway knows them."""
+    """Process id of every executor, once all are registered with the gateway."""
     pids = await shapes.whole()
     await shapes.becomes_ready()
     return pids

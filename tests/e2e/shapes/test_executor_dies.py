@@ -1,4 +1,4 @@
-"""A half of a language model that dies in the middle of an answer: the answer goes on in another shape."""
+"""Another shape continues the answer when half of a language model dies."""
 
 import os
 import signal

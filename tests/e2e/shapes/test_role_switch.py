@@ -1,4 +1,7 @@
-"""A plan with fewer prefills and more decodes: one of them becomes the other, and keeps its process and its weights."""
+"""A plan turns a prefill into a decode.
+
+The executor keeps its process and weights.
+"""
 
 import asyncio
 import contextlib
@@ -32,7 +35,7 @@ def declare(system: System, prefills: int, decodes: int) -> None:
 
 
 async def serves(system: System, executor: str, option: str) -> int:
-    """Wait until ``executor`` is ready as one of ``option``; its process id."""
+    """Wait until ``executor`` is ready as ``option``; return its process id."""
     async with asyncio.timeout(WITHIN), system.bus() as bus, contextlib.aclosing(system.statuses(bus)) as heard:
         async for status in heard:
             if (status.id, status.option, status.state) == (executor, option, "ready"):
@@ -41,7 +44,7 @@ async def serves(system: System, executor: str, option: str) -> int:
 
 
 async def settled(system: System, prefills: int, decodes: int) -> None:
-    """Wait until that is the plan."""
+    """Wait until this plan is active."""
     async with asyncio.timeout(WITHIN), system.store() as store:
         while True:
             plan = await store.plan()
@@ -54,7 +57,10 @@ async def settled(system: System, prefills: int, decodes: int) -> None:
 
 @contextlib.asynccontextmanager
 async def questions_without_end(system: System) -> AsyncIterator[dict[str, set[str]]]:
-    """Ask over P and D inside the block; what was answered, by question. No request may fail."""
+    """Send questions over P and D inside the block; yield answers by question.
+
+    Every request must succeed.
+    """
     answers: dict[str, set[str]] = {str(number): set() for number in range(len(QUESTIONS))}
     stop = asyncio.Event()
 
@@ -77,7 +83,7 @@ async def questions_without_end(system: System) -> AsyncIterator[dict[str, set[s
 
 
 async def given_work(system: System, executor: str, task: str) -> None:
-    """Wait until the next invocation is sent to ``executor`` for ``task``."""
+    """Wait for the next invocation of ``task`` to ``executor``."""
     subject = subjects.task_subject(task, executor)
     async with Watch.on(system) as watch:
         await watch.until(lambda: any(each.subject == subject for each in watch.seen))

@@ -1,4 +1,7 @@
-"""Whatever shape the executors have, prefill and decode say what the whole model says, and leave nothing behind."""
+"""Prefill and decode answer like the whole model in every shape.
+
+They leave nothing in the arena.
+"""
 
 import asyncio
 from pathlib import Path

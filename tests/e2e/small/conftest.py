@@ -1,4 +1,7 @@
-"""Qwen2.5-VL in one executor with tight limits: nothing can move, everything has an end. And a pair of gateways."""
+"""Qwen2.5-VL in one executor with tight limits, and two gateways.
+
+With one executor, work cannot move, and everything has a timeout.
+"""
 
 import asyncio
 from collections.abc import Iterator
@@ -16,7 +19,10 @@ DRAIN = 4.0  # seconds
 
 @pytest.fixture(autouse=True)
 def everybody(request: pytest.FixtureRequest) -> None:
-    """A test of a shared system begins when all executors are there and the gateways know them."""
+    """Wait for all executors before each test of a shared system.
+
+    The gateways must have registered them.
+    """
     for name in {"small", "pair"} & {*request.fixturenames}:
         asyncio.run(all_serve(request.getfixturevalue(name)))
 
@@ -48,7 +54,7 @@ def small(tmp_path_factory: pytest.TempPathFactory, vl_checkpoint: Path) -> Iter
 
 @pytest.fixture(scope="package")
 def pair(tmp_path_factory: pytest.TempPathFactory, vl_checkpoint: Path) -> Iterator[System]:
-    """Two gateways before an encoder (E), two thinkers (L) and one executor of both (EL)."""
+    """Two gateways; an encoder (E), two thinkers (L), one of both (EL)."""
     model = declaration("qwen2_5_vl", vl_checkpoint)
     options = {**model["options"], "L": {**model["options"]["L"], "replicas": 2}}
     with running(

@@ -1,4 +1,4 @@
-"""Sessions by voice with a simulated model whose clients come back, at any gateway, when their connection breaks."""
+"""Voice sessions with a simulated model whose clients reconnect to any gateway."""
 
 import asyncio
 import base64
@@ -26,8 +26,11 @@ CONNECTS, OPENED, RESUMED = "connects", "open", "session.resumed"
 
 @dataclass
 class Gap:
-    """Time without audio or text after a connection broke at ``begin`` (monotonic seconds): what came until it was over,
-    each with the seconds behind its begin. ``seed`` is that of the answer which is made once more."""
+    """Time without audio or text after a connection broke.
+
+    ``begin`` is in monotonic seconds. The gap contains the events until its end, with their seconds after ``begin``.
+    ``seed`` is that of the answer which is generated again.
+    """
 
     begin: float
     seed: int
@@ -38,7 +41,7 @@ class Gap:
         return self.steps[-1][0]
 
     def find_last(self, what: str) -> float:
-        """Seconds behind its begin at which ``what`` began for the last time; 0 where it never did."""
+        """Seconds after its begin at which ``what`` began last, or 0."""
         return next((seconds for seconds, step in reversed(self.steps) if step.startswith(what)), 0.0)
 
 
@@ -85,8 +88,11 @@ class Conversation:
                     gateway = await self._next_gateway(gateway)
 
     async def _next_gateway(self, left: int) -> int:
-        """The gateway that is tried behind the one that has ``left``: at random among those that did not refuse just
-        now, as behind a load balancer. Who takes the next one each time may follow who kills them so."""
+        """Choose the gateway to try after the one that has ``left``.
+
+        It is random among those that did not refuse just now, as behind a load balancer. Always taking the next one
+        could follow the order in which gateways are killed.
+        """
         now = time.monotonic()
         self._avoided[left] = now + AVOID_SECONDS
         others = [each for each in range(len(self.urls)) if each != left] or [left]
@@ -106,7 +112,7 @@ class Conversation:
         while self.finished < self.turns:
             event = json.loads(await socket.recv())
             self._take(event)
-            # What was missed comes first: among it may be the answers to what was sent.
+            # Missed events arrive first, and may contain the answers to sent ones.
             resuming = resuming and event["type"] != RESUMED
             if not resuming and event["type"] in (
                 "conversation.created",
@@ -117,7 +123,7 @@ class Conversation:
                 await self._ask(socket)
 
     async def _ask(self, socket: ClientConnection) -> None:
-        """Send what has no answer yet; what was on its way to a gateway that died may not have come."""
+        """Send requests without an answer; a gateway that died may have lost them."""
         audio, number = {"input": {"turn_detection": None}}, self.finished
         content = [{"type": "input_text", "text": f"question {self.seed} {number}"}]
         item = {"id": f"item_{number}", "type": "message", "role": "user", "content": content}
@@ -158,7 +164,7 @@ class Conversation:
             self._gap.steps.append((time.monotonic() - self._gap.begin, what))
 
     def _note_answer(self, type: str, event: dict[str, Any]) -> None:
-        """Remember what the gateway has taken."""
+        """Remember acknowledgements of the gateway."""
         if type == "session.created":
             self._token = event["session"]["resume_token"]
         elif type == RESUMED:

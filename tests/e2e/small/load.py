@@ -22,7 +22,7 @@ def body(content: Any = "hello", **more: Any) -> dict[str, Any]:
 
 
 async def said(http: httpx.AsyncClient, wanted: dict[str, Any], path: str = "") -> str:
-    """The text of an answer, which must be one."""
+    """Text of an answer, which must be a success."""
     headers = {"x-omnibus-path": path} if path else {}
     answer = await http.post("/v1/chat/completions", json=wanted, headers=headers)
     assert answer.status_code == 200, answer.text
@@ -31,7 +31,10 @@ async def said(http: httpx.AsyncClient, wanted: dict[str, Any], path: str = "") 
 
 @contextlib.asynccontextmanager
 async def busy(system: System, gateways: Sequence[int], path: str = "") -> AsyncIterator[Counter[str]]:
-    """Ask the same thing again and again inside the block, and count the answers; none may fail."""
+    """Send one request repeatedly inside the block, and count the answers.
+
+    Each request must succeed.
+    """
     answers: Counter[str] = Counter()
     stop = asyncio.Event()
 
@@ -60,6 +63,9 @@ class Sent(NamedTuple):
 
 
 def sent(watch: Watch) -> list[Sent]:
-    """Everything that gateways sent to executors, in order; each executor of a route is told once."""
+    """Messages from gateways to executors, in order.
+
+    Each executor of a route gets one.
+    """
     begins = f"{subjects.ROOT}.task."
     return [Sent(*subjects.parse_refused_subject(d.reply)) for d in watch.seen if d.subject.startswith(begins)]

@@ -1,4 +1,7 @@
-"""Simulated models that make blank images, blank videos with silence, and vectors; and an app of a simulated model."""
+"""Simulated models for blank images, silent blank videos, and embeddings.
+
+The module also contains an app of a simulated model.
+"""
 
 from copy import deepcopy
 from pathlib import Path
@@ -16,7 +19,7 @@ _DENOISED = {
     "progress": {"stream": True},
     "preview": {"stream": True, "shape": [8, 8, 3], "dtype": "uint8"},
 }
-#: How long everything takes, in seconds, and what comes of it.
+#: Times of all components in seconds, and their outputs.
 COMPONENTS: dict[str, Any] = {
     "text_encoder": {
         "batch": _BATCH,
@@ -65,7 +68,7 @@ def app_flags(directory: Path) -> tuple[str, ...]:
 
 
 def models(directory: Path) -> dict[str, Any]:
-    """All of them, each in one executor, beside the one that speaks."""
+    """All media models, each in one executor, and the speaking model."""
     times = deepcopy(TIMES)
     times["default"]["components"] |= {name: {"kind": "any", **each} for name, each in COMPONENTS.items()}
     spoken = model(directory, times)
@@ -79,6 +82,6 @@ def models(directory: Path) -> dict[str, Any]:
 
 
 def _in_one(declared: dict[str, Any]) -> dict[str, Any]:
-    """``declared`` with the one option that has all components."""
+    """``declared`` with one option that has all components."""
     option = next(name for name, each in declared["options"].items() if each["components"] == declared["components"])
     return {**declared, "options": {option: declared["options"][option]}, "paths": [{"options": [option], "share": 1}]}

@@ -1,4 +1,4 @@
-"""Long streamed answers of a simulated model, and clients that put them together."""
+"""Long streamed answers of a simulated model, and clients that assemble them."""
 
 import base64
 import json
@@ -51,7 +51,7 @@ def question(number: int, **more: Any) -> dict[str, Any]:
 
 @dataclass
 class Answer:
-    """What a client has of one streamed answer."""
+    """A client's part of one streamed answer."""
 
     text: str = ""
     sound: bytes = b""
@@ -91,7 +91,7 @@ class Answer:
 
 
 async def lines(http: httpx.AsyncClient, answer: Answer, body: dict[str, Any] | None) -> AsyncIterator[str]:
-    """The lines of a new answer, or of the rest of one. Raises ``httpx.TransportError`` where it breaks."""
+    """Lines of a new answer, or of its rest. Raises ``httpx.TransportError`` on a lost connection."""
     if body is not None:
         request = http.build_request("POST", PATH, json=body, headers={"x-omnibus-continue": "true"})
     else:
@@ -111,7 +111,7 @@ async def lines(http: httpx.AsyncClient, answer: Answer, body: dict[str, Any] | 
 
 
 async def read(http: httpx.AsyncClient, answer: Answer, body: dict[str, Any] | None = None) -> Answer:
-    """Read an answer, or the rest of one, as far as it comes."""
+    """Read an answer, or its rest, as far as it arrives."""
     try:
         async for line in lines(http, answer, body):
             answer.take(line)

@@ -1,4 +1,7 @@
-"""Two cells of simulated executors: requests stay in one, the other takes over when it is lost, and either is drained."""
+"""Two cells of simulated executors: each request stays in one.
+
+If one is lost or drained, the other takes over.
+"""
 
 import asyncio
 import contextlib
@@ -16,11 +19,11 @@ from tests.e2e.planned.cell import FAMILY, MODEL, SIMULATED
 from tests.e2e.planned.load import PICTURE
 from tests.e2e.system import System, running
 
-pytestmark = [pytest.mark.e2e, pytest.mark.one_node]  # it has nodes of its own
+pytestmark = [pytest.mark.e2e, pytest.mark.one_node]  # it has its own nodes
 
 IDS = {"vl-E_c1-0", "vl-L_c1-0", "vl-E_c2-0", "vl-L_c2-0"}
 FIRST, SECOND = "E@c1>L@c1", "E@c2>L@c2"
-WITHIN = 60.0  # seconds for what an operator or a failure changes to be so
+WITHIN = 60.0  # seconds until a change by an operator or a failure takes effect
 AT_ONCE = 4
 
 
@@ -45,7 +48,7 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
 
 
 class Answers:
-    """What requests got: ``statuses`` by number, ``paths`` of the last ones, ``ids`` of all that were answered."""
+    """Results of requests: ``statuses`` by number, last ``paths``, and all ``ids``."""
 
     def __init__(self) -> None:
         self.statuses: Counter[int | str] = Counter()
@@ -76,7 +79,7 @@ async def requests(system: System) -> AsyncIterator[Answers]:
 
 
 async def until_paths(found: Answers, are: Callable[[set[str]], bool], count: int = 20) -> None:
-    """Wait until the last ``count`` answers came by such paths."""
+    """Wait until the last ``count`` answers used such paths."""
     async with asyncio.timeout(WITHIN):
         found.paths.clear()
         while len(found.paths) < count or not are(set(found.paths[-count:])):
@@ -96,7 +99,7 @@ async def test_requests_stay_in_a_cell_that_lies_on_one_node(cells: System):
 
 
 async def node_by_executor(system: System) -> dict[str, tuple[str, str]]:
-    """Cell and node of each executor, as it says itself."""
+    """Cell and node of each executor, from its heartbeat."""
     found: dict[str, tuple[str, str]] = {}
     async with asyncio.timeout(WITHIN), system.bus() as bus, contextlib.aclosing(system.statuses(bus)) as heard:
         async for status in heard:
@@ -121,7 +124,7 @@ async def test_the_other_cell_takes_over_and_no_request_fails(cells: System, los
 
 
 async def give(system: System, cell: str, part: str) -> tuple[int, str]:
-    """Give a cell this part of its share; exit code and output of the command."""
+    """Set a cell's part of its share; return exit code and output of the command."""
     process = system.command("plan", "cells", MODEL, cell, part)
     output, _ = await asyncio.to_thread(process.communicate, timeout=WITHIN)
     return process.returncode, output

@@ -1,4 +1,7 @@
-"""NATS, the store or the sidecar stands still: every route answers by the deadline, or says in time what is wrong."""
+"""Every route answers by the deadline while another service is frozen.
+
+That is NATS, the store or the sidecar. The answer may be an error with the reason.
+"""
 
 import asyncio
 import json
@@ -35,7 +38,7 @@ VIDEO = {"model": media.DIRECTOR, "prompt": "a cat", "size": "64x32", "steps": 4
 
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    """``omnibus up`` restarts nothing that only stands still."""
+    """A running system, in which ``omnibus up`` does not restart frozen processes."""
     directory = tmp_path_factory.mktemp("frozen")
     with running(
         directory,
@@ -50,7 +53,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
 
 
 async def calls(http: httpx.AsyncClient) -> dict[str, httpx.Request]:
-    """A request to every route, with ids of what there is."""
+    """A request to every route, with existing ids."""
     file = (await http.post("/v1/files", data={"purpose": "batch"}, files={"file": ("a.jsonl", LINE)})).json()["id"]
     batch = {"input_file_id": file, "endpoint": CHAT, "completion_window": "24h"}
     batch_id = (await http.post("/v1/batches", json=batch)).json()["id"]
@@ -107,7 +110,7 @@ async def calls(http: httpx.AsyncClient) -> dict[str, httpx.Request]:
 
 
 def streams(http: httpx.AsyncClient) -> dict[str, httpx.Request]:
-    """Streams whose first events come before something freezes."""
+    """Streams that have begun before a part freezes."""
     asked = {"model": MODEL, "input": "hello", "stream": True}
     called = {"messages": question(15)["messages"]}
     return {
@@ -122,7 +125,7 @@ def streams(http: httpx.AsyncClient) -> dict[str, httpx.Request]:
 async def timed(
     clock: OwnTime, http: httpx.AsyncClient, request: httpx.Request, begun: asyncio.Event | None = None
 ) -> tuple[float, httpx.Response]:
-    """Seconds until the answer was whole, and the answer; ``begun`` is set with its first bytes."""
+    """Seconds until the complete answer, and the answer; its first bytes set ``begun``."""
     began, body = clock.seconds, b""
     response = await http.send(request, stream=True)
     async for data in response.aiter_bytes():
@@ -134,7 +137,7 @@ async def timed(
 
 
 async def spoken(clock: OwnTime, connection: ClientConnection) -> tuple[float, dict[str, Any]]:
-    """Seconds from a question to the event that ends its answer, and that event."""
+    """Seconds from a question until its answer's last event, and that event."""
     began = clock.seconds
     content = [{"type": "input_text", "text": "hello"}]
     response = {"input": [{"type": "message", "role": "user", "content": content}]}
@@ -147,7 +150,7 @@ async def spoken(clock: OwnTime, connection: ClientConnection) -> tuple[float, d
 
 
 def ended_well(event: dict[str, Any]) -> bool:
-    """Return whether the answer of a session was whole, or says why not."""
+    """Return True for a session's complete answer, or a typed error."""
     if event["type"] == "error":
         return bool(event["error"]["code"])
     response = event["response"]
@@ -155,7 +158,10 @@ def ended_well(event: dict[str, Any]) -> bool:
 
 
 def is_typed(response: httpx.Response) -> bool:
-    """Return whether an error is in OpenAI's shape, or the last event of its stream, or the answer is none."""
+    """Return True for a success, or an error in OpenAI's shape.
+
+    The last event of a stream decides.
+    """
     if response.headers.get("content-type", "").startswith("text/event-stream"):
         last = [line for line in response.text.splitlines() if line.startswith("data: ")][-1]
         if last == "data: [DONE]":

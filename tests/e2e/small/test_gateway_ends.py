@@ -1,4 +1,7 @@
-"""A gateway ends in the middle of long answers: by a signal each gets a typed error, and streams go on elsewhere."""
+"""A gateway ends during long answers: streams continue at another one.
+
+After a signal, each gets a typed error first.
+"""
 
 import asyncio
 import contextlib
@@ -19,7 +22,7 @@ from tests.e2e.system import System, running
 pytestmark = pytest.mark.e2e
 
 STREAMS = 12
-#: Times that a gateway is killed under stored responses; each time ``STREAMS`` of them go on.
+#: Number of times that a gateway is killed under stored responses; each time ``STREAMS`` of them continue.
 KILLS = int(os.environ.get("OMNIBUS_TEST_KILLS", "2"))
 #: Of an answer that is never over: tokens of 20 ms.
 ENDLESS = {"max_tokens": 100_000, "ignore_eos": True}
@@ -95,7 +98,7 @@ async def test_a_request_that_was_on_its_way_is_refused_and_its_connection_is_no
 
 
 async def is_stopping(system: System) -> None:
-    """Wait until the first gateway refuses requests, or takes no connection any more."""
+    """Wait until the first gateway rejects requests or refuses connections."""
     async with asyncio.timeout(60), system.http(0) as http:
         with contextlib.suppress(httpx.TransportError):
             while not (await http.get("/readyz")).json().get("stopping"):
@@ -105,9 +108,9 @@ async def is_stopping(system: System) -> None:
 async def cut_answers(
     system: System, numbers: range, events: int, end: Callable[[psutil.Process], None]
 ) -> list[Answer]:
-    """Answers of the first gateway that ``end`` has ended behind so many events, as far as they came.
+    """Answers of the first gateway, cut by ``end`` after ``events`` events.
 
-    On a busy machine they may be over before that: then it is done once more, until some are cut.
+    On a busy machine they may complete earlier. Then this is repeated until some are cut.
     """
     while True:
         await system.becomes_ready()
@@ -151,7 +154,7 @@ async def test_streams_that_are_told_to_stop_go_on_too(talkers: System):
 
 
 class StoredStream:
-    """A client of a stored response: all that it has been sent, at whichever gateway."""
+    """A client of a stored response, with all events from any gateway."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -159,7 +162,7 @@ class StoredStream:
 
     @property
     def frames(self) -> list[bytes]:
-        """What came whole."""
+        """Complete frames that arrived."""
         return [frame + b"\n\n" for frame in self.body.split(b"\n\n")[:-1]]
 
     @property
@@ -205,7 +208,7 @@ class StoredStream:
     "count", [KILLS * STREAMS, pytest.param(1000, marks=[pytest.mark.nightly, pytest.mark.timeout(3600)])]
 )
 async def test_stored_responses_go_on_byte_by_byte_when_their_gateway_is_killed(talkers: System, count: int):
-    """``count`` streams that were cut go on; on a busy machine some are over before their gateway is killed."""
+    """``count`` interrupted streams continue; on a busy machine some end before the kill."""
     await talkers.becomes_ready()
     async with talkers.http(1) as other:
         undisturbed = [StoredStream(number) for number in range(STREAMS)]
@@ -234,7 +237,7 @@ async def test_stored_responses_go_on_byte_by_byte_when_their_gateway_is_killed(
                 assert stream.is_whole, stream.events[-1]
                 assert [event["sequence_number"] for event in stream.events] == list(range(len(stream.events)))
                 assert stream.text == known.text
-                # What any gateway says of it afterwards is what its client has, byte by byte.
+                # Afterwards any gateway returns the bytes that its client has.
                 again = await other.get(f"/v1/responses/{stream.id}", params={"stream": "true"})
                 assert again.content == stream.body
                 final = (await other.get(f"/v1/responses/{stream.id}")).json()

@@ -1,4 +1,7 @@
-"""Deadlines, body sizes, credits and what a record may hold are enforced, each with its own error."""
+"""The gateway enforces deadlines, body sizes, credits and record limits.
+
+Each has its own error.
+"""
 
 import asyncio
 import json
@@ -29,7 +32,7 @@ def body(content: Any = "hello", **more: Any) -> dict[str, Any]:
 
 
 def late(watch: Watch, id: str) -> int:
-    """Tokens that came after the end was announced."""
+    """Tokens that arrived after the end was published."""
     rest = Watch()
     rest.seen = watch.seen[[delivery.subject for delivery in watch.seen].index(subjects.end_subject(id)) :]
     return len(rest.ids(id))
@@ -44,7 +47,7 @@ async def test_a_deadline_that_passes_is_504_and_everything_stops(small: System)
 
 
 async def tokens_after_the_deadline(small: System) -> int:
-    """Let requests run into their deadline; the fewest tokens that came after one's end was announced."""
+    """Let requests exceed their deadline; return the fewest tokens after an end."""
     pictured = ask(image(1), "describe").messages[0]["content"]
     async with Watch.on(small) as watch, small.http() as http:
         answers = await asyncio.gather(
@@ -52,7 +55,7 @@ async def tokens_after_the_deadline(small: System) -> int:
         )
         ends = [await watch.end(answer.headers["x-request-id"]) for answer in answers]
         await small.ledger_is_empty()
-        await asyncio.sleep(0.3)  # what is still on its way
+        await asyncio.sleep(0.3)  # tokens in transit
 
     for answer, end in zip(answers, ends, strict=True):
         error = answer.json()["error"]
@@ -104,7 +107,7 @@ async def test_a_body_over_the_limit_is_413(small: System):
 
 
 async def tokens_of(seconds: float, http: httpx.AsyncClient) -> int:
-    """Tokens that as many answers as there may be take ``seconds`` for, on this machine as it is now."""
+    """Tokens for which ``CREDITS`` concurrent answers take ``seconds`` on this machine."""
     count, began = 20, time.monotonic()
     asked = body(max_tokens=count, ignore_eos=True)
     await asyncio.gather(*(http.post("/v1/chat/completions", json=asked) for _ in range(CREDITS)))

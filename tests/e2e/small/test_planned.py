@@ -1,4 +1,7 @@
-"""What is declared changes while requests run: start, ready, switch, drain, stop. No request fails."""
+"""Declarations change during requests without a failure.
+
+The steps are start, ready, switch, drain and stop.
+"""
 
 import asyncio
 import contextlib
@@ -37,7 +40,7 @@ class Operator:
         self.usual: dict[str, Any] = json.loads(self._file.read_text())["models"][VL]
 
     def declare(self, *paths: list[str], **changes: Any) -> None:
-        """Only these paths, and what they need; without any the usual ones."""
+        """Declare only these paths and their options; by default the usual ones."""
         declared = {**self.usual, **changes}
         if paths:
             named = {option for path in paths for option in path}
@@ -50,7 +53,7 @@ class Operator:
         psutil.Process(find_forked_pid(command.pid)).kill()
 
     async def planned(self, *options: str, context: int = 0, thinkers: int = 2) -> Plan:
-        """The plan once the model is like this, and nothing is under way."""
+        """Return the plan once the model matches and no change is pending."""
 
         def reached(model: ModelPlan) -> bool:
             replicas = model.options["L"].replicas if "L" in model.options else thinkers
@@ -65,7 +68,7 @@ class Operator:
             await asyncio.sleep(0.05)
 
     async def said(self, line: str) -> None:
-        """Wait until a process has said so."""
+        """Wait until a process has logged this."""
         ends = time.monotonic() + WITHIN
         while line not in self.system.log:
             assert time.monotonic() < ends, f"nobody said {line!r}:\n{self.system.log[-4000:]}"
@@ -125,7 +128,7 @@ async def test_an_operator_goes_back_and_on_by_hand(pair: System, operator: Oper
 
 
 def said(system: System, *arguments: str) -> str:
-    """What ``omnibus plan ...`` prints."""
+    """Output of ``omnibus plan ...``."""
     process = system.command("plan", *arguments)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 0, output
@@ -133,7 +136,7 @@ def said(system: System, *arguments: str) -> str:
 
 
 def first_ready(watch: Watch, id: str) -> int:
-    """When an executor said first that it is ready, after one of its name had left."""
+    """Index of an executor's first ready status after its namesake was gone."""
     return first_state(watch, id, "ready", first_gone(watch, id))
 
 
@@ -151,7 +154,7 @@ def first_state(watch: Watch, id: str, state: str, after: int = 0) -> int:
 
 
 def all_follow(watch: Watch, epoch: int) -> int:
-    """When the last gateway said first that it goes by the plan of ``epoch``."""
+    """Index at which the last gateway first reported the plan of ``epoch``."""
     found: dict[str, int] = {}
     for index, each in enumerate(watch.seen):
         if each.subject == subjects.event_subject(subjects.GATEWAY):
@@ -184,7 +187,7 @@ async def test_executors_that_do_otherwise_take_over_under_another_name(pair: Sy
 
 @contextlib.asynccontextmanager
 async def stopped(system: System, id: str) -> AsyncIterator[psutil.Process]:
-    """The process of an executor that is about to start, stopped as soon as it is there."""
+    """Freeze an executor's process as soon as it has started."""
     async with asyncio.timeout(WITHIN):
         while (process := born(system, id)) is None or not (pid := executing_pid(process)):
             await asyncio.sleep(0.001)
@@ -199,7 +202,7 @@ async def stopped(system: System, id: str) -> AsyncIterator[psutil.Process]:
 
 
 def executing_pid(process: psutil.Process) -> int:
-    """The process that ``process`` stands for, or itself; 0 while a fork server is still to bear it."""
+    """Process that ``process`` represents, or itself; 0 until it is forked."""
     forked = find_forked_pid(process.pid)
     stands_for_another = any(part.endswith("up/fork_client.py") for part in command_line(process))
     return 0 if stands_for_another and forked == process.pid else forked
@@ -215,9 +218,10 @@ def born(system: System, id: str) -> psutil.Process | None:
 
 @contextlib.asynccontextmanager
 async def killed_midway(operator: Operator, options: dict[str, Any], id: str) -> AsyncIterator[Plan]:
-    """The plan that waits for the executor ``id``, which is stopped meanwhile, once the planner has been killed.
+    """Plan that waits for the frozen executor ``id``; the planner is killed.
 
-    On a busy machine the executor may be ready, and its plan in force, before it is stopped: then all goes back first.
+    On a busy machine the executor may be ready, and its plan active, before it is frozen. Then the change is reverted
+    first.
     """
     for _ in range(ATTEMPTS):
         operator.declare(options=options)

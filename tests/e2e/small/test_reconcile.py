@@ -32,7 +32,7 @@ def executor(option: str, replica: int, model: str = VL) -> str:
 
 
 async def swap(system: System, models: Mapping[str, ModelPlan]) -> None:
-    """Make ``models`` the plan."""
+    """Activate a plan with ``models``."""
     async with system.store() as store:
         while True:
             plan = await store.plan()
@@ -59,7 +59,7 @@ async def thinkers_become(system: System, count: int) -> None:
 
 
 async def ended(*pids: int) -> None:
-    """Wait until these processes are gone."""
+    """Wait until these processes have ended."""
     async with asyncio.timeout(WITHIN):
         while any(psutil.pid_exists(pid) for pid in pids):
             await asyncio.sleep(0.05)
@@ -97,7 +97,7 @@ async def test_replicas_come_and_go_while_requests_run(pair: System, as_declared
 
 
 async def given_work(system: System, executor: str) -> None:
-    """Wait until the next invocation is sent to ``executor``."""
+    """Wait for the next invocation to ``executor``."""
     async with Watch.on(system) as watch:
         await watch.until(lambda: any(each.to == executor for each in sent(watch)))
 
@@ -133,9 +133,11 @@ async def test_a_request_on_an_executor_that_leaves(
 
 
 async def order_to_leave(system: System, watch: Watch, executor: str, pid: int) -> int:
-    """Plan without ``executor``, which stands still until it is asked to leave; how many invocations it has then.
+    """Freeze ``executor`` until SIGTERM, while the plan drops it.
 
-    It goes on for a heartbeat now and then: one that is silent for longer is lost to the gateways.
+    Returns its number of invocations when it drains.
+
+    It resumes briefly for heartbeats, because gateways treat one that is silent for longer as lost.
     """
     waiting, planning = asyncio.create_task(draining(system, executor)), asyncio.create_task(thinkers_become(system, 1))
     process = psutil.Process(pid)
@@ -156,14 +158,14 @@ async def order_to_leave(system: System, watch: Watch, executor: str, pid: int) 
 
 
 def is_terminating(pid: int) -> bool:
-    """Whether SIGTERM waits for a process that stands still."""
+    """Return True if SIGTERM is pending for a frozen process."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     pending = next(line.split()[1] for line in lines if line.startswith("ShdPnd:"))
     return bool(int(pending, 16) >> (signal.SIGTERM - 1) & 1)
 
 
 async def few(system: System) -> int:
-    """Tokens that two answers at once take ``ON_THE_WAY`` for, on this machine as it is now."""
+    """Tokens for which two concurrent answers take ``ON_THE_WAY`` on this machine."""
     wanted = body(QUESTION.messages[0]["content"], max_tokens=200, ignore_eos=True)
     async with system.http() as http:
         begun = time.monotonic()
@@ -172,7 +174,7 @@ async def few(system: System) -> int:
 
 
 async def draining(system: System, executor: str) -> int:
-    """Wait until ``executor`` says that it is draining; how many invocations it has then."""
+    """Wait until ``executor`` is draining; return its number of invocations."""
     async with asyncio.timeout(WITHIN), system.bus() as bus, contextlib.aclosing(system.statuses(bus)) as heard:
         async for status in heard:
             if (status.id, status.state) == (executor, "draining"):

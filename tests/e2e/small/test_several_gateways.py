@@ -1,4 +1,7 @@
-"""Gateways side by side: any of them gives the same answer, together they keep to the plan, and one may die."""
+"""Several gateways give equal answers and follow the plan together.
+
+Any of them can die.
+"""
 
 import asyncio
 from collections import Counter
@@ -58,7 +61,7 @@ async def test_together_they_keep_to_the_planned_shares_and_use_all_replicas(pai
 
 
 async def first_answer(url: str) -> httpx.Response:
-    """What a gateway that starts answers first."""
+    """First answer of a gateway that starts."""
     async with asyncio.timeout(PATIENCE), httpx.AsyncClient(timeout=PATIENCE) as http:
         while True:
             try:

@@ -1,4 +1,4 @@
-"""With one executor there is nowhere to go: the answer is a typed error, at once."""
+"""Without another executor, the answer is an immediate typed error."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ SLOW = {
 
 @pytest.fixture
 async def executor(small: System) -> AsyncIterator[int]:
-    """Process id of the one executor; it is back afterwards."""
+    """Process id of the only executor, which is back afterwards."""
     (pid,) = (await small.whole()).values()
     yield pid
     await small.whole()

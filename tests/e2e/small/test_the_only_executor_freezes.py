@@ -1,4 +1,7 @@
-"""The only executor of a stage freezes: its requests fail with the stage's name once it is killed, and it serves again."""
+"""The only executor of a stage freezes, is killed, and serves again.
+
+Its requests fail with the stage's name.
+"""
 
 import asyncio
 import os
@@ -60,7 +63,7 @@ async def test_who_holds_it_and_who_comes_meanwhile_get_an_answer_by_their_deadl
         error = answer.json()["error"]
         assert (answer.status_code, error["code"], error["stage"]) == (503, "stage_unavailable", "thinker")
     assert back[ONLY] != pids[ONLY], "it was replaced"
-    # The second is said of one that froze before it was asked for the first time.
+    # The second is the error of one that froze before its first request.
     assert "does not answer for" in system.log or "has not begun to answer" in system.log
     assert again["choices"] == whole["choices"]
     await system.ledger_is_empty()

@@ -1,4 +1,7 @@
-"""``omnibus up --no-models --app``: what an app brings along is all there is, at every gateway, and goes with it."""
+"""``omnibus up --no-models --app`` serves only the app's tasks, at every gateway.
+
+They are removed together with the app.
+"""
 
 import asyncio
 from collections.abc import Iterator
@@ -23,7 +26,7 @@ def system(tmp_path: Path) -> Iterator[System]:
 
 
 def executors(system: System) -> list[psutil.Process]:
-    """The processes of executors, and none that is just ending."""
+    """Processes of executors, without any that is about to end."""
     found = []
     for process in system.processes():
         try:

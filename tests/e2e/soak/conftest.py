@@ -9,7 +9,7 @@ from omnibus.families import catalog
 from tests.e2e.system import VL, System, declaration, running
 
 HALVES = f"{VL}-halves"
-#: Memory that is free goes back to the system soon, so that what a process has is what it holds.
+#: Free memory returns to the system soon, so resident memory is memory in use.
 TIDY = {"MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_MMAP_THRESHOLD_": "65536"}
 
 

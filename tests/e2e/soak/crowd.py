@@ -1,4 +1,7 @@
-"""A crowd of clients: what each of them asks, what it must be told, and whether it waits for that. All by a seed."""
+"""A crowd of clients, drawn by a seed.
+
+Each client has a request and the expected answer, and waits for it or disconnects.
+"""
 
 import asyncio
 import json
@@ -16,20 +19,20 @@ from tests.e2e.questions import Question, ask, data_url, image
 from tests.e2e.system import System
 from tests.unit.models import files
 
-LEAVE, STREAM = 0.15, 0.5  # shares of well-formed requests: those that are left, and streams
+LEAVE, STREAM = 0.15, 0.5  # shares of well-formed requests: disconnects, and streams
 
 _WORDS = ("bird", "sky", "green", "hills", "river", "light", "sea", "what", "is", "this", "cat", "dog")
 _SIZES = ((90, 60), (60, 90), (120, 200), (56, 56))
 _LONGEST = 32  # tokens of an answer
-_PATIENCE = 0.3  # seconds of those who leave before a whole answer, at most
-_DELTAS = 3  # of a stream, before a client leaves it, at most
+_PATIENCE = 0.3  # seconds until a client disconnects before a whole answer, at most
+_DELTAS = 3  # of a stream, before a client disconnects, at most
 _CONTEXT = 4096  # tokens of the model
 _EACH = 12  # questions of a kind
 _MARGIN = 1e-3  # between the first and the second choice of a token; closer ones are left to rounding
 
 
 class Known(NamedTuple):
-    """A question, so many tokens of its answer, and that answer as the whole model gives it."""
+    """A question, its number of tokens, and the whole model's answer."""
 
     messages: list[Any]
     tokens: int
@@ -37,9 +40,9 @@ class Known(NamedTuple):
 
 
 class Client(NamedTuple):
-    """One request. ``known`` is None where it is malformed.
+    """One request; ``known`` is None if it is malformed.
 
-    ``deltas``: leaves a stream after as many. ``patience``: leaves after so many seconds. None: stays.
+    ``deltas``: disconnects after as many. ``patience``: disconnects after so many seconds. None: stays.
     """
 
     body: bytes
@@ -50,14 +53,20 @@ class Client(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What became of a crowd: how many were ``answered``, ``refused`` or ``left``; and what went ``wrong``."""
+    """Outcome of a crowd.
+
+    It contains the numbers of ``answered``, ``refused`` and ``left`` clients, and the errors in ``wrong``.
+    """
 
     counts: Counter[str]
     wrong: list[str]
 
 
 def questions(checkpoint: Path, dice: Random) -> list[Known]:
-    """Questions of text, of one image and of two images, with the answers of the whole model."""
+    """Questions of text and of one or two images, with expected answers.
+
+    The whole model gives these answers.
+    """
 
     def words() -> str:
         return " ".join(dice.choices(_WORDS, k=dice.randint(2, 24)))
@@ -77,7 +86,10 @@ def questions(checkpoint: Path, dice: Random) -> list[Known]:
 
 
 def _known(checkpoint: Path, question: Question, tokens: int) -> Known | None:
-    """None when the answer hangs on a rounding error: it may then depend on who else is in a step."""
+    """Return None if rounding could change the answer.
+
+    Such an answer may depend on other requests in a step.
+    """
     if oracle.vl_margin(checkpoint, question.plain, question.media, tokens) < _MARGIN:
         return None
     _, text = oracle.vl_answer(checkpoint, question.plain, question.media, tokens)
@@ -85,7 +97,10 @@ def _known(checkpoint: Path, question: Question, tokens: int) -> Known | None:
 
 
 def crowd(known: Sequence[Known], models: Sequence[str], size: int, bad: float, dice: Random) -> list[Client]:
-    """``size`` clients who ask each of ``models`` as often; a share of ``bad`` requests is malformed."""
+    """Run ``size`` clients that use each of ``models`` equally often.
+
+    A share of ``bad`` requests is malformed.
+    """
     malformed = _malformed(known[0])
     clients = []
     for number in range(size):
@@ -128,7 +143,7 @@ def _malformed(known: Known) -> Iterator[Callable[[str], bytes]]:
 
 
 async def served(system: System, clients: Sequence[Client], at_once: int) -> Outcome:
-    """Let them all come, so many at a time."""
+    """Run all clients, with a limit on those in flight."""
     outcome = Outcome(Counter(), [])
     queue = iter(clients)
 
@@ -157,7 +172,7 @@ def _right(client: Client, what: str, text: str) -> bool:
 
 
 async def _talk(http: httpx.AsyncClient, client: Client) -> tuple[str, str]:
-    """What became of one request, and the text that came."""
+    """Send one request; return its outcome and the received text."""
     if client.stream:
         return await _stream(http, client)
     try:

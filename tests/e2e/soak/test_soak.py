@@ -1,4 +1,4 @@
-"""Hundreds of requests, some of them malformed, some of them left: right answers, and nothing that stays behind."""
+"""Hundreds of requests, some malformed or aborted: right answers, no leaks."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ AT_ONCE, BAD = 32, 0.05
 #: Before: worse, so that every executor has used all of its slots and seen every kind of malformed request.
 CROWDED, WORSE = 128, 0.2
 GROWTH = 0.02  # of an executor's memory
-SETTLES = 5.0  # seconds until the last ones that were left are over
+SETTLES = 5.0  # seconds until the last abandoned requests have ended
 SAID = "omnibus.test.stats"
 
 
@@ -52,15 +52,17 @@ async def test_all_requests_are_answered_right_and_leave_nothing_behind(
 
 
 def resident(pid: int) -> int:
-    """Bytes of its own memory. Not PSS, to which it is compared: that grows without any new memory when a process
-    writes to a page that it had in common with the one it was forked from, or when others end that use the same
-    libraries. What is in the arena is in the ledger."""
+    """Private memory in bytes.
+
+    PSS would grow without new memory in two cases. A process writes to a page that it shared with the one it was forked
+    from, or others that use the same libraries end. The ledger contains the memory in the arena.
+    """
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return 1024 * int(next(line for line in lines if line.startswith("RssAnon:")).split()[1])
 
 
 async def held(system: System, executors: int) -> dict[str, Any]:
-    """Slots that are taken and work that waits, by component of an executor; empty when there are none."""
+    """Occupied slots and queued work by component of an executor, if any."""
     found: asyncio.Queue[bytes] = asyncio.Queue()
     taken = {}
     async with asyncio.timeout(10), system.bus() as bus:

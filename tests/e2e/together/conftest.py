@@ -15,7 +15,7 @@ PRICE_PER_HOUR = 0.36
 
 
 def declared(family: str, checkpoint: Path, *shapes: str) -> dict[str, Any]:
-    """A model whose paths are ``shapes``, in options of its family."""
+    """A model with the paths ``shapes``, in options of its family."""
     options, paths = catalog.find_family(family)["options"], [shape.split(">") for shape in shapes]
     return declaration(
         family,
@@ -42,6 +42,6 @@ def together(
 
 @pytest.fixture(autouse=True)
 async def everybody(together: System) -> None:
-    """A test begins when all executors are there and the gateway knows them."""
+    """Wait until all executors are registered with the gateway before each test."""
     await together.whole()
     await together.becomes_ready()

@@ -1,4 +1,4 @@
-"""Answers are charged what their engines computed, at the plan's prices: no second is lost or charged twice."""
+"""Answers are charged their engine time exactly once, at planned prices."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ Busy = dict[tuple[str, str], float]
 
 
 async def busy_seconds(system: System, bus: NatsBus) -> Busy:
-    """Seconds that each executor says it has computed."""
+    """Busy seconds that each executor reports."""
     left, found = set(system.executors), defaultdict[tuple[str, str], float](float)
     async with contextlib.aclosing(system.statuses(bus)) as heard:
         async for status in heard:
@@ -52,7 +52,7 @@ async def settled_seconds(system: System, bus: NatsBus) -> Busy:
 
 
 async def charge(http: httpx.AsyncClient, body: dict[str, Any], charged: Busy) -> float:
-    """Send ``body``, add the seconds that its answer is charged to ``charged``, and return the money."""
+    """Send ``body``, add its charged seconds to ``charged``, and return the money."""
     answer = await http.post("/v1/chat/completions", json=body, headers={"x-omnibus-usage": "1"})
     assert answer.status_code == 200, answer.text
     usage = answer.json()["usage"]["omnibus"]

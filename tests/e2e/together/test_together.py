@@ -1,4 +1,7 @@
-"""What runs in one executor stays in it: no message, no memory of the arena, and the same answer."""
+"""Components in one executor exchange neither messages nor arena blocks.
+
+The answer is the same.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -59,8 +62,8 @@ async def test_what_guides_a_picture_and_its_latents_are_not_moved(together: Sys
 
     moved = await traffic(together, painted)
 
-    checkpoints = WISHES["square"]["steps"] - 1  # what a lost denoiser would go on from, after each step but the last
-    assert moved == Traffic(set(), granted=1 + checkpoints, named=1 + checkpoints)  # and the picture
+    checkpoints = WISHES["square"]["steps"] - 1  # from which a lost denoiser would resume, after each step but the last
+    assert moved == Traffic(set(), granted=1 + checkpoints, named=1 + checkpoints)  # and the image
 
 
 @pytest.mark.cell("transformers", "qwen2_5_omni", "tokens")

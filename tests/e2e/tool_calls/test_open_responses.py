@@ -1,6 +1,7 @@
-"""The requests of Open Responses' compliance tests, whole, streamed and over a WebSocket, to a model that decides.
+"""The requests of Open Responses' compliance tests, against a simulated model.
 
-It is simulated: it reads images, calls a tool where it is offered the one that a rule has, and else says some words.
+They are sent whole, streamed and over a WebSocket. The model reads images. It calls a tool if the request offers the
+one of a rule, and answers with words otherwise.
 """
 
 import base64
@@ -77,7 +78,7 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
 
 
 def check_answer(name: str, made: spec.ResponseResource) -> None:
-    """Check that a response is completed, with the item that is asked for."""
+    """Check that a response is completed and contains the requested item."""
     assert made.status == "completed"
     kinds = [item.type for item in made.output]
     assert kinds == (["function_call"] if name == "tool calling" else ["message"])

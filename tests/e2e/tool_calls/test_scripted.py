@@ -30,7 +30,7 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
 
 
 def write_halves(profile: Path) -> dict[str, Any]:
-    """The declaration of the same model in two halves; ``profile`` gets its answers."""
+    """Declare the model in two halves, and write answers to ``profile``."""
     thinker = json.loads((EXAMPLE / "answers.json").read_text())["default"]["components"]["thinker"]
     decode = {name: thinker.pop(name) for name in ("step", "steps")}
     profile.write_text(json.dumps({"default": {"components": {"prefill": thinker, "decode": decode}}}))

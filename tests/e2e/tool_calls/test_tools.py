@@ -1,7 +1,7 @@
-"""Tools and schemas as the official client sends and reads them, with its strict checks.
+"""Tools and schemas through the official client, with its strict checks.
 
-A tiny model cannot decide to call a tool: calls here are forced, by the masks of a grammar. What a model writes by
-itself is read in ``tests/unit/llm/runners/test_shaped_answers.py``.
+A tiny model cannot decide to call a tool, so grammar masks force the calls.
+``tests/unit/llm/runners/test_shaped_answers.py`` covers calls without masks.
 """
 
 import asyncio
@@ -78,7 +78,7 @@ def asked(model: str, number: int = 1, **more: Any) -> dict[str, Any]:
 
 
 async def collect(stream: Any) -> tuple[dict[int, list[str]], str, str | None]:
-    """Calls by their index, each its id, name and arguments; the text; why the answer has ended."""
+    """Calls by index (id, name, arguments), the text, and the finish reason."""
     calls: dict[int, list[str]] = {}
     text, finish = "", None
     async for chunk in stream:
@@ -140,7 +140,7 @@ async def test_a_call_and_its_result_go_back_as_the_client_got_them(client: open
 
 
 class City(pydantic.BaseModel):
-    """A shape that a client has as a class."""
+    """Answer format that a client defines as a class."""
 
     model_config = {"extra": "forbid"}
 

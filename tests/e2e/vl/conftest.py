@@ -11,7 +11,7 @@ from tests.e2e.system import VL, System, declaration, running
 @pytest.fixture(scope="package")
 def vl(tmp_path_factory: pytest.TempPathFactory, vl_checkpoint: Path) -> Iterator[System]:
     directory = tmp_path_factory.mktemp("vl")
-    # Executors are killed from outside here, which says nothing of the input that they have.
+    # Executors are killed from outside here, which does not depend on their input.
     settings = {"OMNIBUS_GATEWAY_QUARANTINE": "0"}
     with running(directory, {VL: declaration("qwen2_5_vl", vl_checkpoint)}, **settings) as system:
         yield system
@@ -19,7 +19,7 @@ def vl(tmp_path_factory: pytest.TempPathFactory, vl_checkpoint: Path) -> Iterato
 
 @pytest.fixture(autouse=True)
 async def everybody(vl: System) -> dict[str, int]:
-    """Process id of every executor: a test begins when all of them are there and the gateway knows them."""
+    """Process id of every executor, once all are registered with the gateway."""
     pids = await vl.whole()
     await vl.becomes_ready()
     return pids

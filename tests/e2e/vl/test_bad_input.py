@@ -1,4 +1,7 @@
-"""What a client gets wrong is its own 4xx: clear, in OpenAI's shape, and nobody else notices."""
+"""Invalid requests get a clear 4xx in OpenAI's shape.
+
+Other requests are unaffected.
+"""
 
 import asyncio
 import io
@@ -24,7 +27,7 @@ CONTEXT = 4096  # tokens of the tiny model
 
 
 class Case(NamedTuple):
-    """A body, and the answer that it deserves. ``says`` is part of the message."""
+    """A body and its expected answer; ``says`` is part of the message."""
 
     body: bytes
     status: int
@@ -43,7 +46,7 @@ def picture(url: str) -> bytes:
 
 
 def png_header(width: int, height: int, pixels: bytes) -> bytes:
-    """A PNG that says ``width`` × ``height`` and holds ``pixels`` (compressed), whether that is true or not."""
+    """A PNG with a declared size and possibly mismatched compressed ``pixels``."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

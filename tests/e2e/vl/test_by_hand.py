@@ -1,4 +1,4 @@
-"""With nothing but a NATS client: executors are listed, described, counted, and answer."""
+"""A plain NATS client can list, describe, count and query executors."""
 
 import asyncio
 import json

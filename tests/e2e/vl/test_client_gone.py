@@ -1,4 +1,4 @@
-"""A client that leaves stops everything that worked for it."""
+"""All work of a client stops when it disconnects."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ async def test_a_client_that_leaves_a_stream_cancels_it_everywhere(vl: System, p
 
 
 async def tokens_after_leaving(vl: System, path: str) -> int:
-    """Leave a stream after five deltas; how many tokens came after its end was announced."""
+    """Disconnect after five deltas; return the number of tokens after the end."""
     async with Watch.on(vl) as watch:
         async with (
             vl.http() as http,
@@ -48,7 +48,7 @@ async def tokens_after_leaving(vl: System, path: str) -> int:
             await read(answer, 5)
         end = await watch.end(id)
         await vl.ledger_is_empty()
-        await asyncio.sleep(0.3)  # what is still on its way
+        await asyncio.sleep(0.3)  # tokens in transit
 
     assert end.status == "cancelled"
     assert 5 <= len(watch.ids(id)) < LONG / 2
@@ -66,7 +66,7 @@ async def read(answer: httpx.Response, deltas: int) -> list[str]:
 
 
 def after_the_end(watch: Watch, id: str) -> int:
-    """Tokens of ``id`` that came after its end was announced."""
+    """Tokens of ``id`` that arrived after its end was published."""
     subject = [delivery.subject for delivery in watch.seen].index(subjects.end_subject(id))
     late = Watch()
     late.seen = watch.seen[subject:]
@@ -116,6 +116,6 @@ async def test_many_clients_that_leave_at_once_leave_nothing_behind(vl: System):
 
 
 def begun(watch: Watch) -> set[str]:
-    """Invocations whose beginning was recorded: those of an earlier test may still end."""
+    """Invocations whose start was recorded; those of an earlier test may still end."""
     records = [one for one in watch.seen if one.subject.startswith("omnibus.inv.")]
     return {one.subject for one in records if json.loads(one.data).get("kind") != "end"}

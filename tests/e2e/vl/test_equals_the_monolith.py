@@ -1,4 +1,4 @@
-"""However Qwen2.5-VL is taken apart, it says what the whole model says."""
+"""Qwen2.5-VL answers like the whole model in every split."""
 
 import asyncio
 from pathlib import Path

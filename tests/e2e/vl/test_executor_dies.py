@@ -1,4 +1,7 @@
-"""An executor that dies while it serves: its requests go on elsewhere, or fail at once and say where."""
+"""Requests of a dead executor continue elsewhere.
+
+If they cannot, they fail at once with the stage's name.
+"""
 
 import asyncio
 import contextlib
@@ -30,7 +33,7 @@ E, L, EL = (f"qwen2_5-vl-tiny-{option}-0" for option in ("E", "L", "EL"))
 
 @pytest.fixture(scope="module")
 def text(vl_checkpoint: Path) -> str:
-    """What the whole model answers."""
+    """Answer of the whole model."""
     return oracle.vl_answer(vl_checkpoint, QUESTION.plain, QUESTION.media, TOKENS)[1]
 
 
@@ -89,12 +92,12 @@ async def test_a_request_whose_encoder_dies_is_answered_by_another_one(
 
 
 def accepted(watch: Watch) -> set[str]:
-    """Executors that accepted something."""
+    """Executors that accepted an invocation."""
     return {one.executor for one in watch.replies() if isinstance(one, Accepted)}
 
 
 def thaw(pid: int) -> None:
-    """Let a frozen process go on; the supervisor may have replaced it meanwhile."""
+    """Resume a frozen process, which the supervisor may have replaced."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGCONT)
 
@@ -109,7 +112,7 @@ async def test_an_answer_that_has_begun_goes_on_elsewhere_when_its_executor_free
                 async for delta in answer:
                     said += delta
                     if not is_frozen and L in accepted(watch):
-                        os.kill(everybody[L], signal.SIGSTOP)  # its connection stays: nobody says that it is gone
+                        os.kill(everybody[L], signal.SIGSTOP)  # its connection stays, so no event reports the loss
                         is_frozen = True
                 went_on = {each.to for each in sent(watch)} - {E, L}
             thaw(everybody[L])

@@ -1,4 +1,7 @@
-"""What was recorded once runs for ever: text, long messages, images, video, sampling, every path, moves."""
+"""Recorded invocations stay replayable.
+
+They cover text, long messages, images, video, sampling, every path, and moves.
+"""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The bus and the store are killed: everything comes back without a hand."""
+"""The system recovers automatically after the bus and the store are killed."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ def body(**more):
 
 
 async def serves_again(vl: System, **headers: str) -> None:
-    """A request succeeds within ``BACK`` seconds; refusals until then are typed."""
+    """Wait at most ``BACK`` seconds for a success; earlier errors must be typed."""
     end = time.monotonic() + BACK
     async with vl.http() as http:
         while True:

@@ -1,4 +1,4 @@
-"""The planned shares of the paths are met, whatever the requests are."""
+"""Paths get their planned shares for all kinds of requests."""
 
 import asyncio
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Every request is recorded, can be read, and can be run again with the same answer."""
+"""Every request is recorded, and its replay gives the same answer."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ QUESTIONS = {**{name: VL_QUESTIONS[name] for name in ("text", "image", "video")}
 
 
 async def asked(system: System, question: Question, **more: Any) -> tuple[str, str]:
-    """Ask and wait until the end is recorded: the invocation's id and the text."""
+    """Send a request and wait for its recorded end; return its id and text."""
     async with Watch.on(system) as watch, system.client() as client:
         raw = await client.chat.completions.with_raw_response.create(
             model=VL, messages=question.messages, max_tokens=TOKENS, **more
@@ -34,7 +34,10 @@ async def asked(system: System, question: Question, **more: Any) -> tuple[str, s
 
 
 async def requested(nc: Client, subject: str, payload: bytes) -> list[dict[str, Any]]:
-    """What `nats req --replies=0` does: a plain payload and an inbox; replies up to the empty message."""
+    """Imitate `nats req --replies=0`.
+
+    It sends a plain payload with an inbox, and reads replies up to the empty message.
+    """
     inbox = nc.new_inbox()
     subscription = await nc.subscribe(inbox)
     await nc.publish(subject, payload, reply=inbox)

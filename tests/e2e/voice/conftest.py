@@ -1,4 +1,4 @@
-"""A simulated model that talks for long, and a browser into whose microphone somebody speaks."""
+"""A simulated model with long answers, and a browser with voice input."""
 
 import asyncio
 import copy
@@ -14,7 +14,7 @@ from tests.e2e.small.streams import MODEL, TIMES, model
 from tests.e2e.system import System, running
 from tests.e2e.voice.speaking import speaking_browser, write_tones
 
-#: Seconds between two utterances, and tokens of an answer, which is heard for longer than that.
+#: Seconds between two utterances, and tokens of an answer, which plays for longer than that.
 PAUSE, TOKENS = 2.5, 300
 SETTINGS = {"OMNIBUS_EXECUTOR_ENGINE": "services.engines:sim", "OMNIBUS_GATEWAY_ADMIN_TOKEN": TOKEN}
 
@@ -44,13 +44,13 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="package")
 def playwright(system: System) -> Iterator[Playwright]:
-    """What starts browsers; systems are started before it."""
+    """The browser driver; systems start before it."""
     with sync_playwright() as started:
         yield started
 
 
 @pytest.fixture(scope="package")
 def speaker(system: System, playwright: Playwright, said: Path) -> Iterator[Browser]:
-    """A browser into whose microphone somebody says the same again and again."""
+    """A browser whose microphone plays the same words repeatedly."""
     with speaking_browser(playwright, said, loops=True) as made:
         yield made

@@ -1,4 +1,4 @@
-"""A browser whose microphone plays a sound, and what its speaker was given."""
+"""A browser whose microphone plays audio, and its speaker's output."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,7 +41,7 @@ AudioNode.prototype.connect = function (to, ...rest) {
 
 
 def write_tones(path: Path, tones: tuple[str, ...], seed: int, before: float, after: float) -> Path:
-    """A WAV file of ``tones`` with so many seconds of silence before and after them."""
+    """Write a WAV file of ``tones`` with silence before and after them."""
     path.write_bytes(tone_synth.encode_wav(record_tones(tones, seed, RATE, before, after), RATE))
     return path
 
@@ -50,7 +50,10 @@ def write_tones(path: Path, tones: tuple[str, ...], seed: int, before: float, af
 def speaking_browser(
     playwright: Playwright, sound: Path, *, loops: bool = False, denies: bool = False
 ) -> Iterator[Browser]:
-    """A browser that speaks ``sound`` once, or again and again, to each page that listens, or lets none listen."""
+    """A browser that plays ``sound`` once or repeatedly into its microphone.
+
+    Each page with a microphone hears it. ``denies``: pages get no microphone.
+    """
     flags = ["--no-sandbox", "--disable-dev-shm-usage", "--use-fake-device-for-media-stream"]
     flags.append(f"--use-fake-ui-for-media-stream{'=deny' if denies else ''}")
     flags.append(f"--use-file-for-fake-audio-capture={sound}{'' if loops else '%noloop'}")
@@ -60,14 +63,20 @@ def speaking_browser(
 
 
 def tapped_page(browser: Browser) -> Page:
-    """A page that keeps what it plays. Its policy does not hold, which would forbid the script that listens there."""
+    """A page that records its playback.
+
+    It bypasses the content security policy, which would block the recording script.
+    """
     page = browser.new_context(bypass_csp=True).new_page()
     page.add_init_script(_TAP)
     return page
 
 
 def read_played(page: Page) -> np.ndarray:
-    """What ``page`` has played, float [n] at 24 kHz, without the silence around and between."""
+    """Playback of ``page``, float [n] at 24 kHz, without surrounding silence.
+
+    Silence between is removed as well.
+    """
     samples = np.asarray(page.evaluate("window.played"))
     loud = np.flatnonzero(samples)
     if not len(loud):
@@ -78,11 +87,10 @@ def read_played(page: Page) -> np.ndarray:
 
 
 def begin_talk(page: Page, model: str, *, written: bool = True) -> None:
-    """Talk with ``model`` in the playground that ``page`` shows, with turns that are cut as tones want it.
+    """Start a conversation with ``model`` in the playground of ``page``.
 
-    ``written``: what is said is transcribed.
-
-    The sound goes out as it is: cleaned, tones would be taken for noise.
+    Turn detection is set for tones. ``written``: the input is transcribed. Audio processing is off, because noise
+    suppression would remove tones.
     """
     page.get_by_role("combobox", name="Model").select_option(model)
     page.locator("summary", has_text="Conversation options").click()

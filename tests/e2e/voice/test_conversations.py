@@ -1,4 +1,4 @@
-"""Conversations by voice in the playground, with a microphone that plays a sound."""
+"""Voice conversations in the playground, with audio as the microphone."""
 
 import base64
 import json
@@ -17,13 +17,13 @@ from tests.e2e.voice.speaking import SPEAKER_RATE, begin_talk, read_played, spea
 
 pytestmark = [pytest.mark.browser, pytest.mark.e2e]
 
-#: Seconds of a sound.
+#: Seconds of audio.
 LENGTH = """each => new Promise((resolve) => {
     const tell = () => resolve(each.duration);
     each.readyState ? tell() : each.addEventListener("loadedmetadata", tell);
 })"""
-#: A speaker, what it says by and by of an item that was ``heard``, and its ``passed`` seconds: those of its device, for on a
-#: busy machine it plays later than it should.
+#: A speaker, its reports of a ``heard`` item, and its ``passed`` seconds. These are seconds of its device, because
+#: playback is late on a busy machine.
 SPEAKER = """async () => {
     const { Speaker } = await import("/console/voice_audio.js");
     const until = async (holds) => { while (!holds()) await new Promise((resolve) => setTimeout(resolve, 10)); };
@@ -36,8 +36,8 @@ SPEAKER = """async () => {
     };
     return await (%s)(speaker, heard, passed);
 }"""
-#: Ten seconds of sound that are stopped once some of it was heard: the samples that the speaker says were heard, and the
-#: device's own delay.
+#: Ten seconds of audio, stopped after some playback: the samples that the speaker reports as played, and the device's
+#: own delay.
 STOP = """async (speaker, heard, passed) => {
     await window.tapped;
     await passed(0.1);
@@ -49,7 +49,7 @@ STOP = """async (speaker, heard, passed) => {
     speaker.close();
     return [item, samples, late];
 }"""
-#: Half a second of sound of which more would come: stopped when all of it was heard.
+#: Half a second of audio from a longer stream, stopped after its playback.
 STOP_DRY = """async (speaker, heard, passed) => {
     speaker.push("dry", new Float32Array(12000).fill(0.25));
     await heard(9600);
@@ -68,7 +68,7 @@ def open_playground(browser: Browser, system: System, page: Page | None = None) 
     page = page or browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
     page.set_default_timeout(PATIENCE)
     page.goto(f"{system.url}/#token={TOKEN}")
-    # It leads to a room when it begins, whatever was chosen before.
+    # It shows a room at its start, regardless of earlier choices.
     expect(page.get_by_role("status").filter(has_text="live").first).to_be_visible()
     page.get_by_role("link", name="Playground").click()
     expect(page.get_by_role("combobox", name="Model")).to_contain_text(MODEL)
@@ -79,7 +79,7 @@ def test_speech_stops_the_answer_at_once_and_the_model_knows_what_was_heard(spea
     page = open_playground(speaker, system)
     begin_talk(page, MODEL, written=False)
     panel = page.get_by_role("region", name="Conversation by voice")
-    # On a busy machine an answer may be interrupted before any of it was heard.
+    # On a busy machine an answer may be interrupted before any playback.
     heard_some = page.get_by_label("What was heard")
     stopped = panel.get_by_role("article", name=f"{MODEL} said").filter(has_text="interrupted").filter(has=heard_some)
 

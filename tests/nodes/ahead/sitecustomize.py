@@ -1,4 +1,7 @@
-"""A wall clock that is ``TEST_CLOCK_AHEAD`` seconds ahead, in each Python process with this directory in its path."""
+"""Set the wall clock ``TEST_CLOCK_AHEAD`` seconds ahead in Python processes.
+
+It affects each process with this directory in its path.
+"""
 
 import os
 import time

@@ -1,4 +1,7 @@
-"""Two sizes of Gemma 3 answer the same question; the encoder that they share sees each picture once."""
+"""Two sizes of Gemma 3 answer the same question.
+
+They share an encoder, which encodes each image once.
+"""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""An app that makes films: their frames and samples as base64, and how they are to be read."""
+"""An app that generates videos: frames and samples as base64, with their formats."""
 
 import asyncio
 import base64
@@ -29,7 +29,7 @@ DIRECTOR = VideoGeneration(
 
 
 class Wish(VideoInput):
-    """A film; ``first`` is the file of the image that it begins with, as base64."""
+    """Request for a video; ``first`` is the file of its first image, as base64."""
 
     first: str = ""
 

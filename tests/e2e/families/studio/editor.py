@@ -1,4 +1,7 @@
-"""An app that edits the picture of a chat as the JSON beside it says: PNG files, as base64."""
+"""An app that edits the image of a chat by JSON instructions.
+
+The results are PNG files, as base64.
+"""
 
 import asyncio
 import base64

@@ -1,4 +1,4 @@
-"""An app that is a language model without eyes and ears."""
+"""An app that is a text-only language model."""
 
 from omnibus.app import App
 from omnibus.task import MLLM, ChatInput, ChatOutput, Think

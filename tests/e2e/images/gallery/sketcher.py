@@ -1,4 +1,4 @@
-"""An app that lets watch while it paints: the number of each step, the size of each preview, then the picture."""
+"""An app that streams its progress: step numbers, preview sizes, then the image."""
 
 from collections.abc import AsyncIterator
 from typing import Any
