@@ -1,7 +1,7 @@
 """Images of every mode that Pillow decodes, in 8-bit RGB as browsers show them on a white page.
 
 Models' own processors end in ``Image.convert("RGB")``, which clips samples of more than 8 bits and shows what lies
-hidden under transparent pixels. Sources for each rule are in docs/models.md.
+hidden under transparent pixels. docs/models.md has the rules.
 """
 
 import io

@@ -12,7 +12,7 @@ omnibus size chat-stream=50 chat-image=5 speech=2 --seconds 4 --keep-days 30
 ```
 
 The figures are the cost of **Omnibus itself** per request, with simulated engines that compute nothing. For the cost of a model,
-its GPUs and weights use `omnibus profile` ([profiling.md](profiling.md)) and the planner ([planner.md](planner.md)).
+its GPUs and weights use `omnibus profile` ([profiling](models.md#profiling)) and the planner ([planner.md](planner.md)).
 Tensors have the width of a 7B model (3584 numbers of 16 bits), with one token per KiB of an image and 25 per second
 of audio.
 
