@@ -14,7 +14,7 @@ _MORE = "../examples/clients/README.md"
 
 
 class Client(NamedTuple):
-    """A client: its name on the page, what links to its example, its package, and what the example does."""
+    """A client: its name on the page, the link to its example, its package, and what the example does."""
 
     name: str
     link: str

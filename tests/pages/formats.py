@@ -1,5 +1,6 @@
 """The table of accepted formats in ``docs/routes.md``, from the lists that the gateway and the decoders go by."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from omnibus_models import _codecs
@@ -42,8 +43,12 @@ def table() -> str:
 
 def _formats(modality: str) -> str:
     own = [mime for mime in FORMATS if mime.startswith(f"{modality}/")]
-    own += sorted(AUDIO_OR_VIDEO) if modality == "audio" else []
-    return ", ".join(f"{FORMATS[mime].name} (`{mime}`)" for mime in own)
+    text = ", ".join(f"{FORMATS[mime].name} (`{mime}`)" for mime in own)
+    return f"{text}; {_names(AUDIO_OR_VIDEO)} as for video" if modality == "audio" else text
+
+
+def _names(mimes: Iterable[str]) -> str:
+    return ", ".join(FORMATS[mime].name for mime in sorted(mimes))
 
 
 def _codec_names(modality: str) -> str:

@@ -16,13 +16,13 @@ def page() -> str:
     none: list[str] = []
     rows: list[str] = []
     for name, each in results.items():
-        rejected, narrow = len(each.rejected), len(each.narrow)
-        if not rejected and not narrow:
+        rejections, narrow = len(each.rejected), len(each.narrow)
+        if not rejections and not narrow:
             whole.append(f"`{name}`")
-        elif rejected == each.schemas:
+        elif rejections == each.schemas:
             none.append(f"`{name}`")
         else:
-            counts = (each.schemas - rejected, rejected, narrow)
+            counts = (each.schemas - rejections, rejections, narrow)
             rows.append(f"| {name} | {' | '.join(str(count) if count else '' for count in counts)} |")
     all_of = totals(results)
     rows.append(
