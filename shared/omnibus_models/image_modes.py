@@ -1,7 +1,7 @@
 """Conversion of Pillow's modes to 8-bit RGB, on white as in browsers.
 
 Models' own processors end in ``Image.convert("RGB")``, which clips samples of more than 8 bits and shows colours hidden
-under transparent pixels. Sources for each rule are in docs/models.md.
+under transparent pixels. docs/models.md has the rules.
 """
 
 import io

@@ -1,4 +1,4 @@
-"""Every example of docs/clients.md runs verbatim against a running system."""
+"""Every example of docs/clients.md and examples/clients runs verbatim against a running system."""
 
 import asyncio
 import os
@@ -15,7 +15,7 @@ from tests.e2e.system import System
 pytestmark = [pytest.mark.clients, pytest.mark.e2e]
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "clients.md").read_text()
+PAGES = (ROOT / "docs" / "clients.md", ROOT / "examples" / "clients" / "README.md")
 #: Environments of clients, below the root: those of Python, those of them that need an older openai or a newer one,
 #: and of Node.js.
 PYTHON3 = ROOT / os.environ.get("CLIENTS_VENV", ".venv-clients")
@@ -34,7 +34,8 @@ _BLOCK = re.compile(r"^```(python|javascript|sh)\n(.*?)^```$", re.MULTILINE | re
 SUFFIXES = {"python": "py", "javascript": "mjs", "sh": "sh"}
 EXAMPLES = [
     pytest.param(title, language, code, id=f"{title}-{number}")
-    for title, section in _SECTION.findall(PAGE)
+    for page in PAGES
+    for title, section in _SECTION.findall(page.read_text())
     for number, (language, code) in enumerate(_BLOCK.findall(section), 1)
     if language != "sh" or title in COMMANDS
 ]

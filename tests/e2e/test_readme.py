@@ -83,7 +83,7 @@ def test_an_example_of_a_model_fits_on_a_screen() -> None:
 
 @pytest.mark.parametrize("example", ["shout", "arena"])
 def test_the_commands_beside_the_examples_work(example: str) -> None:
-    text = (ROOT / "examples" / "README.md").read_text()
+    text = (ROOT / "docs" / "apps.md").read_text()
     (command,) = re.findall(rf"^\.venv/bin/omnibus app run examples/{example}\.py .*$", text, re.MULTILINE)
 
     printed = run(here(command), ROOT)

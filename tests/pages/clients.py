@@ -12,13 +12,15 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "clients.md"
 _TABLE = re.compile(r"(?<=<!-- clients -->\n).*?(?=<!-- end of clients -->)", re.DOTALL)
 _VOICE = "[conversations by voice](#conversations-by-voice)"
+#: Page with the examples that docs/clients.md leaves out, as it links to it.
+_MORE = "../examples/clients/README.md"
 
 
 class Client(NamedTuple):
-    """A client: name, section of its example, package, and purpose."""
+    """A client: name, link to its example, package, and purpose."""
 
     name: str
-    section: str
+    link: str
     works: str
     package: str = ""
     is_node: bool = False
@@ -27,37 +29,37 @@ class Client(NamedTuple):
 CLIENTS = (
     Client(
         "openai",
-        "openai",
+        "#openai",
         "chats, streams, images and audio in, speech out, schemas, tools, Responses, also over a WebSocket, images, speech, "
         f"transcriptions, embeddings, files, batches; {_VOICE}",
     ),
     Client(
         "openai-agents",
-        "openai-agents",
+        _MORE,
         f"agents with a tool, streamed and not, over Responses and over chats; images in; {_VOICE}",
     ),
-    Client("livekit-plugins-openai", "conversations-by-voice", "conversations by voice"),
-    Client("pipecat-ai", "conversations-by-voice", "conversations by voice"),
+    Client("livekit-plugins-openai", "#conversations-by-voice", "conversations by voice"),
+    Client("pipecat-ai", "#conversations-by-voice", "conversations by voice"),
     Client(
         "langchain-openai",
-        "langchain",
+        "#langchain",
         "chats, streams, images in, schemas, tools, over chats and over Responses; embeddings",
     ),
     Client(
-        "pydantic-ai-slim", "pydantic-ai", "images in, output by a tool and by a schema, over Responses and over chats"
+        "pydantic-ai-slim", "#pydantic-ai", "images in, output by a tool and by a schema, over Responses and over chats"
     ),
-    Client("instructor", "instructor", "the modes `TOOLS`, `JSON_SCHEMA` and `MD_JSON`"),
-    Client("litellm", "litellm", "chats, streams, tools, Responses, speech, transcriptions, embeddings"),
-    Client("llama-index-llms-openai-like", "llama-index", "chats, streams, images in, completions"),
-    Client("llm", "llm", "prompts, `--schema`, tools with `-T`"),
-    Client("langchain-tests", "tests-of-others", "LangChain's standard tests of chat models"),
-    Client("lm-eval", "lm-eval", "tasks that generate, over chats and completions"),
+    Client("instructor", _MORE, "the modes `TOOLS`, `JSON_SCHEMA` and `MD_JSON`"),
+    Client("litellm", _MORE, "chats, streams, tools, Responses, speech, transcriptions, embeddings"),
+    Client("llama-index-llms-openai-like", _MORE, "chats, streams, images in, completions"),
+    Client("llm", "#llm", "prompts, `--schema`, tools with `-T`"),
+    Client("langchain-tests", "#standard-tests", "LangChain's standard tests of chat models"),
+    Client("lm-eval", _MORE, "tasks that generate, over chats and completions"),
     Client(
-        "openai for Node.js", "openai-for-nodejs", "chats, streams with speech, images in, Responses", "openai", True
+        "openai for Node.js", "#openai-for-nodejs", "chats, streams with speech, images in, Responses", "openai", True
     ),
     Client(
         "AI SDK",
-        "ai-sdk",
+        "#ai-sdk",
         "text, streams, images in, objects, tools, over Responses and over chats; embeddings",
         "ai",
         True,
@@ -72,7 +74,7 @@ def page() -> str:
     for each in CLIENTS:
         version = (node if each.is_node else python)[each.package or each.name]
         package = f" (`{each.package}`)" if each.name == "AI SDK" else ""
-        rows.append(f"| [{each.name}](#{each.section}){package} | {version} | {each.works} |")
+        rows.append(f"| [{each.name}]({each.link}){package} | {version} | {each.works} |")
     return _TABLE.sub(lambda _: "\n".join([*rows, ""]), PAGE.read_text())
 
 

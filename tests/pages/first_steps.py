@@ -79,7 +79,7 @@ The planner decides which components share a GPU, and how many of each run. Try 
 ```
 
 `plan show` prints the plan with its reasons, and `top` the live load. To plan for your own model, measure it with
-`omnibus profile` ([profiling](profiling.md), [planner](planner.md)).
+`omnibus profile` ([profiling](models.md#profiling), [planner](planner.md)).
 
 ## Time
 

@@ -3,6 +3,7 @@
 It comes from the lists that the gateway and the decoders use.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from omnibus_models import _codecs
@@ -12,30 +13,13 @@ PAGE = Path(__file__).parents[2] / "docs" / "routes.md"
 BEGIN, END = "<!-- formats: made by python -m tests.pages -->", "<!-- /formats -->"
 
 #: Rows about the processing of each kind of media.
-_IMAGE_ROWS = (
-    ("frames", "the first one of an animation or of several pages"),
-    ("rotation", "turned as EXIF, or the boxes of AVIF and HEIC, say; damaged metadata are left out"),
-    ("background", "white under transparent pixels"),
-    ("bit depth", "8 bits of each channel; 16 bits are divided by 257"),
-)
-_VIDEO_ROWS = (
-    ("rotation", "turned as the display matrix says"),
-    ("frame rate and times", "frames have the times of the file, also at a variable rate"),
-    (
-        "length",
-        "from the header; from the last fragments of MP4, the last clusters of Matroska, the pages of Ogg without one",
-    ),
-)
+_IMAGE_ROWS = (("pixels", "8 bits, upright, on white ([details](models.md#images-and-videos-as-models-see-them))"),)
+_VIDEO_ROWS = (("times", "those of the file, also at a variable rate"),)
 _AUDIO_ROWS = (
-    ("track", "the first one; of a video the audio of it"),
+    ("track", "the first one, also of a video"),
     ("samples", "integers of 8 to 64 bits, floats of 32 and 64 bits, A-law, mu-law"),
     ("channels", "1 to 64, their mean"),
     ("rate", "1,000 to 768,000 hertz, resampled to the rate of the model"),
-    (
-        "length",
-        "of the samples, frames, pages or clusters that are there; of MP4 and AVI from the header, if it has one",
-    ),
-    ("tags", "ID3 tags, and zeros after them, are passed over; MP3, MP2 and AAC may begin inside a frame"),
 )
 _ROWS = {"image": _IMAGE_ROWS, "audio": _AUDIO_ROWS, "video": _VIDEO_ROWS}
 
@@ -62,8 +46,12 @@ def table() -> str:
 
 def _formats(modality: str) -> str:
     own = [mime for mime in FORMATS if mime.startswith(f"{modality}/")]
-    own += sorted(AUDIO_OR_VIDEO) if modality == "audio" else []
-    return ", ".join(f"{FORMATS[mime].name} (`{mime}`)" for mime in own)
+    text = ", ".join(f"{FORMATS[mime].name} (`{mime}`)" for mime in own)
+    return f"{text}; {_names(AUDIO_OR_VIDEO)} as for video" if modality == "audio" else text
+
+
+def _names(mimes: Iterable[str]) -> str:
+    return ", ".join(FORMATS[mime].name for mime in sorted(mimes))
 
 
 def _codec_names(modality: str) -> str:

@@ -15,14 +15,32 @@ _TABLE = re.compile(r"(?<=<!-- schemas -->\n).*?(?=<!-- end of schemas -->)", re
 def page() -> str:
     """The page with its current table."""
     results = run_suite()
-    rows = ["| file of the suite | schemas | enforced | rejected | valid, but not written |", "|---|---|---|---|---|"]
+    whole: list[str] = []
+    none: list[str] = []
+    rows: list[str] = []
     for name, each in results.items():
-        counts = (each.schemas, each.schemas - len(each.rejected), len(each.rejected), len(each.narrow))
-        rows.append(f"| {name} | {' | '.join(str(count) if count else '' for count in counts)} |")
+        rejections, narrow = len(each.rejected), len(each.narrow)
+        if not rejections and not narrow:
+            whole.append(f"`{name}`")
+        elif rejections == each.schemas:
+            none.append(f"`{name}`")
+        else:
+            counts = (each.schemas - rejections, rejections, narrow)
+            rows.append(f"| {name} | {' | '.join(str(count) if count else '' for count in counts)} |")
     all_of = totals(results)
     rows.append(
-        f"| **all** | {all_of['schemas']} | {all_of['schemas'] - all_of['rejected']} | {all_of['rejected']} | "
-        f"{all_of['narrow']} |"
+        f"| **all files** | {all_of['schemas'] - all_of['rejected']} | {all_of['rejected']} | {all_of['narrow']} |"
     )
-    rows += ["", f"Invalid values that an enforced schema let through: {all_of['loose']}.", ""]
-    return _TABLE.sub(lambda _: "\n".join(rows), PAGE.read_text())
+    text = [
+        f"Every schema is enforced: {', '.join(whole)}.",
+        "",
+        f"Every schema is rejected: {', '.join(none)}.",
+        "",
+        "| file of the suite | enforced | rejected | valid, but not written |",
+        "|---|---|---|---|",
+        *rows,
+        "",
+        f"Invalid values that an enforced schema let through: {all_of['loose']}.",
+        "",
+    ]
+    return _TABLE.sub(lambda _: "\n".join(text), PAGE.read_text())

@@ -15,8 +15,8 @@ from tools import docs_site
         ("models.md", "../README.md#status", "index.md#status"),
         ("models.md", "apps.md", "apps.md"),
         ("engines.md", "../tests/conftest.py", "files/tests/conftest.py.md"),
-        ("examples.md", "shout.py", "files/examples/shout.py.md"),
-        ("examples.md", "../docs/planner.md", "planner.md"),
+        ("apps.md", "../examples/shout.py", "files/examples/shout.py.md"),
+        ("contributing.md", "docs/planner.md", "planner.md"),
         ("apps.md", "https://example.com/a.md", "https://example.com/a.md"),
     ],
 )
@@ -27,7 +27,7 @@ def test_a_link_of_a_code_host_leads_to_the_same_place_on_the_site(page: str, li
 def test_code_is_shown_as_it_stands():
     fenced = "```python\ntable[0](shout.py)\n```"
 
-    assert docs_site.rewrite_links(f"[a](shout.py)\n\n{fenced}\n", "examples.md").endswith(f"{fenced}\n")
+    assert docs_site.rewrite_links(f"[a](shout.py)\n\n{fenced}\n", "index.md").endswith(f"{fenced}\n")
 
 
 def test_a_file_is_shown_with_its_text_and_a_directory_with_what_its_modules_are():

@@ -292,7 +292,7 @@ def _add_profile(commands: Any) -> None:
     profile = commands.add_parser("profile", help="measure a model's deployment options under a workload")
     add = profile.add_argument
     add("app", metavar="APP", help="a tiny model, a model of --models, or an app (module or file) that uses one")
-    add("--workload", metavar="FILE", required=True, help="JSON requests, or a CSV of sizes (docs/profiling.md)")
+    add("--workload", metavar="FILE", required=True, help="JSON requests, or a CSV of sizes (docs/models.md)")
     add("--out", metavar="FILE", help="file of the profile; its plot is next to it (default MODEL.profile.json)")
     add("--models", metavar="FILE", help="declarations of models; without it the tiny ones")
     add("--model", default="", metavar="NAME", help="which model, when the app uses several")

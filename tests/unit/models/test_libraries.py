@@ -1,6 +1,6 @@
 """Library faults with a workaround, each in one place; a test here fails when its fault is fixed.
 
-docs/models.md lists them all, including those with tests next to their families.
+libraries.md lists them all, including those with tests next to their families.
 """
 
 from pathlib import Path
@@ -25,7 +25,7 @@ PICTURE = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "tex
 
 
 def test_the_list_of_faults_names_places_and_tests_that_there_are() -> None:
-    page = (ROOT / "docs" / "models.md").read_text()
+    page = Path(__file__).with_name("libraries.md").read_text()
     rows = [line.strip("| ").split(" | ") for line in page.splitlines() if "| `test_" in line]
 
     named = [cell.strip("`").split(": ") for _, place, test in rows for cell in (place, test) if cell != "not served"]
