@@ -74,7 +74,7 @@ def table(claims: Iterable[Claim]) -> str:
         rows.setdefault(claim[:3], set()).add(claim)
     shapes: dict[tuple[str, str, str, str], list[str]] = {}  # those with equal results and tests share a row
     for engine, family, shape in sorted(rows, key=_order):
-        shapes.setdefault((engine, family, *_results(rows[engine, family, shape])), []).append(f"`{shape}`")
+        shapes.setdefault((engine, family, *_describe_claims(rows[engine, family, shape])), []).append(f"`{shape}`")
     lines = ["| engine | family | shapes | equal | tests |", "|---|---|---|---|---|"]
     lines += [
         f"| {engine} | {family} | {', '.join(cells)} | {equal} | {files} |"
@@ -104,8 +104,8 @@ def _read(item: pytest.Item, mark: pytest.Mark) -> Iterator[Claim]:
         yield Claim(engine, family, one, equal, str(item.path.relative_to(item.config.rootpath)))
 
 
-def _results(claims: set[Claim]) -> tuple[str, str]:
-    """Return the kinds of equality of one cell, and links to its tests."""
+def _describe_claims(claims: set[Claim]) -> tuple[str, str]:
+    """Return what is equal in one cell, and links to tests."""
     equal = {claim.equal for claim in claims}
     files = ", ".join(map(_link, sorted({claim.file for claim in claims})))
     return ", ".join(kind for kind in KINDS if kind in equal), files

@@ -47,8 +47,8 @@ def rows() -> list[list[str]]:
     lines = [line for line in block.splitlines() if line.startswith("| ")][1:]
     cells_of_lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return [
-        [engine, family, shape.strip("`"), *others]
-        for engine, family, shapes, *others in cells_of_lines
+        [engine, family, shape.strip("`"), *rest]
+        for engine, family, shapes, *rest in cells_of_lines
         for shape in shapes.split(", ")
     ]
 

@@ -41,35 +41,37 @@ _COUNTS = (("covered_lines", "num_statements"), ("covered_branches", "num_branch
 
 
 def page() -> str:
-    rows = [f"| {_files(row.tests)} | {row.why} |" for row in sorted(by_night.table().rows, key=lambda row: row.tests)]
+    rows = [
+        f"| {_list_files(row.tests)} | {row.why} |" for row in sorted(by_night.table().rows, key=lambda row: row.tests)
+    ]
     systems = slow.table()
-    ways = [f"| {way} | {_files((test,))} |" for way, test in systems.paths.items()]
+    ways = [f"| {way} | {_list_files((test,))} |" for way, test in systems.paths.items()]
     ways = ["## Systems in `make test`", "", WAYS.format(", ".join(map(_place, systems.short))), *ways, ""]
     return "\n".join([HEAD, *ways, *_coverage(), *NIGHT, *rows, ""])
 
 
 def _coverage() -> list[str]:
-    """The stored figures of coverage, with lines and branches of each run as columns."""
-    kept = covered.kept()
-    heads = [f"{name}, {run['date']}: {part}" for name, run in kept.items() for part in ("lines", "branches")]
-    packages = dict.fromkeys(package for run in kept.values() for package in run["rooms"])
+    """Figures of coverage, with lines and branches of each run as columns."""
+    runs = covered.kept()
+    heads = [f"{name}, {run['date']}: {part}" for name, run in runs.items() for part in ("lines", "branches")]
+    packages = dict.fromkeys(package for run in runs.values() for package in run["rooms"])
     rows = [
-        " | ".join([package if package == "all" else _code(package), *_shares(kept.values(), package)])
+        " | ".join([package if package == "all" else _code(package), *_format_shares(runs.values(), package)])
         for package in packages
     ]
     table = [f"| {row} |" for row in (" | ".join(["package", *heads]), *rows)]
     table.insert(1, "|---" * (len(heads) + 1) + "|")
-    return ["## Coverage", "", COVERAGE, *table, ""] if kept else []
+    return ["## Coverage", "", COVERAGE, *table, ""] if runs else []
 
 
-def _shares(runs: Iterable[Mapping[str, Any]], package: str) -> Iterator[str]:
+def _format_shares(runs: Iterable[Mapping[str, Any]], package: str) -> Iterator[str]:
     for run in runs:
         counts = run["rooms"].get(package)
         for part, whole in _COUNTS:
             yield covered.share(counts, part, whole) if counts else "–"
 
 
-def _files(tests: Iterable[str]) -> str:
+def _list_files(tests: Iterable[str]) -> str:
     """The files of node ids, each once."""
     return ", ".join(dict.fromkeys(_place(test.partition("::")[0]) for test in tests))
 

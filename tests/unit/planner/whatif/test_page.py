@@ -1,4 +1,4 @@
-"""The commands that docs/planner.md shows of ``omnibus whatif`` do what it says."""
+"""Commands of ``omnibus whatif`` on docs/planner.md do what it says."""
 
 import json
 import re
